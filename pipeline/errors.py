@@ -1,4 +1,4 @@
-"""Errors a user can cause, each with the exit code that the commands end with."""
+"""Errors that a user can cause, each with the exit code of the commands; and one-line texts of others' errors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any, Self
 EXIT_DATA = 1
 EXIT_USAGE = 2
 EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same command
-# What messages call a command, by its module: filled where it was started as `stepfeed NAME`.
+# The name of a command in messages, by its module, if the user started it as `stepfeed NAME`.
 SUBCOMMANDS: dict[str, str] = {}
 _MOST_LISTED = 20  # names in one line
-_MOST_CHARACTERS = 300  # of what TensorFlow says
-_MOST_OF_REASON = 400  # characters of what the system or a store says: without Java, HDFS lists 100 folders
+_MOST_CHARACTERS = 300  # of a message of TensorFlow
+_MOST_OF_REASON = 400  # characters of a message of the system or a store: without Java, HDFS lists 100 folders
 _OF_STORE = re.compile(r"AWS Error|google::cloud::Status")  # in the text of pyarrow's errors, which have no errno
 
-# The lines of an operation's error that locate it, in the graph, the Python code or the cluster, and say nothing else.
+# Lines in the message of TensorFlow's errors that only say where: in the graph, the Python code or the cluster.
 _LOCATES = re.compile(
     r"\s*(Graph execution error:|Detected at node|File \"|\[\[|From /job:|<stack traces? unavailable>|"
     r"The op is created at:|Traceback \(most recent call last\)|\d+ root error\(s\) found|\d+ successful operations|"
@@ -31,35 +31,35 @@ _LOCATES = re.compile(
 )
 _ROOT = re.compile(r"^[ \t]*\(\d+\)[ \t]+([A-Z_]{2,}):", re.MULTILINE)  # of a list: `  (0) ABORTED:  text`
 _NAMES = re.compile(r"\{\{[^}]*\}\}\s*| ?__inference_\w+(\[[^\]]*\])?| *\[Op:\w*\]")  # of nodes and compiled functions
-_CONSEQUENCES = ("CANCELLED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")  # of another error, where there is one
+_CONSEQUENCES = ("CANCELLED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")  # of another error, if there is one
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")  # of Keras' messages
-# Keras' lines before what the error says.
+# Keras' lines before the message itself.
 _CALLING = ("Exception encountered when calling ", "Could not automatically infer the ", "Error encountered:")
-_SITE = ("site-packages", "dist-packages")  # folders of what pip installs
+_SITE = ("site-packages", "dist-packages")  # folders into which pip installs
 _OURS = ("pipeline", "trainer", "beam_jobs", "stepfeed")
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Flags that replace something or lift a protection: nobody is to get there by following a hint.
+# Flags that replace something or lift a protection: no hint may lead a user to them.
 _NEVER_SUGGESTED = frozenset({"overwrite", "allow_order_change", "allow_model_change", "update"})
 
 
 class PipelineError(Exception):
     """Base of the errors below. Its text is one line: where, what is wrong, the value, the bound, what to do.
 
-    Code reads the fields; the text is for people. It is made here alone.
+    Code reads the fields. The text is for people, and only this class makes it.
 
     Attributes:
       reason: what is wrong.
-      path: the file, folder or URL; None: the error is not about one, or `reason` has it.
-      part: of that file, in words: `line 3`; empty: `record` says it, or it is about all of the file.
+      path: the file, folder or URL; None: the error is not about one, or `reason` names it.
+      part: the place in that file, in words: `line 3`; empty: `record` says it, or the whole file is meant.
       record: number of the record in that file, from 0.
-      offset: where the record begins in it, bytes.
-      decompressed: whether the offset is one in the decompressed file.
-      advice: what to do; empty: `reason` says it, or there is nothing.
-      lost: names of the processes of a job whose end ended this one; empty: the error is this process's own.
+      offset: bytes from the beginning of the file to the record.
+      decompressed: whether the offset counts decompressed bytes.
+      advice: what to do; empty: `reason` says it, or there is nothing to do.
+      lost: names of processes of the job whose end has ended this one; empty: the error is this process's own.
     """
 
     exit_code = EXIT_DATA
-    ag_pass_through = True  # TensorFlow's autograph raises it as it is, not as a StagingError of many lines
+    ag_pass_through = True  # tells TensorFlow's autograph not to wrap it in a StagingError of many lines
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class PipelineError(Exception):
 
 
 def location(path: object, record: int | None, offset: int | None, decompressed: bool = False) -> str:
-    """Returns the words for a place in a file, as far as it is known."""
+    """Returns the words for a place in a file: `folder/file, record 3, byte offset 120`."""
     record_said = "" if record is None else f", record {record}"
     offset_said = "" if offset is None else f", byte offset {offset}"
     return f"{path}{record_said}{offset_said}{' of the decompressed bytes' if decompressed else ''}"
@@ -127,8 +127,8 @@ class UsageError(PipelineError, ValueError):
     """An argument or flag has a value that cannot work.
 
     Attributes:
-      argument: the name of the argument or flag at fault; None: `reason` has it.
-      value: that it was given; None: `reason` has it.
+      argument: name of the argument or flag at fault; None: `reason` has it.
+      value: of that argument; None: `reason` has it.
     """
 
     exit_code = EXIT_USAGE
@@ -167,23 +167,23 @@ class MistakesError(UsageError):
 
 
 class RerunError(PipelineError):
-    """The run stopped before its end with its state saved, or cannot begin yet: rerun the same command."""
+    """The run stopped early with its state saved, or cannot begin yet: rerun the same command."""
 
     exit_code = EXIT_RERUN
 
 
 def name_of(command: str) -> str:
-    """Returns what messages call the command of a module: `trainer.run`, or `stepfeed train` where that was typed."""
+    """Returns the name of a module's command in messages: `trainer.run`, or `stepfeed train` if the user typed that."""
     return SUBCOMMANDS.get(command, command)
 
 
 def to_run(command: str) -> str:
-    """Returns how to start a command: `python -m trainer.run`, or `stepfeed train` where that form was typed."""
+    """Returns how to start a command: `python -m trainer.run`, or `stepfeed train` if the user typed that form."""
     return SUBCOMMANDS.get(command, f"python -m {command}")
 
 
 def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
-    """Returns the error for a name that is not one of `known`, with the nearest of them, if following that is harmless.
+    """Returns the error for a name that is not one of `known`. It suggests the nearest one, if that is harmless.
 
     Args:
       what: the flag or argument, as the user wrote it (`--model`).
@@ -197,31 +197,31 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
 
 
 def nearest(value: str, known: Iterable[str]) -> str | None:
-    """Returns the name that is most like a value; None: there is none, or following that hint is not harmless."""
+    """Returns the known name most like a value; None: there is none, or the hint would not be harmless."""
     near = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
     is_harmless = near and near[0].removeprefix("--").removeprefix("no") not in _NEVER_SUGGESTED
     return near[0] if is_harmless else None
 
 
 def names_that_work(known: Iterable[str]) -> str:
-    """Returns the end of a message on an unknown name: the known ones, or where many of them are listed."""
+    """Returns the end of a message about an unknown name: the known names, or where to find them if they are many."""
     names = sorted(set(known))
     return f"known: {', '.join(names)}" if len(names) <= _MOST_LISTED else "see --help"
 
 
 def root_cause(message: str) -> tuple[str | None, str]:
-    """Returns what the message of TensorFlow's error says once it is unwrapped: the code, and the line that says what.
+    """Returns the code and the line of TensorFlow's message that say what happened.
 
-    An error of a compiled function comes with a listing of where its node was made. Where several operations failed, as
-    on several replicas, the message is `2 root error(s) found.` and a list; the one taken is the first that is no
+    An error in a compiled function comes with a listing of where its node was made. If several operations failed, as
+    on several replicas, the message is `2 root error(s) found.` and a list. The first error is taken that is not a
     consequence of another, such as a cancelled operation.
 
     Args:
       message: of a `tf.errors.OpError`; this function does not load TensorFlow.
 
     Returns:
-      The code, such as INVALID_ARGUMENT, None where the message lists no errors and the class of the error has it; and
-      at most 300 characters, empty where nothing is said.
+      The code, such as INVALID_ARGUMENT, or None if the message lists no errors (its class then gives the code); and
+      at most 300 characters, empty if the message says nothing.
     """
     before, *listed = _ROOT.split(_NAMES.sub("", message))
     if not listed:
@@ -233,47 +233,46 @@ def root_cause(message: str) -> tuple[str | None, str]:
 
 
 def _first_line(text: str) -> str:
-    """Returns the first line that does not only say where; with the next one, where that is what it announces."""
+    """Returns the first line that says more than where; and the next, if the first one ends in a colon."""
     lines = (line.strip() for line in text.splitlines() if line.strip() and not _LOCATES.match(line))
     said = next(lines, "")
-    if said.endswith(":"):  # `The following tasks are unhealthy (stopped sending heartbeats):`, and the tasks below it
+    if said.endswith(":"):  # such as `The following tasks are unhealthy (stopped sending heartbeats):` before the tasks
         said = f"{said} {next(lines, '')}".rstrip(": ")
     return said[:_MOST_CHARACTERS]
 
 
 def of_user(error: BaseException) -> str:
-    """Returns what an error in a user's code says: `my_models.py:12: ValueError: text`, in one line.
+    """Returns one line about an error in a user's code: `my_models.py:12: ValueError: text`.
 
-    The place is that of the last line of code that is neither Python's, nor ours, nor installed by pip; without one it
-    is left out.
+    The place is the innermost line of code that is neither Python's, nor ours, nor installed by pip, if there is one.
     """
     place = place_of(error)
     return f"{place}: {said_by(error)}" if place else said_by(error)
 
 
 def said_by(error: BaseException) -> str:
-    """Returns the class of an error and the line of its message that says what happened."""
+    """Returns the class of an error and the line of its message that says what happened, `ValueError: text`."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{kind}: {error.msg}"
     lines = [line.strip() for line in _NAMES.sub("", _COLOURS.sub("", str(error))).splitlines() if line.strip()]
-    if hasattr(error, "ag_error_metadata"):  # autograph shows the user's code before it
+    if hasattr(error, "ag_error_metadata"):  # autograph puts the user's code before the message
         lines = lines[-1:]
     said = next((line for line in lines if not line.startswith(_CALLING)), "")[:_MOST_CHARACTERS]
     return said if said.startswith(f"{kind}: ") else f"{kind}: {said}" if said else kind
 
 
 def place_of(error: BaseException, skipped: int = 0) -> str | None:
-    """Returns the file and the line in a user's code where an error was raised; None: it was not in a user's code.
+    """Returns the file and line in a user's code where an error was raised; None: it was not raised there.
 
     Args:
       error: that was raised.
-      skipped: of its frames, the outermost, are not the user's whatever their files.
+      skipped: number of outermost frames that are not the user's, whatever their files.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}"
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)[skipped:]]
-    if metadata := getattr(error, "ag_error_metadata", None):  # the lines of the user's file, not of the converted one
+    if metadata := getattr(error, "ag_error_metadata", None):  # has the lines of the user's file, not autograph's copy
         frames += [(frame.filename, frame.lineno) for frame in reversed(metadata.translated_stack)]
     places = [f"{_shown(file)}:{line}" for file, line in frames if _is_of_user(file)]
     return places[-1] if places else None
@@ -289,13 +288,13 @@ def _is_of_user(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """Returns a path relative to the working directory if it lies there."""
+    """Returns a path, relative to the working directory if it lies in it."""
     shown = os.path.relpath(file)
     return os.path.abspath(file) if shown.startswith(os.pardir) else shown
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns in one line why the system or a store failed, without the file's name where it is known."""
+    """Returns in one line why the system or a store failed, without the file's name if that is known by itself."""
     if isinstance(error, PipelineError):
         return str(error)
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
@@ -304,13 +303,13 @@ def reason_of(error: BaseException) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """Returns the first line of what a library's error says; its class where it says nothing."""
+    """Returns the first line of a library's error; its class if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextlib.contextmanager
 def named(what: object, problem: str, advice: str = "") -> Iterator[None]:
-    """Context in which an OSError becomes a DataError: `<what>: <problem>: <the system's reason>; <advice>`.
+    """Turns an OSError in the block into a DataError: `<what>: <problem>: <the system's reason>; <advice>`.
 
     Args:
       what: the file, folder or flag.
@@ -327,35 +326,30 @@ def named(what: object, problem: str, advice: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_line(path: object, done: str, missing: bool = False) -> Iterator[None]:
-    """Turns what the system or pyarrow raises in the block into a DataError: `<path>: cannot be <done>: <reason>`.
+    """Turns an error of the system or pyarrow in the block into a DataError: `<path>: cannot be <done>: <reason>`.
 
-    It is a `TransientError` where the system or a store failed.
+    It becomes a `TransientError` if the system or a store failed.
 
     Args:
       path: the file or folder.
-      done: what the block does to it: "read", "written".
+      done: what the block does with it: "read", "written".
       missing: whether a missing file stays a `FileNotFoundError`.
     """
     try:
         yield
-    except DataError:  # says it already
+    except DataError:  # is one line already
         raise
-    except _of_storage() as error:
+    # pyarrow's own errors are only known if it is loaded, which this module never does.
+    except (OSError, getattr(sys.modules.get("pyarrow"), "ArrowException", OSError)) as error:
         if missing and isinstance(error, FileNotFoundError):
             raise FileNotFoundError(2, "no such file", str(path)) from None
         raise kind_of(error)(f"cannot be {done}: {reason_of(error)}", path=path) from None
 
 
-def _of_storage() -> tuple[type[Exception], ...]:
-    """Returns the classes of errors of the system and, where it is loaded, of pyarrow."""
-    return OSError, getattr(sys.modules.get("pyarrow"), "ArrowException", OSError)
-
-
 def kind_of(error: Exception) -> type[DataError]:
-    """Returns the class of our error for one of the system or pyarrow.
+    """Returns the class of our error for one of the system or pyarrow: `TransientError` if system or store failed.
 
-    It is `TransientError` if the system or a store failed, and not pyarrow on what a file holds, which raises an
-    `OSError` as well.
+    pyarrow raises an `OSError` for the content of a file, too. That is a `DataError`.
     """
     of_system = isinstance(error, OSError) and (error.errno is not None or _OF_STORE.search(str(error)))
     return TransientError if of_system else DataError

@@ -1,6 +1,6 @@
 """Image files to pixels and back, with Pillow. Files may come from anywhere, so decoding is bounded.
 
-Pixels are uint8. Of 16 bits per channel the upper eight are taken, as TensorFlow's `decode_png` does.
+Pixels are uint8. Images with 16 bits per channel keep the upper eight, as with TensorFlow's `decode_png`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ import PIL.Image
 from numpy.typing import NDArray
 
 MAX_PIXELS = 1 << 26  # 64 Mi, three times those of a large camera, 192 MiB decoded; more is a decompression bomb
-# In Pillow's words. AVIF needs Pillow 11.3, HEIF (the HEIC files of phones) the package pillow-heif.
+# Pillow's names. AVIF needs Pillow 11.3, HEIF (the HEIC files of phones) needs pillow-heif.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "JPEG2000", "AVIF", "HEIF", "PPM")
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypheim", b"ftypheis", b"ftyphevc", b"ftypmif1")  # from byte 4 on
-# What every reader of TFRecords decodes; cameras write MPO, a JPEG file with more images after the first.
+# Formats that every reader of TFRecords decodes. Cameras write MPO, a JPEG file with more images after the first.
 KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
-_SIXTEEN_BITS = (
-    "I;16",
-    "I;16B",
-    "I;16L",
-    "I;16N",
-)  # modes of grey images; of colours, Pillow itself drops the lower bits
+# Modes of grey images; in colour images Pillow itself drops the lower bits.
+_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 _CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
 _CHANNELS |= dict.fromkeys(_SIXTEEN_BITS, 1)
 _SUBFILE, _BITS, _PHOTOMETRIC, _DNG = 254, 258, 262, 50706  # tags of TIFF
@@ -54,11 +50,11 @@ class BadImageError(ValueError):
 
 
 def open_file(data: bytes) -> PIL.Image.Image:
-    """Returns an image of which only the header has been read.
+    """Opens an image file; reads only its header.
 
     Raises:
-      BadImageError: it is none of `_FORMATS`, a camera's raw file or a damaged PNG file, or has more than 16 bits per
-        channel or more than 64 Mi pixels.
+      BadImageError: the file has none of `_FORMATS`, is a camera's raw file or a damaged PNG file, or has more than 16
+        bits per channel or more than 64 Mi pixels.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -80,7 +76,7 @@ def open_file(data: bytes) -> PIL.Image.Image:
 
 @functools.cache
 def _readable() -> tuple[str, ...]:
-    """Returns those of `_FORMATS` that this installation reads."""
+    """Returns the `_FORMATS` that this installation reads."""
     with contextlib.suppress(ImportError):
         import pillow_heif  # noqa: PLC0415 (optional)
 
@@ -94,7 +90,7 @@ def _tags(image: PIL.Image.Image) -> Any:
 
 
 def _check_png(data: bytes) -> None:
-    """Raises BadImageError if a chunk that decoding needs is damaged; libpng in TensorFlow checks, Pillow does not."""
+    """Raises BadImageError if a chunk that decoding needs is damaged; Pillow does not check that, TensorFlow does."""
     start, name = len(_PNG_SIGNATURE), b""
     while name != b"IEND":
         header = data[start : start + _PNG_CHUNK.size]
@@ -118,7 +114,7 @@ def channels_of(image: PIL.Image.Image) -> int:
 def orientation(image: PIL.Image.Image) -> int:
     """Returns how an opened image must be turned or mirrored to be upright: EXIF's 1 (not at all) to 8.
 
-    Of a PNG file whose EXIF data follows the pixels, it decodes the pixels. Damaged EXIF data counts as none.
+    A PNG file whose EXIF data follows the pixels is decoded for it. Damaged EXIF data counts as none.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -129,8 +125,8 @@ def orientation(image: PIL.Image.Image) -> int:
 
 
 def upright_size(image: PIL.Image.Image) -> tuple[int, int]:
-    """Returns the (height, width) of an opened image after it was turned upright."""
-    if image.format == "TIFF":  # Pillow turns it when it decodes it, and says its size as it will be then
+    """Returns the (height, width) that an opened image has once it is upright."""
+    if image.format == "TIFF":  # Pillow turns it while decoding, and already gives the size that it will have
         return image.height, image.width
     return (image.width, image.height) if orientation(image) in _ON_ITS_SIDE else (image.height, image.width)
 
@@ -141,7 +137,7 @@ def pixels(image: PIL.Image.Image, channels: int = 0, upright: bool = False) -> 
     Args:
       image: from `open_file`.
       channels: 1 or 3; 0 for as many as the image has.
-      upright: whether to turn it as its EXIF orientation says; otherwise it is as decoders of TensorFlow return it.
+      upright: whether to turn it as its EXIF orientation says; TensorFlow's decoders do not.
 
     Raises:
       BadImageError: the file is cut short or corrupt.
@@ -158,7 +154,7 @@ def pixels(image: PIL.Image.Image, channels: int = 0, upright: bool = False) -> 
 
 
 def _eight_bits(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Returns an image with the upper eight of its bits, if it has more."""
+    """Returns an image reduced to the upper eight bits if it has 16."""
     if image.mode not in _SIXTEEN_BITS:
         return image
     bits, is_negative = 16, False
@@ -169,14 +165,14 @@ def _eight_bits(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 def with_channels(array: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
-    """Returns an image with 1 or 3 channels; grey has the weights of ITU-R 601-2 (Pillow's)."""
+    """Returns an image converted to 1 or 3 channels; grey by the weights of ITU-R 601-2, as Pillow does."""
     if array.shape[2] == channels:
         return array
     return pixels(_image(array), channels)
 
 
 def resized(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Returns an image of (height, width), by a bilinear filter with antialiasing."""
+    """Returns an image resized to (height, width) by a bilinear filter with antialiasing."""
     if array.shape[:2] == size:
         return array
     image = _image(array).resize((size[1], size[0]), PIL.Image.Resampling.BILINEAR)
@@ -203,3 +199,19 @@ def _reason(data: bytes, error: Exception) -> str:
     if isinstance(error, PIL.Image.DecompressionBombError):
         return f"more than {MAX_PIXELS} pixels"
     return f"the image's header is corrupt: {error or type(error).__name__}"
+
+
+def as_pixels(image: NDArray[np.generic]) -> NDArray[np.uint8]:
+    """Returns an image of any shape as uint8 to look at; floats, which may be standardized, are stretched to 0..255."""
+    values = np.asarray(image)
+    if values.dtype == np.uint8:
+        return values
+    values = values.astype(np.float32)
+    least, greatest = float(values.min()), float(values.max())
+    return ((values - least) * (255.0 / max(greatest - least, 1e-6))).round().astype(np.uint8)
+
+
+def as_rgb(image: NDArray[np.generic]) -> NDArray[np.uint8]:
+    """Returns `as_pixels` in RGB, (height, width, 3); of an image that is not RGB, the first channel in grey."""
+    pixels = as_pixels(image)
+    return pixels if pixels.shape[2] == 3 else np.repeat(pixels[:, :, :1], 3, axis=2)

@@ -1,4 +1,4 @@
-"""Composes the audit: order -> proof -> reading -> picture -> what a run saw."""
+"""One audit, from the flags to the verdict: order -> proof -> tables -> picture -> comparison with a run's logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.audit.config import AuditConfig
 from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import Header
 from pipeline.audit.observed import compare, read_keys, report_lines
-from pipeline.audit.proof import Check, Runs, check_all, order_checks
+from pipeline.audit.proof import Runs, check_all, order_checks
 from pipeline.audit.reading import Reading, Topology
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
@@ -28,11 +28,11 @@ _ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle
 
 
 def run(config: AuditConfig) -> None:
-    """Prints the proof and the tables, of a mixture those of each source.
+    """Prints the proof and the tables; for a mixture, those of one source after the other.
 
     Raises:
       DataError: the proof does not hold, a run saw something else, or there is no valid data set.
-      UsageError: a flag that cannot work.
+      UsageError: a flag cannot work.
     """
     sources = parse_sources(config.data_dir, "DATA_DIR")
     if isinstance(sources, str):
@@ -44,7 +44,7 @@ def run(config: AuditConfig) -> None:
 
 
 def _of_each(config: AuditConfig, sources: Sources) -> list[AuditConfig]:
-    """Returns the flags with which each source of a mixture is audited by itself."""
+    """Returns the flags that audit each source of a mixture by itself."""
     if config.evaluation:
         raise UsageError("--evaluation with several sources: an evaluation sees each by itself; audit each by itself")
     parts = []
@@ -89,7 +89,7 @@ def _run(config: AuditConfig) -> None:
 
 
 def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
-    """Returns the split in the order that the flags give; missing ones are the run's, or the defaults."""
+    """Returns the split in the order that the flags give; those left out come from the run's log, or are defaults."""
     run: dict[str, Any] = dataclasses.asdict(header.spec) if header else {}
     given = {name: getattr(config, name) for name in _ORDER if getattr(config, name) is not None}
     values = {name: run[name] for name in _ORDER if name in run} | given
@@ -125,7 +125,7 @@ def _topology(workers: int | None, replicas: int | None, size: int) -> Topology:
 
 
 def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> bool:
-    """Prints the claims; returns whether every window was replayed.
+    """Prints each claim with its evidence; returns whether every window was replayed.
 
     Raises:
       DataError: a claim does not hold.
@@ -136,17 +136,13 @@ def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[To
     checks += [check for other in runs[1:] for check in other.checks(first)]
     print()
     if config.content:
-        checks.append(_content_check(config, source, first))
+        commandline.require("tensorflow")
+        with quiet.loading():
+            from pipeline.audit import content  # noqa: PLC0415, here because it loads TensorFlow
+        checks.append(content.content_check(source, config.epoch, first))
     check_all(checks)
     print(_GIVEN, flush=True)
     return all(run.is_complete for run in runs)
-
-
-def _content_check(config: AuditConfig, source: ResolvedRequest, topology: Topology) -> Check:
-    commandline.require("tensorflow")
-    with quiet.loading():
-        from pipeline.audit import content  # noqa: PLC0415, here because it loads TensorFlow
-    return content.content_check(source, config.epoch, topology)
 
 
 def _draw(png: str, reading: Reading) -> None:
@@ -183,7 +179,13 @@ def _heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[st
 
 
 def _verdict(order: Order, topology: Topology, is_complete: bool) -> str:
-    """Returns the last line of a proof that holds; `is_complete`: every window was replayed."""
+    """Returns the last line of a proof that holds.
+
+    Args:
+      order: of the split.
+      topology: of the job.
+      is_complete: whether every window was replayed; only then was each record counted.
+    """
     if not is_complete:
         return "no fault in what was checked; --exhaustive replays every window and counts every record"
     seen = min(order.num_records, order.steps_per_epoch * order.global_batch_size)

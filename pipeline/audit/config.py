@@ -10,7 +10,7 @@ from pipeline.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class AuditConfig:
-    """What is audited: the arguments of the order, as the run has them, and the workers that read."""
+    """The order to audit, given by the run's own arguments, and the workers that read."""
 
     data_dir: str = flag(text="a folder, or a=0.7,b=0.3", positional=True, metavar="DATA_DIR")
     global_batch_size: int | None = flag(None, "rows per step over all replicas; not needed with --observed")

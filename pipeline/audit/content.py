@@ -1,7 +1,7 @@
 """Compares the values that `input_fn` feeds with those that a plain walk over the shards finds for the same records.
 
-The walk shares no code with the readers, the parser and the batches: it goes through a shard from its first byte, takes
-the records by their number, and decodes each by itself.
+The walk shares no code with the readers, the parser and the batches: it goes through a shard from its first byte,
+counts the records, and decodes each by itself.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from pipeline.records.stream import RecordStream, forward
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
-_ROWS = 1000  # of a worker, about: a third each from the epoch's beginning, its middle and its end
-_MOST_BYTES = 4 << 30  # 4 GiB of shards are walked through; at least one shard
-_SIDE = 64  # at most, of images that differ in size, where the run's flags name no size: a batch has one
+_ROWS = 1000  # per worker, about: a third each from the epoch's beginning, its middle and its end
+_MOST_BYTES = 4 << 30  # 4 GiB of shards to walk through at most, but at least one shard
+_SIDE = 64  # at most: images that differ in size are resized to this if the run's flags name no size
 _SHOWN = 40  # characters of a value
 _DECODERS = {"png": tf.io.decode_png, "jpeg": tf.io.decode_jpeg}
 
 
 class _Fed(NamedTuple):
-    """A row as it was fed: its place, the record it claims to be, and its values by field."""
+    """A row that was fed: its place in the words of an error, its record id, and its values by field."""
 
     where: str
     record: int
@@ -47,7 +47,13 @@ class _Fed(NamedTuple):
 
 
 def content_check(source: ResolvedRequest, epoch: int, topology: Topology) -> Check:
-    """Returns the check of the values that the first and the last worker are fed."""
+    """Returns the check of the values that the first and the last worker are fed.
+
+    Args:
+      source: the split and its order.
+      epoch: that is fed.
+      topology: of the job.
+    """
     return (
         "the values that are fed are those of the records, as a plain walk over the shards finds them",
         lambda: _check(source, epoch, topology),
@@ -83,7 +89,7 @@ def _check(source: ResolvedRequest, epoch: int, topology: Topology) -> str:
 
 
 def _request(source: ResolvedRequest, topology: Topology, worker: int) -> Request:
-    """Returns the request for a worker's rows, undistorted, with all features."""
+    """Returns the request for a worker's rows, without distortion and with all features."""
     request, features = source.request, source.manifest.features
     request = dataclasses.replace(request, record_ids=True, distort=None, shard=topology.shard(worker))
     if not source.manifest.has_images:
@@ -102,10 +108,10 @@ def _request(source: ResolvedRequest, topology: Topology, worker: int) -> Reques
 
 
 def _rows(request: Request, epoch: int, topology: Topology, worker: int) -> Iterator[_Fed]:
-    """Yields the rows of some steps of a worker, each with the contract's record.
+    """Yields the rows of some steps of a worker, once their records are those of the contract.
 
     Raises:
-      Fault: a row has another record than the contract.
+      Fault: a row has another record than the contract says.
       DataError: a shard is missing, changed or corrupt.
     """
     resolved = resolve(request)
@@ -181,7 +187,7 @@ def _stored(
 
 
 def _pixels(data: bytes, feature: Feature, size: tuple[int, int] | None) -> Any:
-    """Returns an image decoded by itself; by TensorFlow's decoders, since others round JPEG in other ways."""
+    """Returns one image, decoded by itself. TensorFlow decodes it, because other decoders round JPEG differently."""
     if feature.encoding == "raw":
         pixels = np.frombuffer(data, np.uint8).reshape([n or 0 for n in feature.shape])
     else:

@@ -1,6 +1,6 @@
-"""The contract of docs/order.md, restated as plainly as can be: what is fed is compared with this.
+"""The contract of docs/order.md, restated as plainly as possible. The audit compares what is fed with it.
 
-It shares no code with `pipeline.order`, neither hashes nor bounds, so that a fault there is not repeated here.
+It shares no code with `pipeline.order`, not even hashes and bounds, so that a fault there is not repeated here.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from pipeline.resolved import ResolvedRequest
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-_SHARDS, _WINDOW = 1, 2  # the first arguments of keys
+_SHARDS, _WINDOW = 1, 2  # the first argument of a permutation's key
 
 
 @dataclasses.dataclass(frozen=True)
 class Contract:
-    """What must be fed.
+    """What must be fed: the record of every row of every step.
 
     Attributes:
       counts: records of each segment (a shard or the selected part of one), in the manifest's order.
-      global_batch_size, streams, windows, remainder, seed, training: G, K, W per stream, and as in the spec.
+      global_batch_size: G.
+      streams: K.
+      windows: W, of each stream.
+      remainder, seed, training: as in the spec.
     """
 
     counts: tuple[int, ...]
@@ -61,21 +64,21 @@ class Contract:
 
     @property
     def records_fed(self) -> int:
-        """Records that an epoch feeds: all, or with `drop` those of the full steps."""
+        """Number of records that an epoch feeds: all, or with `drop` those of the full steps."""
         return min(self.num_records, self.steps_per_epoch * self.global_batch_size)
 
     def stream_bounds(self, stream: int) -> tuple[int, int]:
-        """Returns the positions of a stream, from the first to before the second."""
+        """Returns the first position of a stream and the one after its last."""
         return stream * self.num_records // self.streams, (stream + 1) * self.num_records // self.streams
 
     def window_bounds(self, stream: int, window: int) -> tuple[int, int]:
-        """Returns the positions of a window of a stream."""
+        """Returns the first position of a window of a stream and the one after its last."""
         start, stop = self.stream_bounds(stream)
         first, last = (start + w * (stop - start) // self.windows for w in (window, window + 1))
         return first, last
 
     def replica_rows(self, replica: int, replicas: int) -> tuple[int, int]:
-        """Returns the rows of every global batch that a replica gets."""
+        """Returns the first row that a replica gets of every global batch, and the one after its last."""
         return replica * self.global_batch_size // replicas, (replica + 1) * self.global_batch_size // replicas
 
     @functools.lru_cache(maxsize=4)  # noqa: B019, a few small objects
@@ -84,7 +87,7 @@ class Contract:
         return Epoch(self, number)
 
     def batch(self, step: int) -> tuple[I64, Bools]:
-        """Returns the record ids (G,) of a global step, and which rows are real."""
+        """Returns the record ids (G,) of a global step, and which rows are real: bool (G,)."""
         epoch, step = divmod(step, self.steps_per_epoch)
         records, real = self.epoch(epoch).batches(range(step, step + 1), range(self.global_batch_size))
         return records[0], real[0]
@@ -106,7 +109,7 @@ class Epoch:
         self._window = functools.lru_cache(4 * contract.streams)(self._permuted_window)
 
     def laid(self, positions: I64) -> I64:
-        """Returns the records at positions before the windows are permuted."""
+        """Returns the records at some positions, before the windows are permuted."""
         shard = np.searchsorted(self._first_position, positions, "right") - 1
         return self._first_record[shard] + positions - self._first_position[shard]
 
@@ -118,9 +121,9 @@ class Epoch:
         return records[_permutation(key, len(records))]
 
     def stream(self, stream: int, first: int, stop: int) -> tuple[I64, Bools]:
-        """Returns the records of a stream, from its `first` to before its `stop`, and which are real.
+        """Returns the records of a stream from number `first` to before number `stop`, and which are real.
 
-        Past its end come copies of its last window's records, from the end backwards, repeatedly.
+        The end of the stream is followed by padding: its last window's records from last to first, repeated.
         """
         contract = self.contract
         start, end = contract.stream_bounds(stream)
@@ -145,7 +148,12 @@ class Epoch:
         return window
 
     def batches(self, steps: range, rows: range) -> tuple[I64, Bools]:
-        """Returns the records (steps, rows) of rows of the batches of steps of the epoch, and which are real."""
+        """Returns the records (steps, rows) of some steps of the epoch, and which are real.
+
+        Args:
+          steps: counted from the epoch's first.
+          rows: of the global batch.
+        """
         q = self.contract.rows_per_stream
         blocks = []
         for stream in range(rows.start // q, -(-rows.stop // q)):

@@ -1,13 +1,13 @@
-"""The keys that a run saw, as JSON lines: `trainer.run --log_keys` writes them, `pipeline.audit` checks them.
+"""Logs of the keys that a run saw, as JSON lines: `trainer.run --log_keys` writes them, `pipeline.audit` checks them.
 
 One file per worker. A header line, then a line for each step and replica:
 
     {"manifest_digest": "...", "spec": {...}, "worker": 0, "workers": 2, "replicas": 4, "format": 1}
     {"step": 17, "replica": 0, "keys": ["train#3", "train#1"], "weights": [1.0, 1.0]}
 
-`step` is the global step, counted from 0; keys and weights are those of the replica's rows, in their order. A resumed
-run appends another header. Steps after the last checkpoint are then done, and logged, again. If a kill cuts the last
-line of a file, the next writer removes it.
+`step` is the global step, counted from 0; keys and weights are those of the replica's rows, in order. A resumed run
+appends another header, and logs the steps after its checkpoint again. If a kill cuts the last line of a file, the next
+writer removes it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SUFFIX = ".jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """The first line of a file, and of a resumed run's part of it: who writes.
+    """The first line of a file, and of each resumed run's part of it: the order, and the worker that writes.
 
     Attributes:
-      manifest_digest: identity of the data.
+      manifest_digest: identifies the data.
       spec: the arguments of the order.
       worker: index, 0..workers-1.
       workers, replicas: in the job; each worker feeds replicas / workers of them.
@@ -84,7 +84,7 @@ class KeyLogWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], header: Header) -> None:
-        """Opens a log, new or of an earlier run, and writes the header.
+        """Opens a log, or continues that of an earlier run, and writes the header.
 
         Raises:
           DataError: the file cannot be written.
@@ -99,7 +99,7 @@ class KeyLogWriter:
         self.flush()
 
     def append(self, step: int, replica: int, keys: Sequence[bytes | str], weights: Sequence[float]) -> None:
-        """Adds one replica's rows of one global step; they survive a kill of the process after `flush`.
+        """Adds one replica's rows of one global step. After `flush` they survive a kill of the process.
 
         Raises:
           DataError: the file cannot be written.
@@ -142,7 +142,10 @@ def _cut_torn_line(path: pathlib.Path) -> None:
 
 
 def find(text: str) -> list[pathlib.Path]:
-    """Returns the log files that a flag names: files, folders of *.jsonl and globs, joined by commas; sorted.
+    """Returns the log files that a flag names, sorted.
+
+    Args:
+      text: files, folders of *.jsonl and globs, separated by commas.
 
     Raises:
       UsageError: one of the names matches no file.
@@ -160,12 +163,12 @@ def find(text: str) -> list[pathlib.Path]:
 
 
 def read(path: pathlib.Path) -> Iterator[tuple[str, Header, Entry | None]]:
-    """Yields what a log says in order: the file and line, the header, and the entry if the line is not a header.
+    """Yields the file and line, the header that is in force, and the entry; None for the line of a header itself.
 
     A last line that was cut is left out.
 
     Raises:
-      DataError: the file cannot be read, or a line is not what the format says: with the file and the line.
+      DataError: the file cannot be read, or a line does not have the format.
     """
     header: Header | None = None
     with named(path, "cannot be read"), path.open("rb") as file:
@@ -180,10 +183,10 @@ def read(path: pathlib.Path) -> Iterator[tuple[str, Header, Entry | None]]:
 
 
 def _parsed(line: bytes, header: Header | None) -> tuple[Header, Entry | None]:
-    """Returns the header from this line on, and the line's entry if it has one.
+    """Returns the header in force from this line on, and the line's entry if it is not a header.
 
     Raises:
-      ValueError: the line is not what the format says.
+      ValueError: the line does not have the format.
     """
     try:
         parsed = json.loads(line)
@@ -216,13 +219,13 @@ def _entry(content: dict[str, Any], header: Header) -> Entry:
 
 
 class SourceLogs:
-    """Appends to one worker's logs, `DIR/worker-00000.jsonl`, of a mixture `DIR/source-0/worker-00000.jsonl` and so on.
+    """One worker's key logs. A context manager.
 
-    A context manager.
+    Without a mixture this is `DIR/worker-00000.jsonl`; with one, each source has its own: `DIR/source-0/...` and so on.
     """
 
     def __init__(self, folder: str, spec: Spec, worker: int, workers: int, replicas: int) -> None:
-        """Opens the logs, and writes their headers.
+        """Opens the logs and writes their headers.
 
         Raises:
           DataError: a file cannot be written.
@@ -239,7 +242,7 @@ class SourceLogs:
         ]
 
     def append(self, step: int, replica: int, keys: Sequence[bytes | str], weights: Sequence[float]) -> None:
-        """Adds one replica's rows of one global step, each to the log of its source."""
+        """Adds each of one replica's rows of one global step to the log of its source."""
         parts = sum(self._shares) // len(keys)
         for log, rows in zip(self._logs, rows_in_blocks([share // parts for share in self._shares]), strict=True):
             log.append(step, replica, [keys[row] for row in rows], [weights[row] for row in rows])

@@ -1,4 +1,4 @@
-"""Compares what a run saw, as its key logs say, with the order: every row of every step that they have."""
+"""Compares a run's key logs with the order: every row of every step that they have."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from pipeline.order.order import OrderSpec
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
 
-_SHOW_AFTER = 2.0  # seconds until there is a bar
+_SHOW_AFTER = 2.0  # seconds until a progress bar appears
 NOT_LOGGED = -1
 _ROW = np.dtype([("record", np.int64), ("weight", np.float64), ("replica", np.int64)])
-_MOST_EPOCHS = 20  # of a run, listed: the last
+_MOST_EPOCHS = 20  # listed, the last ones
 _WRONG_ROWS = ("at another row", "unknown keys", "weights wrong")
-_CLOSE = 1e-6  # relative, of a float32 weight
+_CLOSE = 1e-6  # relative: logged weights are float32
 
 
 def read_keys(data_dir: PathLike, selection: Selection, compression: str) -> list[str]:
-    """Returns the keys by record id, as a key log has them.
+    """Returns the key of each record by its id, as a key log has it.
 
     Args:
       data_dir: the data set's folder.
       selection: the records.
-      compression: of the shards: none, or `GZIP`.
+      compression: of the shards: `GZIP`, or empty.
 
     Raises:
       DataError: a shard is missing, cut or corrupt, or two records have the same key.
@@ -86,7 +86,7 @@ def _check_unique(keys: list[str], selection: Selection) -> None:
 
 
 class Difference(NamedTuple):
-    """Where a run differs from the order.
+    """One difference between a run and the order.
 
     Attributes:
       step, row: of the global batch.
@@ -99,14 +99,14 @@ class Difference(NamedTuple):
 
 
 class Seen:
-    """A run's rows.
+    """The rows that a run logged.
 
     Attributes:
-      names: the keys: by record id those of the split, then unknown ones.
+      names: the keys of the split by record id, followed by logged keys that the split does not have.
       steps: the rows (G,) of each global step: `record`, an index into `names` or NOT_LOGGED, `weight`, `replica`.
       relogged: rows that were logged twice because of a resume.
       workers: (index, workers) of the headers.
-      differences: entries of a wrong size, rows done again with other records.
+      differences: entries of a wrong size, and rows that a resumed run logged again with other records.
     """
 
     def __init__(self, size: int, keys: Sequence[str]) -> None:
@@ -119,7 +119,7 @@ class Seen:
         self.differences: list[Difference] = []
 
     def add(self, where: str, header: Header, entry: Entry) -> None:
-        """Takes in one replica's rows of a step; those of an earlier line must be equal."""
+        """Adds one replica's rows of a step, and a difference if an earlier line has other rows for them."""
         count = self._size // header.replicas
         start = entry.replica * count
         if len(entry.keys) != count:
@@ -148,15 +148,15 @@ class Seen:
 
 
 def read_run(paths: Sequence[pathlib.Path], keys: Sequence[str], spec: OrderSpec) -> Seen:
-    """Returns what all logs of a run say.
+    """Returns the rows of all logs of a run.
 
     Args:
       paths: the logs, one per worker.
       keys: by record id.
-      spec: what all headers must agree with.
+      spec: the order that all headers must have.
 
     Raises:
-      DataError: a log cannot be read, or is of other data or of another order.
+      DataError: a log cannot be read, or belongs to other data or another order.
     """
     seen = Seen(spec.global_batch_size, keys)
     for path in paths:
@@ -189,8 +189,8 @@ class Report:
     """Comparison of a run's key logs with the order.
 
     Attributes:
-      epochs: counts by name, for each epoch that the logs touch.
-      steps: global steps that are in the logs in full.
+      epochs: counts by name, for each epoch that has a step in the logs.
+      steps: global steps of which all rows are in the logs.
       unfinished: trailing steps that a kill cut off; not an error.
       relogged: rows that were logged twice because of a resume.
       first: the first difference, if any.
@@ -222,28 +222,27 @@ def compare(contract: Contract, seen: Seen) -> Report:
 
 
 def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[Difference], int]:
-    """Returns the first incomplete step before the last complete one, and how many there are."""
+    """Returns the first step that lacks rows though a later one is complete, and the number of such steps."""
     if not steps:
         return [Difference(0, 0, "the logs have no step")], 1
     last = full[-1] if full else steps[0]
     gaps = last + 1 - steps[0] - len(full)
-    first = next(wanted for wanted, step in zip(itertools.count(steps[0]), [*full, None]) if step != wanted)
-    return [_gap(seen, first)] if gaps else [], gaps
-
-
-def _gap(seen: Seen, step: int) -> Difference:
+    if not gaps:
+        return [], 0
+    step = next(wanted for wanted, step in zip(itertools.count(steps[0]), [*full, None]) if step != wanted)
     rows = seen.steps.get(step)
     row = 0 if rows is None else int((rows["record"] == NOT_LOGGED).argmax())
-    of = {workers: sum(1 for _, w in seen.workers if w == workers) for _, workers in seen.workers}
-    lacking = [f"; there are logs of {n} of {workers} workers" for workers, n in of.items() if n < workers]
-    return Difference(step, row, f"not in the logs{''.join(lacking[:1])}")
+    # The usual cause is a worker's log that was not given.
+    logs = {workers: sum(1 for _, w in seen.workers if w == workers) for _, workers in seen.workers}
+    lacking = [f"; there are logs of {n} of {workers} workers" for workers, n in logs.items() if n < workers]
+    return [Difference(step, row, f"not in the logs{''.join(lacking[:1])}")], gaps
 
 
 def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tuple[dict[str, int], list[Difference]]:
-    """Returns what the logs have of an epoch, and its first difference.
+    """Returns counts of an epoch's logged rows and records, and the first difference.
 
-    `records once` and `repeated` are the records that have a weight at one row, at several; `missing` are those that
-    should be in the logged rows but are nowhere in the epoch.
+    `records once` and `repeated` count records that have a weight in one row and in several; `missing` counts those
+    that the logged rows should have but that are nowhere in the epoch.
     """
     expected, real = (np.stack(parts) for parts in zip(*map(contract.batch, steps), strict=True))
     rows = np.stack([seen.steps[step] for step in steps])
@@ -272,7 +271,7 @@ def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tupl
 
 
 def _weight_is_right(weights: NDArray[Any], real: Bools) -> Bools:
-    """Returns which weights (n, G) are right: 0 for padding, and for real rows all 1, or all G / real rows (`mean`)."""
+    """Returns which weights (n, G) are right: 0 for padding; for real rows all 1, or all G / real rows (`mean`)."""
     mean = real.shape[1] / real.sum(1, keepdims=True)
     first = np.take_along_axis(weights, real.argmax(1)[:, None], axis=1)
     want = np.where(np.isclose(first, mean, rtol=_CLOSE, atol=0), mean, 1.0)
@@ -280,7 +279,7 @@ def _weight_is_right(weights: NDArray[Any], real: Bools) -> Bools:
 
 
 def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
-    """Returns what a run saw, one line per epoch."""
+    """Returns the lines about what a run saw: the sums, and a table with a row per epoch."""
     listed = report.epochs[-_MOST_EPOCHS:]
     total = f" of {steps_per_epoch:,}"
     rows = [[(name, f"{n:,}{total if name == 'steps' else ''}") for name, n in epoch.items()] for epoch in listed]

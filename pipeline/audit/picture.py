@@ -1,4 +1,4 @@
-"""Draws who reads what: workers against the bytes of the split, coloured by stream."""
+"""Draws which worker reads what: workers against the bytes of the split, coloured by stream."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from pipeline.audit.reading import Reading
 from pipeline.commands.text import count_of, scale_of, size_of
 
-_MOST_SHARDS = 300  # told apart: stripes as thin as pixels would show a pattern that is not there
-_MOST_NAMED = 12  # shards with a name
+_MOST_SHARDS = 300  # drawn in two greys; more would be as thin as pixels and show a pattern that is not there
+_MOST_NAMED = 12  # shards that have room for their name
 _GREYS = ListedColormap(["#c9ced6", "#8d97a5"])
 _BLUE = "#5a7d9a"
 
@@ -72,14 +72,14 @@ def _draw_shards(axes: Any, reading: Reading, scale: int) -> None:
 
 
 def _draw_workers(axes: Any, reading: Reading, scale: int) -> PolyCollection:
-    """Draws the part that each worker reads of each of its streams; returns them, with the streams as their values."""
+    """Draws the part that each worker reads of each of its streams; returns the parts, coloured by stream."""
     workers, order = reading.topology.workers, reading.source.order
     ends = reading.bytes_before(order.stream_bounds()) / scale
     parts = [(worker, k) for worker, streams in enumerate(reading.streams.tolist()) for k in range(*streams)]
     corners = [
         [(ends[k], w - 0.47), (ends[k + 1], w - 0.47), (ends[k + 1], w + 0.47), (ends[k], w + 0.47)] for w, k in parts
     ]
-    found = PolyCollection(corners, edgecolors="face", linewidths=0.5)  # the edge is seen of the thinnest, too
+    found = PolyCollection(corners, edgecolors="face", linewidths=0.5)  # with an edge even the thinnest are visible
     found.set(array=[k for _, k in parts], cmap=_colours(order.streams), clim=(-0.5, order.streams - 0.5))
     axes.add_collection(found)
     axes.set(xlim=(0, ends[-1]), ylim=(workers - 0.5, -0.5), ylabel="worker")

@@ -1,7 +1,7 @@
-"""Proves that an order is the contract's on any topology: its windows, and every row that each replica is fed.
+"""Proves that an order keeps the contract on any topology: its windows, and every row that each replica is fed.
 
-`pipeline.order.feed` is what the input evaluates. Here it is evaluated with NumPy, for record ids in place of records,
-and compared with `pipeline.audit.contract`.
+The input evaluates `pipeline.order.feed`. The proof evaluates it with NumPy, with record ids in place of records, and
+compares the result with `pipeline.audit.contract`.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from pipeline.read import memory
 from pipeline.resolved import ResolvedRequest
 
 Check = tuple[str, Callable[[], str]]  # a claim, and the function that returns its evidence
-BUDGET = 1 << 24  # records that are replayed, about 4 seconds; an epoch with no more is replayed as a whole
+BUDGET = 1 << 24  # records to replay at most, about 4 seconds; a smaller epoch is replayed as a whole
 _REPLAY_BYTES = 160  # of memory per record or row that is replayed at once, measured: 75 to 150
-_WINDOW_BLOCK = 1 << 18  # windows that are looked at together
+_WINDOW_BLOCK = 1 << 18  # windows whose bounds are compared at once
 NOT_READ = -1  # where a row holds no record
-_PLAN_COST = 1 << 13  # records that take as long as a plan takes in any case
-_SHOW_AFTER = 2.0  # seconds until there is a bar
+_PLAN_COST = 1 << 13  # records; replaying them takes as long as making a plan, however small its window is
+_SHOW_AFTER = 2.0  # seconds until a progress bar appears
 _FEW = 8  # resumed runs, at least; 2 where their windows or steps are very large
 _GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly
 
 
-class Fault(Exception):  # noqa: N818, no error of the program: what an audit finds
+class Fault(Exception):  # noqa: N818, not an error of the program but the finding of an audit
     """The first record, position or row that contradicts a claim."""
 
 
 class NotCheckedError(Exception):
-    """Says why a claim could not be checked."""
+    """The reason why a claim could not be checked."""
 
 
 def check_all(checks: Iterable[Check]) -> None:
-    """Prints each claim with its evidence, up to the first that does not hold: those after it rest on it.
+    """Prints each claim with its evidence, and stops at the first that fails, because later claims rest on it.
 
     Raises:
       DataError: a claim does not hold.
@@ -65,20 +65,16 @@ def check_all(checks: Iterable[Check]) -> None:
 
 
 def part_size(order: Order, topology: Topology) -> int:
-    """Returns the records or rows of the least that can be replayed: a worker's window, or its rows of one step."""
+    """Returns the size of the smallest part that can be replayed: a worker's window, or its rows of a step.
+
+    Args:
+      order: of the split.
+      topology: of the job.
+    """
     width, rows = order.rows_per_stream, topology.worker_rows()
     streams = int((-(-rows[:, 1] // width) - rows[:, 0] // width).max())
     longest = -(-order.num_records // order.streams)
     return max(streams * -(-longest // order.windows), topology.global_batch_size // topology.workers)
-
-
-def check_part(size: int) -> None:
-    """Raises NotCheckedError if a part is too large to be replayed without --exhaustive."""
-    if size > BUDGET:
-        raise NotCheckedError(
-            f"a worker's window or step has {size:,} records, more than the {BUDGET:,} that are replayed at most; "
-            "--exhaustive replays it"
-        )
 
 
 def check_memory(order: Order, topology: Topology) -> None:
@@ -93,7 +89,7 @@ def check_memory(order: Order, topology: Topology) -> None:
 
 
 def order_checks(source: ResolvedRequest, contract: Contract) -> list[Check]:
-    """Returns the checks of an ordered split against its contract."""
+    """Returns the checks of a split's order against its contract."""
     feed = make_feed(source.order, None, NumpyArrays())  # all rows, as one replica
     return [
         ("the order is that of the manifest's records", lambda: _check_order(source, contract)),
@@ -151,13 +147,13 @@ def _check_memory(feed: Feed, source: ResolvedRequest) -> str:
 
 
 class Fed(NamedTuple):
-    """The elements that a window feeds, in their order.
+    """The elements that a window feeds, in order.
 
     Attributes:
       window: its number, counted over all epochs.
-      records: int64 (elements, rows of a replica): record ids.
-      real: bool (elements, rows of a replica): which have a weight.
-      real_rows: int64 (elements,): what `weights="mean"` divides by.
+      records: record ids, int64 (elements, rows of a replica).
+      real: which rows are not padding, bool (elements, rows of a replica).
+      real_rows: rows of the global batch that are not padding, by which `weights="mean"` divides; int64 (elements,).
     """
 
     window: int
@@ -167,7 +163,12 @@ class Fed(NamedTuple):
 
 
 def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
-    """Yields what each window of a run feeds, from its first global step to before its last.
+    """Yields what each window of a run feeds.
+
+    Args:
+      feed: plans the windows of a worker.
+      first_step: global step at which the run begins.
+      last_step: global step before which it ends.
 
     Raises:
       Fault: a plan contradicts itself.
@@ -179,11 +180,11 @@ def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
             plan = feed.plan(epoch, window)
             ids = _read(feed, plan)
             found = _take(plan, ids, tail)
-            # A reader that puts records where it is told gets this plan; it must feed the same.
+            # The second form of the plan, for readers that put records where they are told. It must feed the same.
             contiguous = plan.with_contiguous_elements(feed.arrays)
             _check_same(found, _take(contiguous, ids, tail), contiguous)
             first = int(feed.first_element(first_step, epoch, window))
-        except (LookupError, ValueError) as error:  # of a plan that is wrong
+        except (LookupError, ValueError) as error:  # a wrong plan has indices or shapes that do not fit
             raise Fault(f"window {window} of epoch {epoch}: its plan cannot be carried out: {error}") from None
         except Fault as fault:
             raise Fault(f"window {window} of epoch {epoch}: {fault}") from None
@@ -194,7 +195,7 @@ def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
 
 
 def _read(feed: Feed, plan: WindowPlan) -> I64:
-    """Returns the ids of the records that a plan reads, in this order, or a row without a record."""
+    """Returns the ids of the records that a plan reads, in order; if it reads none, one `NOT_READ`."""
     first = np.cumsum(feed.order.count_array) - feed.order.count_array
     pieces = [first[segment] + np.arange(start, stop) for segment, start, stop in plan.pieces.tolist()]
     ids = np.concatenate(pieces or [np.array([NOT_READ])])
@@ -204,7 +205,13 @@ def _read(feed: Feed, plan: WindowPlan) -> I64:
 
 
 def _take(plan: WindowPlan, ids: I64, tail: I64) -> tuple[I64, I64]:
-    """Returns the records of a plan's elements, and of the next window's tail; `ids` are those that are read."""
+    """Returns the records of a plan's elements, and of the tail that the next window takes over.
+
+    Args:
+      plan: of the window.
+      ids: records that the window reads.
+      tail: records that the window before left.
+    """
     rows = np.full(len(ids), NOT_READ)
     rows[plan.slots] = ids
     wrong = np.flatnonzero(rows != plan.records)
@@ -214,7 +221,7 @@ def _take(plan: WindowPlan, ids: I64, tail: I64) -> tuple[I64, I64]:
 
 
 def _of_both(rows: I64, tail: I64, index: I64) -> I64:
-    """Returns rows of a window, or of its tail where they are negative; the first steps of a run may need none."""
+    """Returns rows of a window, and where the index is negative, of the tail; the first window of a run has no tail."""
     return np.where(index < 0, tail[np.clip(-1 - index, 0, len(tail) - 1)], rows[np.maximum(index, 0)])
 
 
@@ -233,7 +240,7 @@ def _check_same(found: tuple[I64, I64], placed: tuple[I64, I64], plan: WindowPla
 
 
 class Runs:
-    """The runs of a topology's workers that are replayed: whole epochs, or parts of them as of resumed runs.
+    """Replays the runs of a topology's workers: the whole epoch if it is small enough, else runs resumed within it.
 
     Attributes:
       is_complete: whether the whole epoch is replayed, so that each record can be counted.
@@ -252,7 +259,7 @@ class Runs:
             streams * contract.num_records // contract.streams,
             contract.steps_per_epoch * order.global_batch_size,
         )
-        self._cost = max(read, fed) + self._windows * _PLAN_COST  # in records, as the budget is
+        self._cost = max(read, fed) + self._windows * _PLAN_COST  # in records, like the budget
         self._part = part_size(order, topology)
         self._few = max(2, min(_FEW, BUDGET // self._part))
         self.is_complete = exhaustive or max(self._cost, self._part) <= BUDGET
@@ -261,7 +268,7 @@ class Runs:
         """Returns the checks of the runs.
 
         Args:
-          other: a topology whose runs were checked before, in the same order.
+          other: a topology whose runs were checked before; its global batches are then the same as these.
         """
         topology = self._topology
         same = f"; every global batch is the same on {topology} as on {other}" if other else ""
@@ -296,14 +303,18 @@ class Runs:
                 f"; {self._replay(self._parts(self._few), 2 * self._few)[0]} again, in runs that resume at some step"
             )
             return f"all {windows:,} windows of the workers replayed, {rows:,} rows{resumed}"
-        check_part(self._part)
+        if self._part > BUDGET:
+            raise NotCheckedError(
+                f"a worker's window or step has {self._part:,} records, more than the {BUDGET:,} that are replayed at "
+                "most; --exhaustive replays it"
+            )
         count = max(self._few, BUDGET * self._windows // self._cost // 2)
         windows, rows = self._replay(self._parts(count), 2 * count)
         what = "in runs that resume at steps spread over the epoch; --exhaustive replays all"
         return f"{windows:,} of {self._windows:,} windows of the workers replayed, {rows:,} rows, {what}"
 
     def _check_count(self) -> str:
-        """Checks that the rows of the whole epoch held every record once."""
+        """Checks that the epoch fed every record once; `_check_rows` has counted."""
         contract, wanted = self._contract, self._contract.records_fed
         once = int((self._times == 1).sum())
         if (once, self._real_rows) != (wanted, wanted):
@@ -315,13 +326,13 @@ class Runs:
     def _replay(self, plans: Iterator[Fed], count: int) -> tuple[int, int]:
         """Returns the number of windows and of rows that were replayed."""
         windows = rows = 0
-        delay = _SHOW_AFTER if self._part <= BUDGET >> 3 else 0  # the first of them may take long
+        delay = _SHOW_AFTER if self._part <= BUDGET >> 3 else 0  # at once where the first window may take long
         for fed in tqdm(plans, total=count, unit=" windows", delay=delay, disable=None, leave=False):
             windows, rows = windows + 1, rows + fed.records.size
         return windows, rows
 
     def _whole_epoch(self) -> Iterator[Fed]:
-        """Yields all workers' windows in turns, so that workers of the same streams share a kept permutation."""
+        """Yields all workers' windows in turns: workers of the same streams then share a cached permutation."""
         runs = [self._checked(worker, 0) for worker in range(len(self._feeds))]
         for fed in (fed for of_workers in zip_longest(*runs) for fed in of_workers if fed):
             records = fed.records[fed.real]
@@ -330,7 +341,7 @@ class Runs:
             yield fed
 
     def _parts(self, count: int) -> Iterator[Fed]:
-        """Yields the first windows of resumed runs: at least two, so that there is a tail, and up to one with a row."""
+        """Yields the first windows of resumed runs: two, for the tail between them, and more until one has rows."""
         for worker, step in self._spread(count):
             for number, fed in enumerate(self._checked(worker, step)):
                 yield fed
@@ -338,7 +349,7 @@ class Runs:
                     break
 
     def _spread(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yields (worker, step) at which runs begin: the corners, and others spread between them."""
+        """Yields (worker, step) at which runs begin: the first and last of both, and others spread between them."""
         workers, steps = len(self._feeds), self._contract.steps_per_epoch
         corners = [(0, 0), (workers - 1, steps - 1), (0, steps - 1), (workers - 1, 0)]
         yield from dict.fromkeys(corners[:count])
@@ -346,7 +357,7 @@ class Runs:
             yield i * workers // count, int(i * _GOLDEN % 1 * steps)
 
     def _checked(self, worker: int, first_step: int) -> Iterator[Fed]:
-        """Yields what a worker's run feeds from a step of the epoch on; each window is compared with the contract."""
+        """Yields what a worker's run feeds from a step of the epoch on, each window compared with the contract."""
         feed, at, last = self._feeds[worker], first_step, self._contract.steps_per_epoch
         epoch_start = self._epoch.number * last
         for fed in replay(feed, epoch_start + first_step, epoch_start + last):

@@ -1,4 +1,4 @@
-"""Who reads what: the streams, shards and bytes of every worker, from the manifest alone; and the tables of it."""
+"""Which worker reads what: its streams, shards and bytes, computed from the manifest alone; and the tables of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pipeline.order.order import I64, sharing_note
 from pipeline.order.sharding import Shard, check_replicas
 from pipeline.resolved import ResolvedRequest
 
-_MOST_REPLICAS = 1 << 20  # replicas
-_WINDOWS_IN_MEMORY = 2  # in memory: this one and the next
+_MOST_REPLICAS = 1 << 20
+_WINDOWS_IN_MEMORY = 2  # this one and the next
 _MOST_WORKERS = 16  # listed, half of them from the end
 _MOST_FILES = 3  # of a worker, listed
 
@@ -63,7 +63,7 @@ class Topology:
         return Shard(worker, self.workers, self.local_replicas)
 
     def worker_rows(self) -> I64:
-        """Returns where each worker's rows begin and end: int64 (W, 2)."""
+        """Returns the first row of each worker and the one after its last: int64 (W, 2)."""
         bounds = np.arange(self.workers + 1) * self.global_batch_size // self.workers
         return np.stack([bounds[:-1], bounds[1:]], axis=1)
 
@@ -78,8 +78,8 @@ class Reading:
     """What the workers of a topology read in one epoch.
 
     A worker opens the streams that overlap its replicas' rows, and reads each of them from its first position to its
-    last; where these are all streams, in one window, it reads them once per run and keeps them. Bytes of a part of a
-    shard are its share of the file: exact where all records are of one length.
+    last. If these are all streams, and each has one window, it reads them once per run and keeps them in memory. The
+    bytes of a part of a shard are its share of the file, which is exact if all records have the same length.
     """
 
     source: ResolvedRequest
@@ -88,23 +88,23 @@ class Reading:
 
     @cached_property
     def streams(self) -> I64:
-        """The first stream of each worker and the one after its last: int64 (W, 2)."""
+        """First stream of each worker and the one after its last: int64 (W, 2)."""
         rows, q = self.topology.worker_rows(), self.source.order.rows_per_stream
         return np.stack([rows[:, 0] // q, -(-rows[:, 1] // q)], axis=1)
 
     @cached_property
     def positions(self) -> I64:
-        """Where each worker's positions begin and end: int64 (W, 2)."""
+        """First position of each worker and the one after its last: int64 (W, 2)."""
         return self.source.order.stream_bounds()[self.streams]
 
     @cached_property
     def laid(self) -> I64:
-        """Positions where the shards begin, in the epoch's order, and the last ends: int64 (S + 1,)."""
+        """First position of each shard, in the epoch's order, and the end of the last: int64 (S + 1,)."""
         return np.concatenate([[0], np.cumsum(self.source.order.count_array[self.segments])])
 
     @cached_property
     def segments(self) -> I64:
-        """The segments that have records, in the epoch's order."""
+        """Segments that have records, in the epoch's order."""
         laid = LaidShards.of(self.source.order, self.epoch, NumpyArrays())
         return laid.segments[laid.counts > 0]
 
@@ -115,7 +115,7 @@ class Reading:
         return np.cumsum([0, *sizes])
 
     def bytes_before(self, positions: I64) -> I64:
-        """Returns the bytes of the shards' records that are laid before each position; any shape, int64."""
+        """Returns the bytes of all records that lie before each position: int64, of the shape of `positions`."""
         return np.rint(np.interp(positions, self.laid, self._laid_bytes)).astype(np.int64)
 
     @cached_property
@@ -135,19 +135,19 @@ class Reading:
 
     @cached_property
     def worker_shards(self) -> I64:
-        """The shards that each worker opens, as the first and the one after the last in the epoch's order: (W, 2)."""
+        """First shard that each worker opens and the one after its last, in the epoch's order: int64 (W, 2)."""
         first = np.searchsorted(self.laid, self.positions[:, 0], "right") - 1
         return np.stack([first, np.searchsorted(self.laid, self.positions[:, 1], "left")], axis=1)
 
     def shards_of(self, worker: int) -> list[str]:
-        """Returns the file names that a worker opens, in the epoch's order."""
+        """Returns the names of the files that a worker opens, in the epoch's order."""
         first, stop = self.worker_shards[worker].tolist()
         segments = self.source.selection.segments
         return list(dict.fromkeys(segments[i].shard.file for i in self.segments[first:stop].tolist()))
 
     @cached_property
     def memory(self) -> I64:
-        """Decoded bytes that the design promises each worker to stay within: int64 (W,).
+        """Bound on the decoded bytes in each worker's memory: int64 (W,).
 
         It is 2 x shuffle_bytes x its streams / K: a window and the next one of each of its streams.
         """
@@ -156,9 +156,9 @@ class Reading:
 
     @cached_property
     def windows_memory(self) -> I64:
-        """Decoded bytes of the two largest windows of each of a worker's streams: int64 (W,)."""
+        """Decoded bytes of the two largest windows of each worker's streams: int64 (W,)."""
         order = self.source.order
-        least, larger = np.divmod(np.diff(order.stream_bounds()), order.windows)  # records; windows with one more
+        least, larger = np.divmod(np.diff(order.stream_bounds()), order.windows)  # records; windows that have one more
         in_memory = min(_WINDOWS_IN_MEMORY, order.windows)
         largest = in_memory * least + np.minimum(larger, in_memory)
         sums = np.concatenate([[0], np.cumsum(largest)]) * self.source.spec.record_bytes
@@ -169,22 +169,30 @@ class Reading:
         """Rows of weight 0 of each worker in the epoch's last step: int64 (W,)."""
         order, width = self.source.order, self.source.order.rows_per_stream
         left = np.diff(order.stream_bounds()) - (order.steps_per_epoch - 1) * width
-        real = np.append(np.clip(left, 0, width), width)  # of each stream's rows, which padding follows
+        real = np.append(np.clip(left, 0, width), width)  # of each stream's rows; padding comes after them
         stream, row = np.divmod(self.topology.worker_rows(), width)
         before = np.concatenate([[0], np.cumsum(width - real)])[stream] + np.maximum(row - real[stream], 0)
         return np.diff(before)[:, 0]
 
 
 def reading_lines(reading: Reading, list_all: bool) -> list[str]:
-    """Returns who reads what: one line per worker, and the sum."""
+    """Returns the table of what each worker reads, and the sums below it.
+
+    Args:
+      reading: of a topology.
+      list_all: whether to list every worker and every shard.
+    """
     workers, half = reading.topology.workers, _MOST_WORKERS // 2
     shown = [w for w in range(workers) if list_all or workers <= _MOST_WORKERS or not half <= w < workers - half]
     rows = [_worker_row(reading, worker, list_all) for worker in shown]
     if len(shown) < workers:
         hidden = f"{workers - len(shown):,} more: --list_all"
         rows.insert(half, [("worker", "..."), *[("", "")] * (len(rows[0]) - 2), ("shards", hidden)])
-    once = ", once per run" if _is_kept(reading) else ""
-    note = sharing_note(reading.source.spec, reading.source.order, workers)
+    order = reading.source.order
+    # A worker that has all streams, each in one window, keeps them from epoch to epoch.
+    is_kept = order.windows == 1 and bool((np.diff(reading.streams) == order.streams).all())
+    once = ", once per run" if is_kept else ""
+    note = sharing_note(reading.source.spec, order, workers)
     return [
         "",
         *table(rows, left=("shards",)),
@@ -200,7 +208,7 @@ def reading_lines(reading: Reading, list_all: bool) -> list[str]:
 
 
 def comparison_lines(readings: Sequence[Reading]) -> list[str]:
-    """Returns how what is read differs between topologies."""
+    """Returns the table that compares topologies, one line each."""
     rows = [
         [
             ("topology", str(r.topology)),
@@ -232,12 +240,6 @@ def _worker_row(reading: Reading, worker: int, list_all: bool) -> list[tuple[str
         ("padding", f"{reading.padding[worker]:,}"),
         ("shards", f"{len(files):,}: {' '.join(listed)}{more}"),
     ]
-
-
-def _is_kept(reading: Reading) -> bool:
-    """Whether every worker has all streams in one window, and so keeps them from epoch to epoch."""
-    order = reading.source.order
-    return order.windows == 1 and bool((np.diff(reading.streams) == order.streams).all())
 
 
 def _span(first: int, stop: int) -> str:

@@ -1,5 +1,5 @@
 """From windows to the batches of a `tf.data.Dataset`."""
 
-# Stages of a batch, after each of which `Batches` can stop: each takes what the one before hands on, but for the first
-# two, which make the numbers and the weights of an element alone.
+# The stages of a batch. `Batches` can stop after each of them. Each works on the result of the one before, except for
+# the first two, which only make an element's numbers and its weights.
 NUMBERS, WEIGHTS, GATHER, DECODE, DISTORT = "numbers", "weights", "gather", "decode", "distort"

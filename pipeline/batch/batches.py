@@ -1,4 +1,4 @@
-"""Makes batches out of rows of windows: the decoding where there is any, the distortion (XLA), the weights."""
+"""Makes batches of the rows of windows: decodes them if need be, distorts them (XLA), and adds labels and weights."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from pipeline.resolved import ResolvedRequest, resolve_all
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
-    """How a window's rows become the elements that the user gets.
+    """Makes the elements that the user gets of the rows of a window.
 
     Attributes:
-      resolved: the request.
-      form: how columns become examples.
+      resolved: the request, with its data set.
+      form: makes examples of columns.
       recipe: the distortion; None: the user's parser returns everything.
-      until: the stage after which `element` hands on what there is (`pipeline.bench` times the stages so); None: all.
+      until: the stage after which `element` stops, by which `pipeline.bench` times the stages; None: after the last.
     """
 
     resolved: ResolvedRequest
@@ -44,19 +44,19 @@ class Batches:
     until: str | None = None
 
     def element(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
-        """Returns element `number` of a window: (x, labels, weights), and record ids if wanted.
+        """Returns an element of a window: (x, labels, weights), and record ids if wanted.
 
-        Of a user's parser that gives no pair it is (parsed, weights).
+        If the user's parser does not return a pair, it is (parsed, weights).
 
         Args:
           taken: its rows, by column.
           plan: of the window.
-          number: int64 scalar; or (elements,), several elements together. All these then have one axis more.
+          number: of the element, int64 scalar; or (elements,) for several. Then everything has one axis more in front.
         """
         records, real = taken[window.RECORD_ID], tf.gather(plan.real, number)
-        if window.GOOD in taken:  # a skipped record counts as little as padding
+        if window.GOOD in taken:  # a skipped record has weight 0, like padding
             real = tf.logical_and(real, taken[window.GOOD])
-        if self.until == NUMBERS:  # what tf.data itself costs
+        if self.until == NUMBERS:  # costs only what tf.data itself costs
             return (number[..., None] + tf.zeros([records.shape[-1]], tf.int64),)
         if self.until == GATHER:
             return tuple(taken.values())
@@ -72,22 +72,18 @@ class Batches:
         x, labels = self._distorted(examples, plan.epoch, records, real)
         return (x, labels, records) if self.until == DISTORT else (x, labels, *rest)
 
-    def weigh_whole_elements(self, columns: Columns) -> bool:
-        """Whether weights depend on how many rows of an element are skipped, so that it must not be cut before."""
-        return window.GOOD in columns and self.resolved.request.weights == "mean"
-
     @property
     def are_stored(self) -> bool:
-        """Whether elements are rows of the window as they are, so that `stored` gives them."""
+        """Whether elements are rows of the window as they are, so that `stored` can return them."""
         return isinstance(self.form, PixelRows) and self.hands_on
 
     def stored(self, columns: Columns, plan: WindowPlan, stop: tf.Tensor, rows: int) -> tuple[Any, ...]:
-        """Returns contiguous elements of a window together, with one axis more than `element`, in its memory.
+        """Returns the contiguous elements of a window together, in the window's memory, with one axis more in front.
 
         Args:
-          columns: the window's.
-          plan: of the window, made by `with_contiguous_elements`.
-          stop: the end of these elements.
+          columns: of the window.
+          plan: of the window, from `with_contiguous_elements`.
+          stop: number of the element before which they end.
           rows: of an element.
         """
         first = plan.contiguous[0]
@@ -105,7 +101,7 @@ class Batches:
     def _distorted(
         self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
     ) -> tuple[Any, tf.Tensor | None]:
-        """Returns x and the labels; where the device distorts, what it needs for that is part of x."""
+        """Returns x and the labels. If the device distorts, x includes the keys that it needs."""
         images, labels = examples.images, examples.labels
         if self.on_device:
             images, features = self.form.as_images(images), {**examples.features, **self._for_device(epoch, records)}
@@ -121,17 +117,17 @@ class Batches:
 
     @property
     def on_device(self) -> bool:
-        """Whether images are handed on as they are, to be distorted in the replicas' steps."""
+        """Whether the replicas' steps distort the images, which are handed on as they are."""
         return self.resolved.request.distort_on == DEVICE
 
     @property
     def hands_on(self) -> bool:
-        """Whether images are handed on as they are."""
+        """Whether images are handed on as they are, undistorted."""
         return self.on_device or isinstance(self.recipe, Undistorted)
 
     @property
     def alias_window(self) -> bool:
-        """Whether the user's images may lie in the memory of the rows that they are made from."""
+        """Whether the user's images may share the memory of the rows that they are made of."""
         return self.on_device or self.recipe is None or not self.recipe.compiled
 
     @functools.cached_property
@@ -140,23 +136,23 @@ class Batches:
         return distortion_of(self.resolved, self.recipe, self.keys_of, self.form.as_images)
 
     def keys_of(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
-        """Returns the key of each record in an epoch, uint64: what all its distortions are drawn from."""
+        """Returns the key of each record in an epoch, uint64. All its distortions are drawn from it."""
         return hashing_tf.derive_key(Domain.DISTORT, self.resolved.order.seed, epoch, records)
 
     def _rest(self, real: tf.Tensor, real_rows: tf.Tensor, records: tf.Tensor, has_skipped: bool) -> list[tf.Tensor]:
-        """Returns the weights, float32, and the record ids if they are wanted, of one element or of several.
+        """Returns the weights, float32, of one or several elements, and their record ids if wanted.
 
         Args:
-          real: bool (rows,) or (elements, rows): which rows are not padding, and not skipped.
-          real_rows: of each element's global batch.
-          records: int64, of the shape of `real`.
+          real: which rows are neither padding nor skipped, bool (rows,) or (elements, rows).
+          real_rows: rows of each element's global batch that are not padding.
+          records: record ids, int64, of the shape of `real`.
           has_skipped: whether rows may be skipped; then the element is a global batch.
         """
         request, weights = self.resolved.request, tf.cast(real, tf.float32)
         if request.weights == "mean":
-            # Keras divides the sum by the batch size G. With G / real rows as weights that is the mean over real rows.
+            # Keras divides the sum by the batch size G. With weights of G / real rows that is the mean over real rows.
             count = tf.cast(real_rows, tf.float32)
-            if has_skipped:  # known only once they are read; 1: of an element of skipped rows, nothing is divided by 0
+            if has_skipped:  # the plan does not know them; at least 1, because all rows may be skipped
                 count = tf.maximum(tf.reduce_sum(weights, axis=-1), 1.0)
             weights *= (self.resolved.order.global_batch_size / count)[..., None]
         given = [] if request.weights == "none" else [weights]
@@ -192,7 +188,7 @@ def distortion_of(
     keys_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     images_of: Callable[[tf.Tensor], tf.Tensor],
 ) -> Distortion:
-    """Returns a request's recipe, ready to be applied; `keys_of` and `images_of` are those of `Distortion`."""
+    """Returns the distortion of a request's batches; `keys_of` and `images_of` are those of `Distortion`."""
     of = resolved.statistics
     statistics = ImageStatistics(of.image_mean, of.image_std)
     classes = len(resolved.manifest.class_names)
@@ -200,27 +196,28 @@ def distortion_of(
 
 
 class DeviceDistortion:
-    """Distorts the batches of `distort_on="device"`; to be called inside a replica's step, in a `tf.function`.
+    """Distorts the batches of `distort_on="device"`. Call it inside a replica's step, in a `tf.function`.
 
-    The draws are those of the host to the byte, and the images within 2e-5: on another kind of device, floating-point
-    operations may round otherwise.
+    The draws are the same as on the host, to the byte. The images are the same within 2e-5, because floating-point
+    operations may round differently on another kind of device.
+
+    Args:
+      resolved: the request; in a mixture that of any source, because all distort alike.
+
+    Raises:
+      UsageError: there is no such recipe, or it does not fit the images.
     """
 
     def __init__(self, resolved: ResolvedRequest) -> None:
-        """Takes the request, of a mixture any source's: all have what matters here in common.
-
-        Raises:
-          UsageError: there is no such recipe, or it does not fit the images.
-        """
         recipe = recipe_of(resolved)
         assert recipe is not None
         self._distortion = distortion_of(resolved, recipe, lambda epoch, keys: keys, lambda images: images)
 
     def __call__(self, x: dict[str, tf.Tensor], labels: Any, weights: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
-        """Returns (images, labels, weights) of a batch, as `distort_on="host"` gives them.
+        """Returns (images, labels, weights) of a batch, as with `distort_on="host"`.
 
         Args:
-          x: images, uint8 (rows, height, width, channels), keys, and further features if there are any.
+          x: images, uint8 (rows, height, width, channels), keys, and other features if there are any.
           labels: int64 (rows,).
           weights: float32 (rows,).
         """
@@ -231,7 +228,7 @@ class DeviceDistortion:
 
 
 def distort_fn(data_dir: PathLike | Sources, split: str = "train", **options: Unpack[JobOptions]) -> DeviceDistortion:
-    """Returns what distorts the batches of `input_fn` or `distribute` with `distort_on="device"`, in a replica's step.
+    """Returns the function that distorts batches of `distort_on="device"` in a replica's step.
 
         options = dict(global_batch_size=1024, training=True, distort="pad_crop_flip | mixup", distort_on="device")
         batches, distort = distribute(strategy, "cifar10", **options), distort_fn("cifar10", **options)
@@ -240,8 +237,7 @@ def distort_fn(data_dir: PathLike | Sources, split: str = "train", **options: Un
             images, labels, weights = distort(*batch)
 
     Args:
-      data_dir, split: as of `input_fn`.
-      **options: likewise.
+      data_dir, split, **options: those of the `input_fn` or `distribute` that makes the batches.
 
     Raises:
       DataError: no valid data set in `data_dir`.

@@ -1,4 +1,4 @@
-"""Composes `input_fn`'s dataset: request -> feed -> reader -> resident or windowed -> batches -> joined sources."""
+"""`input_fn`'s dataset: request -> feed -> reader -> split in memory, or windows -> batches -> joined sources."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from pipeline import user_function
 from pipeline.batch.batches import Batches, recipe_of
-from pipeline.batch.dataset import resident, split, unpadded, windowed
-from pipeline.batch.plans import Run
+from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
 from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
 from pipeline.decode import ExampleParser, Form, ImageDecoder, PixelRows, Serialized, Stretched, UserParsed
@@ -41,18 +40,18 @@ from pipeline.records import tf_example
 from pipeline.request import Request
 from pipeline.resolved import Mixture, ResolvedRequest, check_replicas, of_source, resolve_all
 
-_READY_STEPS = 2  # elements made ahead; each source has some, too
+_READY_STEPS = 2  # joined elements made ahead; each source makes some ahead, too
 
 
 def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Dataset:
     """Returns the dataset that `input_fn` documents.
 
     Args:
-      request: what is asked for.
-      replicas: between how many each element is split, which makes it a tuple of what each gets; None: it is not.
+      request: the arguments of `input_fn`.
+      replicas: number of replicas that share each element, which is then a tuple of their parts; None: it is not split.
 
     Raises:
-      DataError, UsageError: as `input_fn`.
+      DataError, UsageError: as for `input_fn`.
     """
     if shard := as_shard(request.shard):
         check_replicas(request, shard.num_replicas)
@@ -73,7 +72,7 @@ def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Datas
 def _of(resolved: ResolvedRequest, replicas: int | None) -> tf.data.Dataset:
     """Returns the dataset of one source."""
     request = resolved.request
-    # Another process cannot call this one's NumPy: the plans of its windows are part of the graph.
+    # Another process cannot call NumPy in this one, so the plans of its windows are part of the graph.
     arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
     feed, order = make_feed(resolved.order, as_shard(request.shard), arrays), resolved.order
     resolved.check_pairs(order.global_batch_size // feed.replica_rows)
@@ -89,19 +88,19 @@ def _of(resolved: ResolvedRequest, replicas: int | None) -> tf.data.Dataset:
 
 
 def _is_resident(feed: Feed) -> bool:
-    """Whether this worker reads the whole split, and only once."""
+    """Whether this worker reads the whole split and keeps it in memory."""
     return feed.order.windows == 1 and len(feed.streams) == feed.order.streams
 
 
 def _check_memory(mixture: Mixture) -> None:
-    """Raises UsageError if the machine, or the container, has too little for the windows of all sources.
+    """Raises UsageError if the machine, or the container, has too little memory for the windows of all sources.
 
-    A source has this window and the next in memory; one that is read once, its records.
+    A source has this window and the next in memory; one that is kept has all its records.
     """
     request, needed, texts = mixture.request, 0, []
     for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
         feed = make_feed(part.order, as_shard(request.shard), NumpyArrays())
-        own = (1 if _is_resident(feed) else 2) * feed.window_records * part.spec.record_bytes  # this window, the next
+        own = (1 if _is_resident(feed) else 2) * feed.window_records * part.spec.record_bytes
         needed += own
         share = f"{source} {size_of(own)}, " if source else ""
         texts.append(f"{share}{len(feed.streams)} of {part.spec.streams} streams")
@@ -113,9 +112,9 @@ def _check_memory(mixture: Mixture) -> None:
 
 
 def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batches]:
-    """Returns the reader of windows that serves a request, and what makes batches of them.
+    """Returns the reader of windows for a request, and what makes batches of them.
 
-    A GraphReader reads in whatever process runs the dataset, the others in this one.
+    A GraphReader reads in whatever process runs the dataset; the other readers read in this one.
 
     Raises:
       DataError: a shard is missing or has another size, or the first image is not what the manifest says.
@@ -129,8 +128,8 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     if is_read_by_graph(request):
         _check_graph(request)
         shards = Shards.found(data_dir, segments, corruption)
-        # The graph's reader checks CRCs, but cannot tell a shard of another conversion. So the first and last record
-        # of each are compared with the manifest here.
+        # The graph's reader checks CRCs, but cannot notice a shard of another conversion. So the first and last record
+        # of each shard are compared with the manifest here.
         RecordsReader(shards, manifest.compression).probe()
         _check_first_record(resolved, shards)
         return GraphReader(data_dir, resolved.selection, manifest.compression), batches
@@ -151,12 +150,12 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
 
 
 def is_read_by_graph(request: Request) -> bool:
-    """Whether TensorFlow's own operations read, in whatever process runs the dataset."""
+    """Whether TensorFlow's own ops read the data, in whatever process runs the dataset."""
     return request.portable or tf.inside_function()
 
 
 def _check_graph(request: Request) -> None:
-    """Raises UsageError for what TensorFlow's own reader cannot do."""
+    """Raises UsageError for options that TensorFlow's own reader cannot serve."""
     if request.on_corrupt == "skip":
         raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
     if request.cache_dir is not None:
@@ -171,14 +170,14 @@ def _check_graph(request: Request) -> None:
 
 
 def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
-    """Raises DataError if the first record is not what the manifest says; inside a graph it would not be named."""
+    """Raises DataError if the first record is not as the manifest says; an error in the graph would not name it."""
     manifest, reads = resolved.manifest, dataclasses.replace(shards, corruption=Corruption(shards.data_dir))
     if resolved.request.parse is not None:
         return
     segment, taken = next((i, s) for i, s in enumerate(shards.segments) if s.num_examples)
     try:
         [record] = RecordsReader(reads, manifest.compression).read_part(segment, taken.start, taken.start + 1)
-    except DataError:  # reading will say so, or skip it
+    except DataError:  # the reader will raise it, or skip the record
         return
     try:
         tf_example.example(record or b"", manifest.features)
@@ -199,15 +198,15 @@ def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
 
 @tf.autograph.experimental.do_not_convert
 def joined(mixture: Mixture, datasets: Sequence[tf.data.Dataset], replicas: int | None) -> tf.data.Dataset:
-    """Returns elements with the rows of all sources; it ends with the first source.
+    """Returns the dataset whose elements have the rows of all sources; it ends with the first source.
 
     Args:
-      mixture: whose.
-      datasets: of each source, with the same number of elements a step.
-      replicas: between how many each element is split; None: it is not.
+      mixture: the request, with its data sets.
+      datasets: of each source, with the same number of elements per step.
+      replicas: number of replicas that share each element; None: it is not split.
 
     Raises:
-      UsageError: a function of the user's does not give the same for all sources.
+      UsageError: the user's function does not return the same types for all sources.
     """
     numbered = mixture.request.record_ids
     rows = [dataset.element_spec[-2 if numbered else -1].shape[0] for dataset in datasets]
@@ -225,10 +224,10 @@ def joined(mixture: Mixture, datasets: Sequence[tf.data.Dataset], replicas: int 
 
 
 def _in_blocks(parts: Sequence[Any], rows: Sequence[int]) -> Any:
-    """Returns the rows of all parts as `rows_in_blocks` says."""
+    """Returns the rows of all parts in the order of `rows_in_blocks`."""
     blocks = math.gcd(*rows)
     if all(isinstance(part, tf.Tensor) and part.shape.is_fully_defined() for part in parts):
-        # With static shapes a concatenation does it, which costs less than a gather of rows.
+        # With static shapes a concatenation is enough, which costs less than gathering rows.
         runs = [
             tf.reshape(part, [blocks, count // blocks, *part.shape[1:]])
             for part, count in zip(parts, rows, strict=True)

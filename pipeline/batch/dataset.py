@@ -1,7 +1,7 @@
-"""Composes the `tf.data` pipeline: windows -> plan -> read -> tail -> steps -> batches.
+"""The `tf.data` pipeline of one source: windows -> plan -> read -> tail -> steps -> batches.
 
-AutoGraph converts nothing here: no code of ours needs it, and it takes seconds. (`user_function.as_given` converts the
-user's functions.)
+AutoGraph converts nothing here, because our code does not need it and it takes seconds. (`user_function.as_given`
+converts the user's functions.)
 """
 
 from __future__ import annotations
@@ -9,25 +9,106 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline.batch.batches import Batches
-from pipeline.batch.plans import Run
 from pipeline.batch.resident import ResidentRows
 from pipeline.decode import PixelRows
-from pipeline.distort.base import Recipe, Undistorted, UserDistorted, output_spec
+from pipeline.distort.base import Undistorted, UserDistorted, output_spec
+from pipeline.order.arrays import Number, NumpyArrays
 from pipeline.order.feed import Feed, WindowPlan
-from pipeline.order.order import Order
-from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
+from pipeline.order.order import MAX_STEP, Order
+from pipeline.read.numpy_calls import call_numpy
+from pipeline.read.window import GOOD, RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
-_READY_GROUPS = 2  # finished groups; others are being made
-_COPIED = 16  # last elements of a window
-_MOST_GROUP_ROWS = 1024  # of a group: more gain nothing
-_MOST_GROUP_BYTES = 16 << 20  # 16 MiB: of a group's images, before or after the distortion
+_READY_GROUPS = 2  # finished groups ahead, while others are being made
+_COPIED = 16  # elements at a window's end that are copied, so that prefetching them does not keep the window
+_MOST_GROUP_ROWS = 1024  # of a group; more gain nothing
+_MOST_GROUP_BYTES = 16 << 20  # 16 MiB of a group's images, before or after the distortion
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The part of an order that a dataset feeds.
+
+    Attributes:
+      feed: plans the rows of every global batch that are fed here.
+      first_step: global step at which the dataset begins.
+      last_step: global step before which it ends; MAX_STEP: never.
+      replicas: number of replicas that share each element, which is then a tuple of their parts; None: it is not split.
+    """
+
+    feed: Feed
+    first_step: int
+    last_step: int
+    replicas: int | None = None
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements of the dataset, or tf.data's number for infinitely many."""
+        if self.last_step == MAX_STEP:
+            return int(tf.data.INFINITE_CARDINALITY)
+        return (self.last_step - self.first_step) * self.feed.local_replicas
+
+    @tf.autograph.experimental.do_not_convert
+    def plans(self, contiguous: bool = False) -> tf.data.Dataset:
+        """Returns (plan, first) of every window that is read, in order.
+
+        `first` is the number of the window's first element that is fed; those before belong to earlier steps.
+
+        Args:
+          contiguous: whether the plan puts records next to each other in the order of their elements.
+        """
+
+        def plan_of(number: Number) -> tuple[WindowPlan, Number]:
+            epoch, window = self.feed.epoch_and_window(number)
+            plan = self.feed.plan(epoch, window)
+            plan = plan.with_contiguous_elements(self.feed.arrays) if contiguous else plan
+            return plan, self.feed.first_element(self.first_step, epoch, window)
+
+        # A plan in ops has 560 nodes. Building them would take half of a dataset's start-up, and a second in a process
+        # that makes several datasets. Only datasets that run in other processes need that.
+        is_numpy = isinstance(self.feed.arrays, NumpyArrays)
+        planned = _by_numpy(plan_of, self.feed.replica_rows) if is_numpy else plan_of
+        return tf.data.Dataset.range(*self.feed.window_numbers(self.first_step, self.last_step)).map(planned)
+
+
+def _by_numpy(
+    plan_of: Callable[[int], tuple[WindowPlan, np.ndarray]], replica_rows: int
+) -> Callable[[tf.Tensor], tuple[WindowPlan, tf.Tensor]]:
+    """Returns `plan_of`, which computes with NumPy, as a function of tensors."""
+    scalar, numbers = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
+    plan = WindowPlan(
+        epoch=scalar,
+        pieces=tf.TensorSpec([None, 3], tf.int64),
+        records=numbers,
+        slots=numbers,
+        num_elements=scalar,
+        take=tf.TensorSpec([None, replica_rows], tf.int64),
+        real=tf.TensorSpec([None, replica_rows], tf.bool),
+        real_rows=numbers,
+        next_tail=numbers,
+        contiguous=tf.TensorSpec([2], tf.int64),
+    )
+    specs: list[tf.TensorSpec] = [*plan, scalar]
+
+    def call(number: np.ndarray) -> tuple[np.ndarray, ...]:
+        plan, first = plan_of(int(number))
+        values = zip((*plan, first), specs, strict=True)
+        return tuple(np.asarray(value, spec.dtype.as_numpy_dtype) for value, spec in values)
+
+    def planned(number: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
+        *found, first = call_numpy(call, [number], [spec.dtype for spec in specs])
+        for tensor, spec in zip((*found, first), specs, strict=True):
+            tensor.set_shape(spec.shape)
+        return WindowPlan(*found), first
+
+    return planned
 
 
 class Window(NamedTuple):
@@ -35,8 +116,8 @@ class Window(NamedTuple):
 
     Attributes:
       plan: of the window.
-      first: int64 scalar, the number of its first element that is fed: those before the run's first step are not.
-      columns: what was read.
+      first: number of its first element that is fed, int64 scalar; see `Run.plans`.
+      columns: that were read.
       tail: rows of the window before, which its first elements need.
     """
 
@@ -48,18 +129,19 @@ class Window(NamedTuple):
 
 @tf.autograph.experimental.do_not_convert
 def resident(run: Run, batches: Batches, rows: ResidentRows, plans: tf.data.Dataset | None = None) -> tf.data.Dataset:
-    """Returns the elements of a run whose one window lies in memory.
+    """Returns the elements of a run over a split that is kept in memory.
 
     Args:
-      run: what is fed.
-      batches: how.
-      rows: the whole selection.
+      run: steps to feed.
+      batches: makes elements of rows.
+      rows: of the whole selection.
       plans: of the windows; None: all those of the run.
     """
     size = group_size(run.feed, batches, rows.columns)
-    # Rows of a group are gathered replica by replica, so that each replica's elements are slices of them; but not where
-    # a weight depends on all rows of an element.
-    between = run.replicas if size > 1 and not batches.weigh_whole_elements(rows.columns) else None
+    # The rows of a group are gathered replica by replica, so that each replica's elements are slices of them. With
+    # `mean`, a weight depends on how many rows of its element are skipped; then elements are gathered whole.
+    needs_whole = GOOD in rows.columns and batches.resolved.request.weights == "mean"
+    between = run.replicas if size > 1 and not needs_whole else None
 
     def of_records(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
         plan = plan._replace(take=tf.gather(plan.records, plan.take))
@@ -86,7 +168,7 @@ def resident(run: Run, batches: Batches, rows: ResidentRows, plans: tf.data.Data
 
 
 def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
-    """Returns the elements of a run that is read by windows; while one is consumed, the next is read."""
+    """Returns the elements of a run that is read by windows; while one is consumed, the next one is read."""
     return of_windows(run, batches, _windows(run, reader), reader.assigns_rows)
 
 
@@ -104,7 +186,7 @@ def _windows(run: Run, reader: WindowReader) -> tf.data.Dataset:
 
 @tf.autograph.experimental.do_not_convert
 def with_tails(loaded: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the `Window`s of (plan, first, columns) in order, each with the tail that the one before leaves it."""
+    """Returns the `Window`s of (plan, first, columns) in order, each with the tail that the window before leaves."""
 
     def with_tail(tail: Columns, read: tuple[WindowPlan, tf.Tensor, Columns]) -> tuple[Columns, Window]:
         plan, first, columns = read
@@ -118,10 +200,10 @@ def of_windows(run: Run, batches: Batches, windows: tf.data.Dataset, in_place: b
     """Returns the elements of `Window`s.
 
     Args:
-      run: what is fed.
-      batches: how.
+      run: steps to feed.
+      batches: makes elements of rows.
       windows: in order.
-      in_place: whether most elements' rows lie next to each other (`WindowPlan.with_contiguous_elements`).
+      in_place: whether the rows of most elements lie next to each other (`WindowPlan.with_contiguous_elements`).
     """
     size = group_size(run.feed, batches, windows.element_spec.columns) if in_place else 1
     made = _WindowElements(run, batches, in_place, size)
@@ -138,7 +220,7 @@ class _WindowElements:
     """Makes the elements of a window: one by one, in groups, or as slices of its memory.
 
     Attributes:
-      run, batches, in_place: as of `of_windows`.
+      run, batches, in_place: as for `of_windows`.
       size: elements of a group.
     """
 
@@ -148,7 +230,7 @@ class _WindowElements:
     size: int
 
     def one(self, window: Window, number: tf.Tensor) -> tuple:
-        """Returns element `number`, split between the replicas."""
+        """Returns the element with this number, split between the replicas."""
         plan, _, columns, tail = window
 
         def gathered() -> Columns:
@@ -166,7 +248,7 @@ class _WindowElements:
         return split(self.batches.element(taken, plan, number), self.run.replicas)
 
     def group(self, window: Window, begin: tf.Tensor) -> tuple:
-        """Returns the group that begins with element `begin`, for `_from_groups`."""
+        """Returns the group that begins with element number `begin`, for `_from_groups`."""
         plan, _, columns, tail = window
         size, rows = self.size, self.run.feed.replica_rows
         numbers = _group(begin, size, plan.num_elements)
@@ -183,10 +265,9 @@ class _WindowElements:
         return _joined(self.run, self.batches.element(taken, plan, numbers), None, plan.num_elements - begin)
 
     def stored(self, window: Window) -> tf.data.Dataset:
-        """Returns the elements as slices of the window's memory; one by one those that do not lie so, and the last."""
+        """Returns the elements as slices of the window's memory; the last, and those that do not lie so, one by one."""
         plan, first, columns, _ = window
         begin, end = plan.contiguous[0], plan.contiguous[1]
-        # Keeping or prefetching the copied elements does not keep the window in memory, so the last ones are copied.
         stop = tf.maximum(begin, end - _COPIED)
         whole = self.batches.stored(columns, plan, stop, self.run.feed.replica_rows)
         whole = slices(whole, self.run.replicas).skip(tf.maximum(first - begin, 0))
@@ -199,17 +280,17 @@ class _WindowElements:
 
     @functools.cached_property
     def _traced(self) -> Any:
-        return tf.function(self.one, autograph=False)  # traced once for its two uses
+        return tf.function(self.one, autograph=False)  # `stored` uses it twice; it is traced once
 
 
 @tf.autograph.experimental.do_not_convert
 def unpadded(dataset: tf.data.Dataset, order: Order, epochs: int) -> tf.data.Dataset:
-    """Returns the elements of an evaluation without the rows that fill the last step, in batches of `unpadded_rows`.
+    """Returns the elements of an evaluation without the padding of the last step, in batches of `unpadded_rows`.
 
     Args:
       dataset: of whole epochs, in elements of `order.global_batch_size` rows.
       order: of the evaluation.
-      epochs: how many.
+      epochs: number of them.
     """
     count, full, sizes = order.num_records, order.global_batch_size, unpadded_rows(order)
 
@@ -227,11 +308,11 @@ def unpadded(dataset: tf.data.Dataset, order: Order, epochs: int) -> tf.data.Dat
 
 
 def unpadded_rows(order: Order) -> list[int]:
-    """Returns the rows of each batch of an epoch where nothing is padding.
+    """Returns the rows of each batch of an epoch without padding.
 
-    What is left for the last batch may be fewer rows than there are replicas, of which one would get none: that breaks
-    convolutions and BatchNorm. Then the batch before gives some of its rows. All but the last are multiples of a power
-    of two, since Keras builds a model from the first batch, and cannot where replicas get different numbers of rows.
+    The last batch may have fewer rows than there are replicas. A replica without rows would break convolutions and
+    BatchNorm, so the batch before gives some of its rows. All batches but the last are multiples of a power of two,
+    because Keras builds a model from the first batch, and cannot if replicas get different numbers of rows.
     """
     full, rest = divmod(order.num_records, order.global_batch_size)
     if full and not 0 < rest < order.global_batch_size / 2:
@@ -245,12 +326,12 @@ def unpadded_rows(order: Order) -> list[int]:
 
 
 def _with_numbers(held: Any, first: tf.Tensor, stop: tf.Tensor, size: int) -> tf.data.Dataset:
-    """Pairs `held` with the number of the first element of each group that is fed."""
+    """Pairs `held` with the numbers first, first + size, ... below `stop`: the first element of each group."""
     return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(held).repeat(), tf.data.Dataset.range(first, stop, size))
 
 
 def _group(first: tf.Tensor, size: int, stop: tf.Tensor) -> tf.Tensor:
-    """Returns the numbers of a group's elements, (size,); past the window's end the last one is repeated."""
+    """Returns the numbers of a group's elements, (size,); past the window's end the last number is repeated."""
     return tf.minimum(first + tf.range(size, dtype=tf.int64), stop - 1)
 
 
@@ -258,21 +339,21 @@ def _joined(run: Run, together: tuple, between: int | None, count: tf.Tensor) ->
     """Returns the first `count` elements of a group for `_from_groups`, in the group's memory."""
     if run.replicas != between:
         return tf.nest.map_structure(lambda c: c[:count], together)
-    # Rows of one element behind those of another, for each replica by itself, to be cut into elements by `rebatch`.
+    # For each replica, the rows of all its elements one after the other; `rebatch` cuts them into elements.
     return tf.nest.map_structure(lambda c: tf.reshape(c[:count], [-1, *c.shape[2:]]), split(together, between))
 
 
 @tf.autograph.experimental.do_not_convert
 def _from_groups(run: Run, groups: tf.data.Dataset, between: int | None) -> tf.data.Dataset:
-    """Returns the elements of groups, each a slice in its group's memory.
+    """Returns the elements of groups, each a slice of its group's memory.
 
-    Groups are made ahead. Elements are not: a slice costs less than handing it from one thread to another.
+    Groups are made ahead. Elements are not, because a slice costs less than handing it from one thread to another.
 
     Args:
-      run: what is fed.
-      groups: what `_joined` gives.
-      between: how many replicas the rows of a group were gathered for; where that is what the run asks for, elements
-        are rows of the group that follow each other.
+      run: steps to feed.
+      groups: from `_joined`.
+      between: number of replicas by which the rows of a group were gathered. If it is that of the run, the rows of an
+        element lie next to each other.
     """
 
     def elements(*together: Any) -> tf.data.Dataset:
@@ -293,26 +374,26 @@ def _delivered(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(run.num_elements))
     options = tf.data.Options()
     options.deterministic = True
-    # Rewriting the graph would copy the captured images: the split would lie in memory twice. There is nothing to gain:
-    # the maps are parallel and prefetched as they stand.
+    # Rewriting the graph would copy the captured images, so that the split would be in memory twice. It would gain
+    # nothing, because the maps are parallel and prefetched already.
     options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = False
-    # Reading is no state: what is read follows from the step.
+    # Reading has no state, because the step determines what is read.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    # The global batch is made whole on every worker, so a worker takes its rows of it; FILE would ask for files.
+    # Every worker makes whole global batches and takes its rows of them. With FILE, TensorFlow would want files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.with_options(options)
 
 
 def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
-    """Returns how many elements one call makes.
+    """Returns how many elements are made together.
 
-    It is 1 where an element has as many rows as a group; where examples are decoded or parsed for each element; for
-    features that vary in length; and for the user's own function, which gets one batch at a time.
+    It is 1 if an element has as many rows as a group, if examples are decoded or parsed for each element, if features
+    vary in length, or for the user's own function, which gets one batch at a time.
 
     Args:
-      feed: what is fed.
-      batches: how.
+      feed: plans the rows to feed.
+      batches: makes elements of rows.
       columns: of a window, or their specs.
     """
     form, recipe = batches.form, Undistorted() if batches.on_device else batches.recipe
@@ -320,27 +401,23 @@ def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
         return 1
     if not all(isinstance(column, tf.Tensor | tf.TensorSpec) for column in columns.values()):
         return 1
-    rows = min(_MOST_GROUP_ROWS, _MOST_GROUP_BYTES // _image_bytes(recipe, form.image_shape))
+    image_bytes = math.prod(form.image_shape)
+    if not isinstance(recipe, Undistorted):
+        given = output_spec(recipe, form.image_shape)
+        image_bytes = max(image_bytes, math.prod(given.shape) * given.dtype.size)
+    rows = min(_MOST_GROUP_ROWS, _MOST_GROUP_BYTES // image_bytes)
     most = max(1, rows // feed.replica_rows)
-    # Groups of one size, the last of which is full or nearly so: what it lacks is made for nothing.
+    # All groups have one size, chosen so that the last one is nearly full: it is computed as a whole.
     elements = -(-feed.order.steps_per_epoch // feed.order.windows) * feed.local_replicas
     return -(-elements // -(-elements // most))
 
 
-def _image_bytes(recipe: Recipe, shape: tuple[int, int, int]) -> int:
-    stored = math.prod(shape)
-    if isinstance(recipe, Undistorted):
-        return stored
-    given = output_spec(recipe, shape)
-    return max(stored, math.prod(given.shape) * given.dtype.size)
-
-
 def split(element: tuple[Any, ...], replicas: int | None) -> tuple[Any, ...]:
-    """Returns what each replica gets of an element: equal runs of its rows.
+    """Returns each replica's part of an element: equal runs of its rows.
 
     Args:
-      element: its components have one number of rows; they may be RaggedTensors.
-      replicas: how many; None: the element is not split.
+      element: components with the same number of rows, which may be RaggedTensors.
+      replicas: number of parts; None: the element is returned as it is.
     """
     if replicas is None:
         return element
@@ -349,13 +426,13 @@ def split(element: tuple[Any, ...], replicas: int | None) -> tuple[Any, ...]:
 
 
 def slices(together: tuple[Any, ...], replicas: int | None) -> tf.data.Dataset:
-    """Returns the dataset of elements that lie together, each split as `split` does it, in the same memory.
+    """Returns the dataset of elements that lie together, each split as by `split`, in the same memory.
 
-    No function runs for an element, which would cost several times what the slices do.
+    No function runs per element, because a call would cost several times as much as the slices.
 
     Args:
       together: components of shape (elements, rows, ...).
-      replicas: as of `split`.
+      replicas: as for `split`.
     """
     if replicas is None:
         return tf.data.Dataset.from_tensor_slices(together)
@@ -365,7 +442,7 @@ def slices(together: tuple[Any, ...], replicas: int | None) -> tf.data.Dataset:
 
 
 def _cut(plan: WindowPlan, replicas: int) -> WindowPlan:
-    """Returns a plan of the rows of each replica: element e of replica r becomes element `e * replicas + r`.
+    """Returns a plan whose elements are the parts of one replica each: part r of element e is `e * replicas + r`.
 
     `num_elements` stays the number of whole elements.
     """
@@ -374,12 +451,12 @@ def _cut(plan: WindowPlan, replicas: int) -> WindowPlan:
 
 
 def _cut_numbers(numbers: tf.Tensor, replicas: int) -> tf.Tensor:
-    """Returns the numbers in a `_cut` plan of elements, int64 (n,): those of one replica, then those of the next."""
+    """Returns the numbers in a `_cut` plan of the parts of some elements, int64 (n,), one replica after the other."""
     return tf.reshape(numbers * replicas + tf.range(replicas, dtype=tf.int64)[:, None], [-1])
 
 
 def _equal_runs(component: tf.Tensor | tf.RaggedTensor, replicas: int) -> list[Any]:
-    """Returns equal runs of rows, also of a RaggedTensor, which `tf.split` does not take."""
+    """Returns equal runs of rows, also for a RaggedTensor, which `tf.split` does not take."""
     if isinstance(component, tf.RaggedTensor):
         rows = component.nrows() // replicas
         return [component[replica * rows : (replica + 1) * rows] for replica in range(replicas)]

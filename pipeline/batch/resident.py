@@ -1,4 +1,4 @@
-"""A whole split in memory: its images are decoded once, and batches take rows, or crops of rows, from it."""
+"""A whole split in memory: its images are decoded once, and batches take rows of it, or crops of these."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from pipeline.read.memory import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor, gather
 
-_LIBRARY = "pipeline.read._gather_crops"  # not a module: TensorFlow loads it
-_DECODED_TOGETHER = 256  # images, so that no second copy of the split lies in memory
+_LIBRARY = "pipeline.read._gather_crops"  # not a module of Python; TensorFlow loads it
+_DECODED_TOGETHER = 256  # images, so that there is no second copy of the split in memory
 
 
 def is_compiled() -> bool:
-    """Returns whether there is the operation."""
+    """Returns whether the compiled operation of `gather_crops` can be used."""
     return _operation() is not None
 
 
 def gather_crops(
     lanes: tf.Tensor, rows: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int
 ) -> tf.Tensor:
-    """Returns a crop of each of some images; what lies outside of its image is zero.
+    """Returns a crop of each of some images, with zeros where it reaches beyond its image.
 
     Args:
       lanes: the images, uint8 (n, lines, bytes of a line).
-      rows: which of them, int64 (k,).
-      top, left: int32 (k,): where the crop begins, in lines and in bytes; it may begin before the image.
+      rows: numbers of the images to crop, int64 (k,).
+      top, left: where each crop begins, in lines and in bytes; int32 (k,). It may begin before the image.
       height, width: of the crops, in lines and in bytes.
 
     Returns:
       uint8 (k, height, width).
 
     Raises:
-      tf.errors.InvalidArgumentError: rows that there are not.
+      tf.errors.InvalidArgumentError: `rows` has a number that is not one of an image.
     """
     operation = _operation()
     assert operation is not None
@@ -56,24 +56,24 @@ def gather_crops(
 
 @functools.cache
 def _operation() -> Any:
-    """Returns the operation; None: it was not compiled, or this TensorFlow lacks what it needs."""
+    """Returns the compiled operation; None: it was not compiled, or does not fit this TensorFlow."""
     library = importlib.util.find_spec(_LIBRARY)
     if library is None or not library.origin:
         return None
     try:
         return getattr(tf.load_op_library(library.origin), "stepfeed_gather_crops", None)
-    except (tf.errors.OpError, OSError, RuntimeError):  # of another system, or another processor
+    except (tf.errors.OpError, OSError, RuntimeError):  # compiled for another system or processor
         return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Crops:
-    """Takes the crops of images that a recipe begins with, which costs less than to take whole images.
+    """Takes the crops with which a recipe begins, which costs less than taking whole images.
 
     Attributes:
-      recipe: that recipe.
+      recipe: begins with these crops.
       image_shape: (height, width, channels) of the images.
-      keys_of: from an epoch and its records to their keys, uint64.
+      keys_of: returns the keys, uint64, of an epoch and records.
     """
 
     recipe: CropFirst
@@ -82,16 +82,16 @@ class Crops:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the crops."""
+        """(height, width, channels) of the crops."""
         return *self.recipe.crop_size(self.image_shape), self.image_shape[2]
 
     def take(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the crops of some images, uint8 (..., pixels of a crop).
+        """Returns the crops of some images: uint8 (..., values of a crop).
 
         Args:
-          images: uint8 (n, pixels).
+          images: uint8 (n, values of an image).
           epoch: int64 scalar.
-          rows: of the images, and their records: int64 (...).
+          rows: numbers of the images, which are their record ids: int64 (...).
         """
         height, width, channels = self.image_shape
         tall, wide, _ = self.shape
@@ -112,14 +112,14 @@ class ResidentRows:
 
     Attributes:
       columns: one row per record, in the selection's order.
-      crops: takes crops of the images of column `image`; None: they are taken whole.
+      crops: takes crops of the column `image`; None: images are taken whole.
     """
 
     columns: Columns
     crops: Crops | None = None
 
     def take(self, epoch: tf.Tensor, rows: tf.Tensor) -> Columns:
-        """Returns the columns of some rows, int64 (...), and their record ids, which are these."""
+        """Returns the columns of some rows, int64 (...); the numbers of rows are the record ids."""
         if self.crops is None:
             return {RECORD_ID: rows, **gather(self.columns, rows)}
         others = {name: column for name, column in self.columns.items() if name != "image"}
@@ -128,7 +128,7 @@ class ResidentRows:
 
 
 def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
-    """Returns a whole selection, and the batches of its rows.
+    """Reads a whole selection; returns its rows, and what makes batches of them.
 
     Images are decoded, unless each batch decodes other parts of them.
 
@@ -137,7 +137,7 @@ def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
     """
     selection, form = batches.resolved.selection, batches.form
     columns = reader.load(all_pieces(selection))
-    # A recipe that crops decodes another part of each image in every epoch, so its images stay encoded.
+    # A recipe that crops decodes another part of each image in every epoch. Its images stay encoded.
     if isinstance(form, Serialized) and cropping_of(batches.recipe) is None:
         columns, form = _decoded(form, columns, selection)
     batches = dataclasses.replace(batches, form=form)
@@ -150,7 +150,7 @@ def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
 
 
 def _crops(batches: Batches) -> Crops | None:
-    """Returns what takes the crops that the recipe begins with; None: rows are taken whole."""
+    """Returns what takes the crops with which the recipe begins; None: images are taken whole."""
     first, form = crop_first_of(batches.recipe), batches.form
     if first is None or not isinstance(form, PixelRows) or batches.on_device or not batches.resolved.order.training:
         return None
@@ -183,7 +183,7 @@ def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[
 def _undecodable(
     decode: Callable[[tf.Tensor], Any], records: tf.Tensor, first: int, selection: Selection, error: tf.errors.OpError
 ) -> DataError:
-    """Returns the error for the first record, from number `first` on, that cannot be decoded by itself."""
+    """Returns the error for the first record from number `first` on that cannot be decoded."""
     for number in range(first, min(first + _DECODED_TOGETHER, int(records.shape[0]))):
         try:
             decode(records[number : number + 1])

@@ -23,7 +23,7 @@ _SECONDS = 0.2  # of a round
 
 @dataclasses.dataclass(frozen=True)
 class BenchConfig:
-    """The input that is timed: the arguments of input_fn, as the run has them."""
+    """The input to time, given by the arguments that the run passes to input_fn."""
 
     data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
     split: str = flag("train", "or a slice of one")
@@ -50,7 +50,7 @@ class BenchConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints what each stage costs.
+    """Prints what each stage costs and which one bounds the input.
 
     Raises:
       DataError: there is no valid data set, or a shard is missing or corrupt.

@@ -1,4 +1,4 @@
-"""Measures the parts of an input in turns, so that a change of the machine's speed affects all of them alike."""
+"""Measures the parts of an input in turns, so that a change in the machine's speed affects all of them alike."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from pipeline.read.window import LocalReader
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 READY = 5 + CORES  # elements that may be ready when a round begins: tf.data's buffers, and one per parallel call
-_LONGEST = 2.0  # seconds of a round that is made longer to hold whole windows
-_SHORTEST = 0.1  # of the wanted time, for a first estimate
-_IDLE, _IDLE_SECONDS = 0.1, 0.005  # of a core, over this time: the threads of the other parts have filled their buffers
+_LONGEST = 2.0  # seconds; a round that would take longer need not hold whole windows
+_SHORTEST = 0.1  # of the wanted time; a shorter first run says too little about the speed
+_IDLE, _IDLE_SECONDS = 0.1, 0.005  # less of a core over this time: other parts' threads have filled their buffers
 _MOST_WAITS = 100
-_DECODED_TOGETHER = 256  # as where a split is kept in memory
-MOST_BYTES = 128 << 20  # 128 MiB of shards in a round
-_READ_BLOCK, _READ_TASK = 1 << 20, 8 << 20  # as of `RowsReader`
-_FROM_DISK = 0.05  # of the bytes; less is the system's own
+_DECODED_TOGETHER = 256  # as many as where a split is kept in memory
+MOST_BYTES = 128 << 20  # 128 MiB of shards per round
+_READ_BLOCK, _READ_TASK = 1 << 20, 8 << 20  # those of `RowsReader`
+_FROM_DISK = 0.05  # of the bytes; fewer are reads of the system itself
 _PROC_IO = pathlib.Path("/proc/self/io")
 
 
@@ -44,10 +44,10 @@ class Part:
     Attributes:
       name: of the part.
       take: does a number of units of work (steps, windows, passes) and returns their rows.
-      ready: units that are taken before each round, since they may be ready.
-      whole: units that belong together: a window's elements.
-      by_steps: whether --steps says how many units a round has.
-      settles: whether other parts are measured between its rounds; else these follow each other.
+      ready: units to take before each round, because they may have been made before it.
+      whole: units that belong together, such as the steps of a window: a round has a multiple of them.
+      by_steps: whether --steps sets the units of a round.
+      settles: whether to wait before each round until the threads of other parts are idle.
       count: units of a round.
     """
 
@@ -60,8 +60,8 @@ class Part:
     count: int = 1
 
     def calibrate(self, seconds: float, steps: int | None) -> None:
-        """Sets `count` to take about `seconds`, or to `steps`; compiles what is compiled first."""
-        self.take(1)
+        """Sets `count` so that a round takes about `seconds`, or to `steps`."""
+        self.take(1)  # traces and compiles, which no round is to include
         count, took = 1, _seconds(self.take, 1)
         while took < _SHORTEST * seconds:
             count *= 4
@@ -73,7 +73,7 @@ class Part:
             self.count = -(-self.count // self.whole) * self.whole
 
     def sample(self) -> Sample:
-        """Returns a round, after what was ready."""
+        """Measures one round."""
         if self.settles:
             _settle()
         if self.ready:
@@ -86,14 +86,14 @@ class Part:
 def measure(
     parts: Sequence[Part], rounds: int, seconds: float, steps: int | None, text: str
 ) -> dict[str, list[Sample]]:
-    """Returns the samples of each part, by name; shows its progress on a terminal.
+    """Returns the samples of each part, by name; shows progress on a terminal.
 
     Args:
-      parts: what is measured.
-      rounds: samples of each.
-      seconds: of a sample, about.
-      steps: of a sample of the parts that go by steps; None: as `seconds` says.
-      text: what the progress bar says.
+      parts: to measure.
+      rounds: samples of each part.
+      seconds: that a sample takes, about.
+      steps: of a sample, for parts that are counted in steps; None: as many as take `seconds`.
+      text: of the progress bar.
     """
     found: dict[str, list[Sample]] = {part.name: [] for part in parts}
     with tqdm.tqdm(total=len(parts) * (rounds + 1), desc=text, unit=" rounds", disable=None, leave=False) as bar:
@@ -114,7 +114,7 @@ def _seconds(take: Callable[[int], int], count: int) -> float:
 
 
 def _settle() -> None:
-    """Waits until the threads of other parts have nothing more to do."""
+    """Waits until the threads of other parts are idle."""
     for _ in range(_MOST_WAITS):
         before = time.process_time()
         time.sleep(_IDLE_SECONDS)
@@ -123,11 +123,11 @@ def _settle() -> None:
 
 
 def decoding(form: Form, records: tf.Tensor) -> Callable[[int], int]:
-    """Returns a function that decodes images as a split that is kept is decoded, and returns how many.
+    """Returns a function that decodes images in the way of a split that is kept in memory, and returns how many.
 
     Args:
       form: of the records.
-      records: serialized, string (n,); the function decodes 256 of them as often as it is told.
+      records: serialized, string (n,). The function decodes 256 of them, as many times as its argument says.
     """
     count = min(_DECODED_TOGETHER, int(records.shape[0]))
 
@@ -149,8 +149,8 @@ def taking(batches: Any, rows_of: Callable[[Any], Any]) -> Callable[[int], int]:
     """Returns a function that takes elements, in one `tf.function` as the trainer does, and returns their rows.
 
     Args:
-      batches: a dataset, of a strategy or not; of endless length.
-      rows_of: returns the rows of an element, an int or an int64 scalar.
+      batches: an endless dataset, of a strategy or not.
+      rows_of: returns the number of rows of an element, an int or an int64 scalar.
     """
     iterator = iter(batches)
 
@@ -172,10 +172,10 @@ def taking(batches: Any, rows_of: Callable[[Any], Any]) -> Callable[[int], int]:
 
 @contextlib.contextmanager
 def input_errors() -> Iterator[None]:
-    """Context that reads the input.
+    """Context in which TensorFlow's error for a failed input becomes the error that caused it.
 
     Raises:
-      DataError: a shard is missing, changed or corrupt, or a function of the user failed.
+      DataError: a shard is missing, changed or corrupt, or the user's function failed.
     """
     try:
         yield
@@ -186,13 +186,18 @@ def input_errors() -> Iterator[None]:
 
 @dataclasses.dataclass
 class Traffic:
-    """Bytes that were read, and how many of them disks had to deliver; None where the system does not say."""
+    """Bytes that were read, and how many of them came from disks (None: the system does not say)."""
 
     asked: int = 0
     delivered: int | None = 0
 
     def add(self, asked: int, before: int | None, after: int | None) -> None:
-        """Adds a read; `before` and `after` it are those of `bytes_from_disks`."""
+        """Adds a read.
+
+        Args:
+          asked: bytes that were read.
+          before, after: what `bytes_from_disks` returned before and after it.
+        """
         self.asked += asked
         known = self.delivered is not None and before is not None and after is not None
         self.delivered = (self.delivered or 0) + (after or 0) - (before or 0) if known else None
@@ -210,14 +215,14 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Reads:
-    """What a window, or a whole split, reads; of much, a part.
+    """The records that a window, or a split that is kept in memory, reads: all of them, or a part of many.
 
     Attributes:
       shards: of the selection.
       compression: of the shards.
-      pieces: int64 (p, 3): segment, first record and end.
-      row_of: int64 (n,): the row of each record; None: a split that is read once, in its order.
-      traffic: what `bytes_only` has read.
+      pieces: segment, first record and end of each piece, int64 (p, 3).
+      row_of: the row of each record, int64 (n,); None: a split that is kept in memory, read in its order.
+      traffic: bytes that `bytes_only` has read.
     """
 
     shards: Shards
@@ -228,11 +233,11 @@ class Reads:
 
     @property
     def rows(self) -> int:
-        """Records."""
+        """Number of records."""
         return int((self.pieces[:, 2] - self.pieces[:, 1]).sum())
 
     def bytes_only(self, passes: int) -> int:
-        """Reads the bytes `passes` times; returns the rows."""
+        """Reads the bytes `passes` times, without looking at them; returns the rows."""
         sidecars = Sidecars(self.shards)
         parts = self.shards.parts(self.pieces, None if self.compression else _READ_TASK)
         for _ in range(passes):
@@ -243,7 +248,7 @@ class Reads:
 
     def _read_part(self, sidecars: Sidecars, segment: int, start: int, stop: int) -> int:
         shard = self.shards.segments[segment].shard
-        if not shard.is_seekable(self.compression):  # whole
+        if not shard.is_seekable(self.compression):  # its records can only be read from its beginning
             begin, end = 0, shard.num_bytes
         elif self.compression:
             table = sidecars.members(segment)
@@ -264,14 +269,14 @@ class Reads:
         return f"{self.shards.data_dir}, a remote folder" if is_remote else self.traffic.source
 
     def checked(self, reader: LocalReader, passes: int) -> int:
-        """Reads, checks and places the records `passes` times with the reader; returns the rows."""
+        """Has the reader read, check and place the records `passes` times; returns the rows."""
         for _ in range(passes):
             reader.arrays(self.pieces, self.row_of)
         return passes * self.rows
 
 
 def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64] | None, compression: str) -> Reads:
-    """Returns the first of some pieces, as many as hold `MOST_BYTES`; whole shards where they are read forward only."""
+    """Returns the first pieces, up to `MOST_BYTES`; whole shards if one of them can only be read forward."""
     counts = [segment.num_examples for segment in shards.segments]
     is_forward = not all(segment.shard.is_seekable(compression) for segment in shards.segments)
     if is_forward:
@@ -292,7 +297,7 @@ def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64]
 
 
 def bytes_from_disks() -> int | None:
-    """Returns the bytes that this process has had read from disks so far; None where the system does not say."""
+    """Returns the bytes that disks have delivered to this process so far; None: the system does not say."""
     try:
         lines = dict(line.split(": ") for line in _PROC_IO.read_text(encoding="ascii").splitlines())
         return int(lines["read_bytes"])

@@ -1,4 +1,4 @@
-"""The stages of an input, what each of them costs, and what bounds it; as lines of text, or as a JSON object."""
+"""The stages of an input, the cost of each, and what bounds the input: as lines of text, or as a JSON object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pipeline.commands.text import count_of, table
 from pipeline.request import DEVICE
 from pipeline.resolved import ResolvedRequest
 
-# What is measured beside the stages of a batch. The last four are sections: each has its own threads, and they overlap.
+# Parts that are measured beside the stages of a batch. The last four are sections: each has its own threads, so that
+# they overlap.
 BYTES = "bytes"
 READER, ORDER, BATCHES, DEVICES = "reader", "order", "batches", "devices"
 SECTIONS = {
@@ -25,6 +26,7 @@ SECTIONS = {
     BATCHES: "making batches",
     DEVICES: "making and copying batches",
 }
+_SECTION_OF = {"read": READER, "check": READER, "order": ORDER, "copy to device": DEVICES}  # the other stages: BATCHES
 CPU_BOUND = 0.75  # above this CPU utilisation the input is CPU-bound
 TOGETHER = 0.7  # below this share of the slowest section's rate, that section alone does not bound the input
 _MICRO, _MB = 1e6, 1e6
@@ -40,14 +42,14 @@ _COLUMNS = 80  # where there is no terminal
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stage.
+    """A stage of an input.
 
     Attributes:
       name: `read`, `check`, ...
-      terms: its cost, as parts to add (1) and to subtract (-1); none: it does not occur.
+      terms: its cost, as measured parts to add (1) and to subtract (-1); empty: this input does not have the stage.
       note: how it is done, or why it does not occur.
-      row_bytes: what it hands on per row; None: nothing that has a size.
-      once: it is done once per run, not per epoch.
+      row_bytes: bytes that it hands on per row; None: nothing that has a size.
+      once: whether it is done once per run, not per epoch.
     """
 
     name: str
@@ -63,10 +65,10 @@ class Stage:
 
 
 def of_prefixes(prefixes: list[str]) -> dict[str, dict[str, int]]:
-    """Returns the terms of the stages that make a batch.
+    """Returns the terms of the stages that make a batch: each costs what is added from the stop before to its own.
 
     Args:
-      prefixes: `NUMBERS`, and stages that each hand on what the one before did; none: a batch is a slice of a window.
+      prefixes: the stages after which the input can stop, in order; empty: a batch is a slice of a window.
     """
     terms = {later: {later: 1, sooner: -1} for sooner, later in itertools.pairwise(prefixes)}
     return terms | {"batch": {WEIGHTS: 1} if prefixes else {BATCHES: 1}}
@@ -97,13 +99,13 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a stage that occurs costs.
+    """What a stage costs.
 
     Attributes:
       stage: the stage.
       processor: microseconds of processor time per row, over all cores.
-      clock: microseconds that it adds, by the clock, to those of the stages before it in its section.
-      share: of the processor time of all stages that each epoch repeats, 0..1; 0 for one that is done once.
+      clock: microseconds per row, by the clock, that it adds to the stages before it in its section.
+      share: its part, 0..1, of the processor time of all stages that each epoch repeats; 0 if it is done once.
     """
 
     stage: Stage
@@ -114,17 +116,17 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What was measured of an input.
+    """The measurement of an input.
 
     Attributes:
-      stages: all of them, in order.
-      costs: by name, of those that occur.
+      stages: all stages, in order.
+      costs: by name, of the stages that occur.
       sections: rows per second of each section by itself.
       rate: rows per second from end to end.
       processor: microseconds of processor time per row, of the whole process.
-      busy: share of the cores' time, 0..1.
-      bound: the stage that bounds the input.
-      is_processor_bound: whether it does so because the cores have no time left, for this process at least.
+      busy: part of the cores' time that this process used, 0..1.
+      bound: name of the stage that bounds the input.
+      is_processor_bound: whether it does so because the cores have no time left, at least not for this process.
     """
 
     stages: Sequence[Stage]
@@ -140,7 +142,14 @@ class Result:
 def result_of(
     stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]], whole: Sequence[Sample], cores: int
 ) -> Result:
-    """Returns what the samples of the parts, and of the whole input, say."""
+    """Returns the costs of the stages, and what bounds the input.
+
+    Args:
+      stages: of the input.
+      samples: of each measured part, by name.
+      whole: samples of the whole input.
+      cores: of this machine.
+    """
     found = {stage.name: _cost(stage, samples) for stage in stages if stage.occurs}
     total = sum(cost.processor.median for cost in found.values() if not cost.stage.once)
     costs = {
@@ -151,8 +160,9 @@ def result_of(
     busy = statistics.median(s.processor / s.seconds for s in whole) / cores
     slowest = min(sections, key=lambda part: sections[part].median)
     repeated = [cost for cost in costs.values() if not cost.stage.once]
-    within = [cost for cost in repeated if _section(cost.stage) == slowest] or repeated
+    within = [cost for cost in repeated if _SECTION_OF.get(cost.stage.name, BATCHES) == slowest] or repeated
     rate = Spread.of(_rate(s) for s in whole)
+    # Sections that are each much faster than the whole compete for the cores, even if these are not all busy.
     by_processor = busy >= CPU_BOUND or rate.median < TOGETHER * sections[slowest].median
     bound = max(repeated, key=lambda c: c.share) if by_processor else max(within, key=lambda c: c.clock.median)
     return Result(
@@ -181,16 +191,12 @@ def _repeated(stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]]) 
     return [part for part in SECTIONS if part in samples and not (part == READER and reads_once)]
 
 
-def _section(stage: Stage) -> str:
-    return {"read": READER, "check": READER, "order": ORDER, "copy to device": DEVICES}.get(stage.name, BATCHES)
-
-
 def _rate(sample: Sample) -> float:
     return sample.rows / sample.seconds
 
 
 def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
-    """Returns what is timed."""
+    """Returns the lines that say what is timed."""
     made, spec, order, request = resolved.manifest, resolved.spec, resolved.order, resolved.request
     image = made.features["image"]
     size = "x".join("?" if side is None else str(side) for side in image.shape)
@@ -243,12 +249,12 @@ def _row(result: Result, stage: Stage, num_records: int, bar: str) -> list[tuple
 
 
 def verdict_lines(result: Result, cores: int, source: str) -> list[str]:
-    """Returns the rates and what bounds them.
+    """Returns the lines with the rates, and with what bounds the input.
 
     Args:
       result: the figures.
       cores: of this machine.
-      source: where the bytes came from.
+      source: where the bytes came from, in words.
     """
     total = sum(cost.processor.median for cost in result.costs.values() if not cost.stage.once)
     sections = ", ".join(f"{SECTIONS[part]} {spread.median:,.0f}" for part, spread in result.sections.items())
@@ -264,7 +270,7 @@ def verdict_lines(result: Result, cores: int, source: str) -> list[str]:
 
 
 def reason(result: Result) -> str:
-    """Returns the stage that bounds an input, and why it is that one."""
+    """Returns in words which stage bounds the input, and why."""
     cost = result.costs[result.bound]
     if result.is_processor_bound:
         text = f"the processor: {result.bound} takes {cost.share:.0%} of its time"
@@ -330,17 +336,23 @@ def _stage_object(result: Result, stage: Stage) -> dict[str, Any]:
 
 
 class Bars:
-    """Draws bars for standard output."""
+    """Draws bars in the characters and colours that standard output can show."""
 
     def __init__(self) -> None:
-        """Looks at what standard output can show."""
+        """Finds out what standard output can show."""
         self.is_terminal = sys.stdout.isatty()
         self.has_colors = self.is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self.columns = shutil.get_terminal_size((_COLUMNS, 24)).columns if self.is_terminal else _COLUMNS
         self._has_blocks = self.is_terminal and _can_encode(_FULL + _EIGHTHS, sys.stdout.encoding)
 
     def bar(self, share: float, width: int, is_bound: bool) -> str:
-        """Returns the bar of a share 0..1, of `width` columns at most; what bounds the input has another colour."""
+        """Returns a bar.
+
+        Args:
+          share: length of the bar, 0..1.
+          width: columns of the longest bar.
+          is_bound: whether it belongs to the stage that bounds the input, which has another colour.
+        """
         eighths = round(min(max(share, 0.0), 1.0) * width * 8)
         if self._has_blocks:
             text = _FULL * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

@@ -1,4 +1,4 @@
-"""The input that is timed: one window of it in memory, from which batches are made up to any stage; and its parts."""
+"""The input to time: a window in memory, from which batches are made up to any stage, and the parts to measure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import tensorflow as tf
 from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.batches import Batches
 from pipeline.batch.compose import choose, make_dataset
-from pipeline.batch.dataset import of_windows, resident, with_tails
-from pipeline.batch.plans import Run
+from pipeline.batch.dataset import Run, of_windows, resident, with_tails
 from pipeline.batch.resident import ResidentRows, load
 from pipeline.bench import measure
 from pipeline.bench.measure import READY, Part, Reads, decoding, taking
@@ -35,18 +34,18 @@ _RAW = "raw images are copied as they are"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """An input.
+    """An input, with one window of it in memory.
 
     Attributes:
-      resolved: what is asked for.
-      strategy: whose replicas get the batches; None: host memory does, as one batch.
-      reader: of windows.
-      chosen: how their rows become batches.
-      batches: the same of `held`, where a split that is kept is decoded already.
-      run: the whole order.
-      window: the number, in its epoch, of the window that batches are made of.
-      held: its rows; of a split that is kept, all rows.
-      reads: what it reads.
+      resolved: the arguments of `input_fn`, with the data set.
+      strategy: whose replicas get the batches; None: one replica, which reads them from host memory.
+      reader: reads windows.
+      chosen: makes batches of rows as the reader returns them.
+      batches: makes batches of `held`; differs from `chosen` if a split that is kept in memory is decoded there.
+      run: the steps of the whole run.
+      window: the number, within its epoch, of the window in memory.
+      held: the rows of that window; if the split is kept in memory, all rows.
+      reads: the bytes and records to read.
     """
 
     resolved: ResolvedRequest
@@ -73,7 +72,9 @@ class Subject:
             assert isinstance(reader, LocalReader)
             feed = make_feed(resolved.order, None, NumpyArrays())
             run = Run(feed, 0, MAX_STEP)
-            window = _first_full_window(run)
+            # The first window of an epoch that completes an element: a small one may only fill the next one's tail.
+            windows = range(feed.order.windows)
+            window = next(w for w in windows if int(feed.steps_before(w + 1)) > int(feed.steps_before(w)))
             selection = resolved.selection
             held: Columns | ResidentRows
             if resolved.order.windows == 1:
@@ -90,21 +91,21 @@ class Subject:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the split is read once, and kept."""
+        """Whether the split is read once and kept in memory."""
         return self.resolved.order.windows == 1
 
     @property
     def rows(self) -> int:
-        """Of a batch."""
+        """Rows of a batch."""
         return self.resolved.order.global_batch_size
 
     @property
     def are_stored(self) -> bool:
-        """Whether batches are slices of a window, so that nothing is gathered."""
+        """Whether a batch is a slice of the window, so that no rows are gathered."""
         return self.batches.are_stored and not self.is_resident and self.reader.assigns_rows
 
     def prefixes(self) -> list[str]:
-        """Returns the stages after which the making of batches can be cut off, in order."""
+        """Returns the stages after which `dataset` can stop, in order."""
         if self.are_stored:
             return []
         decodes = not isinstance(self.batches.form, PixelRows)
@@ -112,7 +113,7 @@ class Subject:
         return [NUMBERS, GATHER, *([DECODE] if decodes else []), *distort]
 
     def dataset(self, until: str | None = None) -> tf.data.Dataset:
-        """Returns the batches of the window in memory; with `until`, what there is after that stage."""
+        """Returns endless batches of the window in memory; with `until`, what they are after that stage."""
         if until not in self._datasets:
             self._datasets[until] = self._made(dataclasses.replace(self.batches, until=until))
         return self._datasets[until]
@@ -123,16 +124,16 @@ class Subject:
             if isinstance(self.held, ResidentRows):
                 return resident(run, batches, self.held, self.plans())
             held, in_place = self.held, self.reader.assigns_rows
-            # The window is in memory: every time it comes, its columns are those that were read once.
+            # Each time the window is due, it gets the columns that were read once.
             loaded = self.plans().map(lambda plan, first: (plan, first, {RECORD_ID: plan.records, **held}))
             return of_windows(run, batches, with_tails(loaded), in_place)
 
     def plans(self) -> tf.data.Dataset:
-        """Returns the plan of the window, made once, again and again."""
+        """Returns the window's plan, made once and repeated without end."""
         return _repeated(self.run, self.window, self.reader.assigns_rows and not self.is_resident)
 
     def on_devices(self) -> Any:
-        """Returns `dataset()`, split and copied for the replicas of the strategy."""
+        """Returns `dataset()`, split and copied to the strategy's replicas."""
         assert self.strategy is not None
         if self.is_on_cpus:
             return as_distributed(self.strategy, self._made(self.batches, self.strategy.num_replicas_in_sync))
@@ -144,7 +145,7 @@ class Subject:
         return self.strategy is None or all("CPU" in name for name in self.strategy.extended.worker_devices)
 
     def whole(self) -> Any:
-        """Returns the input as a run has it, reading included."""
+        """Returns the input as a run has it, including reading."""
         order = self.resolved.order
         epochs = None if order.training else (1 << 50) // order.steps_per_epoch  # whose end no benchmark reaches
         request = dataclasses.replace(self.resolved.request, epochs=epochs)
@@ -153,7 +154,7 @@ class Subject:
         return distribute_request(self.strategy, request)
 
     def parts(self) -> list[Part]:
-        """Returns the parts of an input that are measured by themselves."""
+        """Returns the parts of the input that are measured one by one."""
         reads = self.reads
         contiguous = self.reader.assigns_rows and not self.is_resident
         plans = self.run.plans(contiguous)
@@ -172,13 +173,13 @@ class Subject:
         return found
 
     def whole_part(self) -> Part:
-        """Returns the input as a run has it."""
+        """Returns the input as a run has it, as a part to measure."""
         order = self.resolved.order
         window = 1 if self.is_resident else -(-order.steps_per_epoch // order.windows)
         return _steps("whole", self.whole(), self.rows, window)
 
     def stages(self) -> list[Stage]:
-        """Returns the stages of an input, in the order in which a row meets them."""
+        """Returns the stages of the input, in the order in which a row passes through them."""
         made, found = self.resolved, of_prefixes(self.prefixes())
         segments = made.selection.segments
         stored = sum(s.shard.num_bytes for s in segments) / max(1, sum(s.shard.num_examples for s in segments))
@@ -242,7 +243,14 @@ def _repeated(run: Run, window: int, contiguous: bool) -> tf.data.Dataset:
 
 
 def _steps(name: str, batches: Any, rows: int, whole: int | None = None) -> Part:
-    """Returns the part that takes batches; with `whole`, in rounds of whole windows that follow each other."""
+    """Returns the part that takes batches.
+
+    Args:
+      name: of the part.
+      batches: an endless dataset.
+      rows: of a batch.
+      whole: batches of a window, for an input that reads: its rounds hold whole windows and follow each other.
+    """
     take = taking(batches, lambda _: tf.constant(rows, tf.int64))
     if whole is None:
         return Part(name, take, ready=READY, by_steps=True)
@@ -250,7 +258,7 @@ def _steps(name: str, batches: Any, rows: int, whole: int | None = None) -> Part
 
 
 def _row_bytes(spec: Any, rows: int, stored: float) -> float:
-    """Returns the bytes per row of elements; of strings, which are serialized records, those that are stored."""
+    """Returns the bytes per row of the elements; a string is a serialized record of `stored` bytes."""
     total = 0.0
     for leaf in tf.nest.flatten(spec, expand_composites=True):
         if leaf.dtype == tf.string:
@@ -261,11 +269,11 @@ def _row_bytes(spec: Any, rows: int, stored: float) -> float:
 
 
 def strategy_of(replicas: int | None, global_batch_size: int) -> tf.distribute.Strategy | None:
-    """Returns the strategy that feeds `replicas` replicas; None: one replica that reads host memory.
+    """Returns the strategy with `replicas` replicas; None: one replica that reads host memory.
 
     Args:
-      replicas: on the first GPUs, or logical CPUs where there are none; None: all GPUs, or one CPU.
-      global_batch_size: which they divide among themselves.
+      replicas: on the first GPUs, or on logical CPUs if there are none; None: all GPUs, or one CPU.
+      global_batch_size: rows that the replicas share.
 
     Raises:
       UsageError: there are fewer GPUs, or the replicas do not divide the global batch.
@@ -294,9 +302,3 @@ def names_of(strategy: tf.distribute.Strategy | None) -> list[str]:
     if strategy is None:
         return ["CPU:0"]
     return [":".join(name.split(":")[-2:]) for name in strategy.extended.worker_devices]
-
-
-def _first_full_window(run: Run) -> int:
-    """Returns the number of the first window of an epoch that completes an element."""
-    feed = run.feed
-    return next(w for w in range(feed.order.windows) if int(feed.steps_before(w + 1)) > int(feed.steps_before(w)))

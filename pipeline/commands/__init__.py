@@ -1,1 +1,1 @@
-"""What all commands share: flags, exit codes, one-line errors, a quiet start."""
+"""Shared by all commands: flags, exit codes, one-line errors, a quiet start."""

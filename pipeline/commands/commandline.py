@@ -1,4 +1,4 @@
-"""What the commands share: flags parsed into dataclasses, one-line errors, exit codes."""
+"""Command lines: flags parsed into dataclasses, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXTRA_OF = {
 }
 
 
-# What other trainers and scripts call a flag: the names here, of which a command takes the first that it has.
+# By the names that other trainers and scripts use: our flags. A command suggests the first that it has.
 _USUAL = {
     **dict.fromkeys(("lr", "learningrate", "rate"), ("learning_rate",)),
     **dict.fromkeys(("batch_size", "batch", "bs", "train_batch_size"), ("global_batch_size",)),
@@ -54,8 +54,8 @@ _USUAL = {
     **dict.fromkeys(("log_steps", "logging_steps", "log_interval", "print_freq"), ("log_every",)),
 }
 _REQUIRED = "the following arguments are required: "  # argparse's words
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or what the user may write on it
-_NO_VALUE = "expected one argument"  # likewise
+_NO_VALUE = "expected one argument"  # argparse's words
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, the size of a file
 _NEARLY_URL = re.compile(r"(?P<scheme>s3|gs|hdfs):?/{1,2}(?P<rest>[^/].*)")
 _BOOLS = {
     **dict.fromkeys(("true", "yes", "t", "y", "1"), True),
@@ -163,7 +163,7 @@ def about(kind: type) -> str:
 
 
 def names_of(flag: Flag) -> tuple[str, ...]:
-    """Returns what a flag is called on the command line."""
+    """Returns the names of a flag on the command line."""
     if flag.field.metadata.get("positional"):
         return (flag.name,)
     others = f"no{flag.name}" if flag.kind is bool else flag.field.metadata.get("alias")
@@ -171,11 +171,11 @@ def names_of(flag: Flag) -> tuple[str, ...]:
 
 
 def options_of(flag: Flag, default: Any) -> dict[str, Any]:
-    """Returns what argparse is to know of a flag, given its default."""
+    """Returns the arguments of argparse's `add_argument` for a flag with a default."""
     metadata = flag.field.metadata
     of = f" of {metadata['default_of']}" if metadata.get("default_of") else ""
     shown = "" if default in (None, "", dataclasses.MISSING) else f" (default{of}: {default})"
-    # What is not given is no attribute of the namespace, and so left to the dataclass.
+    # A flag that is not given is then no attribute of the namespace, so that the dataclass's default applies.
     options: dict[str, Any] = {
         "help": f"{metadata.get('text', '')}{shown}".strip().replace("%", "%%"),
         "default": argparse.SUPPRESS,
@@ -192,7 +192,7 @@ def options_of(flag: Flag, default: Any) -> dict[str, Any]:
 
 
 def _nearest(name: str, flags: Sequence[str]) -> str | None:
-    """Returns the flag that an unknown one most likely stands for; None: there is no guess."""
+    """Returns the flag that the user most likely meant by an unknown one; None: there is no guess."""
     usual = (f"--{flag}" for flag in _USUAL.get(name.lstrip("-").replace("-", "_").lower(), ()))
     return next((flag for flag in usual if flag in flags), None) or errors.nearest(name, flags)
 
@@ -251,7 +251,7 @@ def parse(
     unsettled: Collection[str] = (),
     most: float | None = None,
 ) -> _Config:
-    """Returns the config, a dataclass of type `kind`, that the arguments give.
+    """Returns the arguments as a config: a dataclass of type `kind`.
 
     Args:
       command: its name, for --help.
@@ -287,7 +287,7 @@ def parse_known(
     unsettled: Collection[str] = (),
     most: float | None = None,
 ) -> tuple[_Config, list[str], list[str]]:
-    """Returns the config as `parse`, the arguments that are not its flags, and the names of its flags.
+    """Returns the config as `parse` does, the arguments that it has no flags for, and the names of its flags.
 
     Args:
       command: as in `parse`, as all that follow but for:
@@ -326,9 +326,9 @@ def parse_known(
 
 
 def with_data_dir(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Returns the arguments of a command with its data as the command takes it.
+    """Returns the arguments with the data's folder in the form that the command takes.
 
-    Where it needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` are the same.
+    For every command that needs data, `DATA_DIR` as the first argument means the same as `--data_dir=DATA_DIR`.
     """
     found, flag = list(tokens), flags.get("data_dir")
     if flag is None:
@@ -347,7 +347,7 @@ def _with_plain_switches(
 ) -> Iterator[str]:
     """Yields the arguments with `--deep` or `--nodeep` for each `--deep=true`, `--deep no` and the like.
 
-    So a switch takes no value, and `--deep DIR` means the same as `DIR --deep`.
+    A switch then takes no value, so that `--deep DIR` means the same as `DIR --deep`.
     """
     waiting = iter(zip(tokens, [*tokens[1:], ""], strict=False))
     for token, following in waiting:
@@ -367,7 +367,11 @@ def _with_plain_switches(
 
 
 def _check_places(tokens: Sequence[str], parser: _Parser) -> None:
-    """Refuses `--theirs VALUE DIR`: its value, if it is one, would be taken for our positional argument."""
+    """Refuses `--unknown VALUE DIR`, because VALUE would be taken for our positional argument.
+
+    Raises:
+      UsageError: there is such an argument.
+    """
     with_value = {name for name, action in parser.actions.items() if not isinstance(action, _Switch)}
     free = [
         (before, token)
@@ -380,10 +384,10 @@ def _check_places(tokens: Sequence[str], parser: _Parser) -> None:
 
 
 def _with_home(token: str) -> str:
-    """Returns an argument whose value begins with `~` with the path of that home folder, which shells leave to us.
+    """Returns an argument with the home folder in place of a leading `~`, which shells do not replace after a `=`.
 
     Raises:
-      UsageError: there is no such home, or the value is a URL that lacks a character and would name a local folder.
+      UsageError: there is no such home, or the value is a URL with a typo that would name a local folder.
     """
     flag, equals, value = token.rpartition("=") if token.startswith("-") else ("", "", token)
     nearly = _NEARLY_URL.fullmatch(value)
@@ -428,14 +432,14 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
     except OSError as error:
         if error.errno not in _FULL or error.filename:
             raise
-        discard(sys.stdout)  # what it holds would be tried again at the exit
+        discard(sys.stdout)  # else Python would try to write its buffer again at the exit
         _complain(f"{command}: the output cannot be written: {error.strerror}")
         sys.exit(errors.EXIT_DATA)
     sys.exit(0)
 
 
 def discard(stream: TextIO) -> None:
-    """Sends what a stream still holds, and all that follows, to the null device: its reader is gone."""
+    """Sends a stream's buffer, and all that is written to it later, to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
@@ -452,8 +456,8 @@ def _complain(line: str) -> None:
 def _open_closed_streams() -> None:
     """Opens standard streams that the caller has closed (`>&-`) on the null device.
 
-    Python sets a closed stream to None. Its descriptor is free, so that the next file to be opened, such as a
-    checkpoint, would take its number and receive what libraries print.
+    Python sets a closed stream to None and leaves its descriptor free: the next file to be opened, such as a
+    checkpoint, would get that number, and with it what libraries print.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -1,4 +1,4 @@
-"""Flags as fields of dataclasses: `flag` declares one together with all that is known of it; `check` uses that."""
+"""Flags as fields of dataclasses: `flag` declares one with its bounds and its --help; `check` checks values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.errors import MistakesError, PipelineError, UsageError, unknown
 
 _Config = TypeVar("_Config")
 
-# What each bound asks of a value, and how a message says it.
+# For each kind of bound: the check of a value, and the words for it in a message.
 _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "least": (operator.ge, "{} or more"),
     "above": (lambda value, bound: math.isfinite(value) and value > bound, "a number above {}"),
@@ -67,10 +67,10 @@ class Flag(NamedTuple):
     """A flag of a command.
 
     Attributes:
-      field: that declares it.
-      kind: type of its value: str, int, float or bool; of one of them where it may be given several times.
+      field: of the dataclass that declares the flag.
+      kind: type of its value: str, int, float or bool; if it may be given several times, the type of one.
       is_optional: whether its value may be None.
-      group: the dataclass of the field.
+      group: that dataclass.
     """
 
     field: dataclasses.Field[Any]
@@ -80,7 +80,7 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called, without dashes."""
+        """Its name, without dashes."""
         return self.field.name
 
 
@@ -103,19 +103,19 @@ def flag(
     """Returns a field of a dataclass that is a flag of a command.
 
     Args:
-      default: its value where it is not given; without one it is required.
+      default: its value if it is not given; without a default the flag is required.
       text: for --help.
-      least: the smallest value that works; None is never compared with a bound.
-      above: the values that work are finite and larger.
-      below: the values that work are smaller.
-      most: the largest value that works; compared by `check_most` alone.
-      known: the names that work.
-      default_of: what another default than this one may come from, for --help, such as "the model".
-      metavar: what --help calls its value.
-      alias: another name of it.
+      least: smallest value allowed. A value of None is compared with no bound.
+      above: bound that values must exceed; they must be finite, too.
+      below: bound that values must stay below.
+      most: largest value allowed; only `check_most` compares it.
+      known: names allowed.
+      default_of: for --help, what else the default may come from, such as "the model".
+      metavar: name of its value in --help.
+      alias: a second name.
       positional: whether it is given by its place, without its name.
       repeated: whether it may be given several times; its value is a list, empty without a default.
-      meaning: further metadata of the field.
+      meaning: more metadata of the field.
     """
     bounds = {"least": least, "above": above, "below": below, "most": most}
     metadata = {
@@ -135,11 +135,11 @@ def flag(
 
 
 def flags_of(kind: type) -> Mapping[str, Flag]:
-    """Returns the flags of a dataclass by their names, also those of the dataclasses that are its fields."""
+    """Returns the flags of a dataclass by name, including those of the dataclasses that are its fields."""
     return _by_name(kind)
 
 
-@functools.cache
+@functools.cache  # not `flags_of` itself: mypy takes no dataclass for hashable
 def _by_name(kind: type) -> Mapping[str, Flag]:
     return {flag.name: flag for flag in _flags_of(kind)}
 
@@ -223,7 +223,7 @@ def check_all(*checks: Callable[[], Any]) -> None:
 
 
 def check(flags: Any) -> None:
-    """Checks the values of a dataclass, group by group or flag by flag, against what their fields say.
+    """Checks the values of a dataclass against the known names and the bounds that its fields declare, except `most`.
 
     Raises:
       UsageError: values are unknown or break a bound; `most` is not compared.
@@ -246,11 +246,11 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
 
 
 def check_most(flags: Any, default: float = math.inf) -> None:
-    """Checks the values of a dataclass against the largest that their fields allow.
+    """Checks the values of a dataclass against the largest values that its fields declare.
 
     Args:
       flags: the dataclass.
-      default: the largest whole number of a field that does not say it.
+      default: largest whole number for fields that declare none.
 
     Raises:
       UsageError: a value is larger.
@@ -269,7 +269,7 @@ def _check_most(field: dataclasses.Field[Any], value: Any, default: float) -> No
 
 
 def check_name(flag: str, value: str, known: Iterable[str]) -> None:
-    """Raises UsageError, with the nearest known name, where the value is none of them."""
+    """Raises UsageError with the nearest known name if the value is none of the known names."""
     if value not in known:
         raise unknown(f"--{flag}", value, known)
 

@@ -1,4 +1,4 @@
-"""A quiet start: TensorFlow's and Beam's harmless startup notes stay off the terminal, everything else is shown."""
+"""A quiet start: hides TensorFlow's and Beam's harmless startup notes and shows everything else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-# TF_CPP_MIN_LOG_LEVEL works only once TensorFlow has set up its log; what its libraries say before goes straight to
-# file descriptor 2.
+# TF_CPP_MIN_LOG_LEVEL works only once TensorFlow has set up its log; before that its libraries write straight to file
+# descriptor 2.
 _HARMLESS = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)"
     rb"|[IWE]\d{4} .*\b(port|cudart_stub|cpu_feature_guard|cuda_platform|cuda_(dnn|fft|blas))\.cc:\d+\]"
@@ -21,9 +21,9 @@ _HARMLESS = re.compile(
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Context for importing TensorFlow or Beam: drops harmless notes, and shows the rest of stderr at its end.
+    """Context for importing TensorFlow or Beam: drops harmless notes, and shows the rest of stderr at the end.
 
-    Beam logs warnings about optional cloud libraries. TensorFlow stays quiet after the import, too, unless
+    Beam's notes are warnings about optional cloud libraries. TensorFlow stays quiet after the import, too, unless
     TF_CPP_MIN_LOG_LEVEL is set.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -45,7 +45,7 @@ def loading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logs() -> Iterator[None]:
-    """Context that drops log entries, up to warnings."""
+    """Context that drops log entries up to the level of warnings."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Text for people: numbers with their nouns, sizes, aligned columns; and the calls that they write in flags."""
+"""Text for people: numbers with nouns, sizes, aligned columns. Text from people: calls such as `crop(size=24)`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
 
 
 def range_of(values: Iterable[float], digits: int = 0) -> str:
-    """Returns the smallest and the largest of some numbers: `9 to 11`, or `9` where these are equal."""
+    """Returns the smallest and the largest of some numbers: `9 to 11`, or `9` if they are equal."""
     ordered = sorted(values)
     low, high = (f"{value:,.{digits}f}" for value in (ordered[0], ordered[-1]))
     return low if low == high else f"{low} to {high}"
@@ -35,7 +35,7 @@ def size_of(num_bytes: int) -> str:
 
 
 def sizes_of(values: Iterable[int]) -> str:
-    """Returns the smallest and the largest of some numbers of bytes: `9.0 to 11.5 MiB`, or one where equal."""
+    """Returns the smallest and the largest of some numbers of bytes: `9.0 to 11.5 MiB`, or `9.0 MiB` if equal."""
     ordered = sorted(values)
     low, high = size_of(ordered[0]), size_of(ordered[-1])
     if low == high:
@@ -45,11 +45,11 @@ def sizes_of(values: Iterable[int]) -> str:
 
 
 def table(rows: Sequence[Sequence[tuple[str, str]]], left: Collection[str] = ()) -> list[str]:
-    """Returns a line with the names of the columns and one line per row, in columns of equal width.
+    """Returns the lines of a table: the names of the columns, then the rows, in aligned columns.
 
     Args:
-      rows: (name of the column, cell), the same columns in each row; of no rows there are no lines.
-      left: columns that are left-aligned, like the first; the others are right-aligned.
+      rows: (name of the column, cell), the same columns in each row; without rows there are no lines.
+      left: columns to align left, like the first; the others are aligned right.
     """
     if not rows:
         return []
@@ -64,15 +64,15 @@ def table(rows: Sequence[Sequence[tuple[str, str]]], left: Collection[str] = ())
 
 
 def parse_call(text: str, flag: str, what: str) -> tuple[str, dict[str, object]]:
-    """Returns the name and the arguments.
+    """Returns the name and the arguments of a call.
 
     Args:
       text: a name, or a name with keyword arguments that are literals.
-      flag: what the user called it, for errors.
-      what: what it names, for errors.
+      flag: name of the flag or argument that has the text, for errors.
+      what: the kind of thing that it should name, for errors.
 
     Raises:
-      UsageError: the text is neither.
+      UsageError: the text is not such a call.
     """
     problem = UsageError(f"{flag}: {text!r} is not {what}; write a name or name(argument=value)")
     calls = _calls(text)
@@ -82,7 +82,7 @@ def parse_call(text: str, flag: str, what: str) -> tuple[str, dict[str, object]]
 
 
 def parse_calls(text: str, flag: str, what: str) -> list[tuple[str, dict[str, object]]]:
-    """Returns the names and the arguments of one or more calls, `a | b(c=1)`; the rest is as of `parse_call`."""
+    """Returns the names and the arguments of one or more calls, `a | b(c=1)`; otherwise like `parse_call`."""
     calls = _calls(text)
     if calls is None:
         raise UsageError(f"{flag}: {text!r} is not {what}; write name(argument=value), and | between several")
@@ -105,7 +105,7 @@ def _operands(tree: ast.expr) -> list[ast.expr]:
 
 
 def _call(tree: ast.expr) -> tuple[str, dict[str, object]]:
-    """Returns a call's name and arguments; raises ValueError where it is none."""
+    """Returns a call's name and arguments; raises ValueError if it is no call."""
     if isinstance(tree, ast.Constant) and tree.value is None:  # Python reads `None`, people mean `none`
         return "none", {}
     if isinstance(tree, ast.Name):

@@ -1,1 +1,1 @@
-"""Files by their names: on this machine, or in an object store or HDFS; read at any offset, written as a whole."""
+"""Files on this machine, in object stores and on HDFS: read at any offset, written whole, locked."""

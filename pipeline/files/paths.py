@@ -1,8 +1,8 @@
-"""Paths of files and folders: local ones, and URLs of object stores and HDFS.
+"""Paths of files and folders, local ones and URLs of object stores and HDFS; and locks.
 
-A `StoragePath` of either kind has the methods of `pathlib.Path` that make sense in a store, and some of our own. `str`
-shows it to people; `url` is the text that `path_of` reads. An error is one line: the path, and why the system or the
-store refused.
+A `StoragePath` of either kind has the methods of `pathlib.Path` that make sense in a store, and some more. `str` shows
+it to people; `url` is the text that `path_of` reads. An error is one line: the path, and why the system or the store
+refused.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     import pyarrow
 
 PathLike = str | os.PathLike[str]
-_REQUESTS = 16  # at a time: they mostly wait
+_REQUESTS = 16  # at a time; they mostly wait
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
 
 class LocalPath(pathlib.PosixPath):
-    """A path of this machine, or of a file system that it has mounted. Errors are `OSError` unless stated otherwise."""
+    """A path on this machine, or on a file system that it has mounted. Raises `OSError` unless stated otherwise."""
 
     is_remote = False
 
@@ -41,50 +41,50 @@ class LocalPath(pathlib.PosixPath):
         return str(self)
 
     def name_in(self, folder: object) -> str:
-        """Returns the path relative to a folder that it is in, with `/` between its parts."""
+        """Returns the path relative to a folder that contains it, with `/` between its parts."""
         return os.path.relpath(self, str(folder))
 
     def open_native(self) -> pyarrow.NativeFile:
-        """Opens the file for pyarrow, and for `read_at`, which any thread may call.
+        """Opens the file for pyarrow. Any thread may call its `read_at`.
 
-        It is not memory-mapped: a file cut while it is read must not kill the process.
+        It is not memory-mapped, because a mapped file that is truncated while it is read kills the process.
         """
         import pyarrow  # noqa: PLC0415, pip installs it for conversion
 
         return pyarrow.OSFile(str(self))
 
     def open_file(self) -> OpenFile:
-        """Returns the file, open for reading at any offset. Raises `DataError`."""
+        """Opens the file for reading at any offset. Raises `DataError`."""
         return OpenFile(str(self))
 
     def read_ahead(self, local: int) -> int:
-        """Returns how many bytes to read ahead: `local` of a local file, 8 MiB of a remote one."""
+        """Returns how many bytes to read ahead: `local` for a local file, 8 MiB for a remote one."""
         return local
 
     def size_and_time(self) -> tuple[int, int]:
-        """Returns the file's size in bytes and the time of its last change in ns (most stores tell whole seconds)."""
+        """Returns the file's size in bytes and the time of its last change in ns (in most stores, whole seconds)."""
         status = self.stat()
         return status.st_size, status.st_mtime_ns
 
     def identity(self) -> Identity:
-        """Returns what the file is now. Raises `DataError` if it is missing."""
+        """Returns the file's identity now. Raises `DataError` if it is missing."""
         try:
             return Identity.of(self.stat())
         except OSError as error:
             raise unreadable(self, error) from None
 
     def files(self, recursive: bool = False) -> list[str]:
-        """Returns the names of the files in this folder, sorted; `a/b` for those in folders in it, if `recursive`."""
+        """Returns the names of the files in this folder, sorted; with `recursive`, also those below it, as `a/b`."""
         found = self.rglob("*") if recursive else self.iterdir()
         return sorted(path.relative_to(self).as_posix() for path in found if path.is_file())
 
     def names(self) -> list[str]:
-        """Returns the names in this folder; in a store, those of files. Raises `DataError`."""
+        """Returns the names of everything in this folder; in a store, of files alone. Raises `DataError`."""
         with one_line(self, "listed"):
             return os.listdir(self)
 
     def make_folder(self) -> None:
-        """Makes this folder, where it is missing. Raises `DataError`."""
+        """Makes this folder and those above it if they are missing. Raises `DataError`."""
         with one_line(self, "made"):
             self.mkdir(parents=True, exist_ok=True)
 
@@ -108,15 +108,15 @@ StoragePath: TypeAlias = LocalPath | RemotePath
 
 
 def path_of(text: str) -> StoragePath:
-    """Returns the path that a text names, for conversion: a local one made absolute, a URL by pyarrow."""
+    """Returns a path for conversion: a local path made absolute, or a URL that pyarrow reads and writes."""
     return RemotePath(text) if is_url(text) else LocalPath(text).absolute()
 
 
 def folder(data_dir: PathLike | RemotePath) -> StoragePath:
-    """Returns the folder of a data set that is read: a local one as it is named, a URL by TensorFlow where it can.
+    """Returns the folder of a data set to read: a local path as given, or a URL, read by TensorFlow if it can.
 
     Raises:
-      UsageError: it is neither a text nor an `os.PathLike` of one, or empty.
+      UsageError: `data_dir` is empty, or neither a text nor an `os.PathLike` of one.
     """
     if isinstance(data_dir, LocalPath | RemotePath):
         return data_dir
@@ -129,9 +129,9 @@ def folder(data_dir: PathLike | RemotePath) -> StoragePath:
 
 
 def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: bool) -> Iterator[_Made]:
-    """Yields the result of a function for each file, in order; remote files are worked on in threads.
+    """Yields the result of a function for each item, in order; for remote files it runs in threads.
 
-    Raises what the function raises for the first file that fails.
+    Raises what the function raises for the first item that fails.
     """
     if not remote:
         yield from map(function, items)
@@ -148,7 +148,7 @@ def try_lock(descriptor: int, shared: bool = False) -> bool:
       shared: whether others may share the lock.
 
     Returns:
-      Whether nobody else has a lock that forbids it.
+      Whether it is locked; False if somebody else holds a lock that forbids it.
 
     Raises:
       OSError: the file system cannot lock it.
@@ -161,15 +161,15 @@ def try_lock(descriptor: int, shared: bool = False) -> bool:
 
 
 def share_lock(descriptor: int) -> None:
-    """Makes the lock that an open file has one that others may share."""
+    """Turns the lock of an open file into one that others may share."""
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 @contextlib.contextmanager
 def locked(descriptor: int) -> Iterator[bool]:
-    """Locks an open file or folder, and closes it at the end of the block; yields whether nobody else holds the lock.
+    """Locks an open file or folder and closes it at the end of the block; yields False if somebody else has locked it.
 
-    Some network file systems cannot lock: there, nothing keeps two processes apart.
+    Some network file systems cannot lock. On them nothing keeps two processes apart.
     """
     try:
         is_free = True

@@ -1,4 +1,4 @@
-"""A file that is open, read at any offset; and what tells it from one that replaced it."""
+"""Open files, read at any offset; and the identity by which a file is told from one that has replaced it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.errors import DataError, reason_of
 
 
 class Identity(NamedTuple):
-    """What tells a file from one that replaced it: size in bytes, time of writing in ns, and inode (0: none)."""
+    """Tells a file from one that has replaced it: size in bytes, time of writing in ns, and inode (0: none)."""
 
     num_bytes: int
     written: int
@@ -17,15 +17,15 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> Identity:
-        """Returns that of a file of this machine."""
+        """Returns the identity of a local file."""
         return cls(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 class OpenFile:
-    """A file of this machine open for reading; a context manager. Several threads may each have their own."""
+    """A local file open for reading. A context manager. Each thread needs its own."""
 
     def __init__(self, path: str, descriptor: int | None = None) -> None:
-        """Opens it, or takes over a descriptor that is open; raises DataError where it cannot be opened."""
+        """Opens the file, or takes over an open descriptor of it. Raises `DataError` if it cannot be opened."""
         self.path = path
         try:
             self._descriptor = os.open(path, os.O_RDONLY) if descriptor is None else descriptor
@@ -33,14 +33,14 @@ class OpenFile:
             raise unreadable(path, error) from None
 
     def identity(self) -> Identity:
-        """Returns what is open."""
+        """Returns the identity of the open file."""
         return Identity.of(os.fstat(self._descriptor))
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fills `view` with the bytes from `offset` on.
 
         Raises:
-          DataError: the file cannot be read or ends before.
+          DataError: the file cannot be read, or ends too early.
         """
         done = 0
         while done < len(view):
@@ -53,13 +53,13 @@ class OpenFile:
             done += count
 
     def read_at(self, offset: int, size: int) -> memoryview:
-        """Returns `size` bytes from `offset` on; raises as `read_into`."""
+        """Returns `size` bytes from `offset` on; raises like `read_into`."""
         view = memoryview(bytearray(size))
         self.read_into(view, offset)
         return view
 
     def close(self) -> None:
-        """Releases what it holds."""
+        """Closes the file."""
         os.close(self._descriptor)
 
     def __enter__(self) -> OpenFile:
@@ -70,10 +70,10 @@ class OpenFile:
 
 
 def unreadable(path: object, error: Exception) -> DataError:
-    """Returns the error for a file that the system or its store does not let us read."""
+    """Returns the error for a file that the system or the store cannot read."""
     return DataError(f"cannot be read: {reason_of(error)}", path=path)
 
 
 def short(path: str, offset: int, wanted: int, found: int) -> DataError:
-    """Returns the error for a file that ends `found` bytes after an offset, not `wanted`."""
+    """Returns the error for a file that has `found` bytes after an offset, not `wanted`."""
     return DataError(f"ends at byte {offset + found}, not at {offset + wanted} or later; it was truncated", path=path)

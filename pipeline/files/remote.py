@@ -1,7 +1,7 @@
-"""Files that a URL names: in an object store or HDFS.
+"""Files in an object store or on HDFS, named by a URL.
 
-pyarrow reads and writes them. `gs://` and all but `s3://` and `hdfs://` are read by TensorFlow, too, which has no
-`s3://` and no `hdfs://` any more; tensorflow-io, which adds them, does not load beside 2.21.
+pyarrow reads and writes them. TensorFlow reads `gs://` and others, too, but no longer `s3://` and `hdfs://`;
+tensorflow-io, which adds these, does not load with TensorFlow 2.21.
 
 An object store has no folders, links, locks or renames, and an object appears once all of it is written.
 """
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     import pyarrow
     from pyarrow import fs
 
-SCHEMES = ("s3", "gs", "hdfs")  # that pyarrow writes
+SCHEMES = ("s3", "gs", "hdfs")  # those that pyarrow writes
 _ONLY_ARROW = ("s3", "hdfs")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)")
 _USER = re.compile(r"(?<=://)[^/@]*@")  # of `s3://key:secret@bucket`
-# Options of pyarrow's stores that hold no secret; those that may are left out where a URL is shown.
+# Options of pyarrow's stores that hold no secret. Others are left out when a URL is shown.
 _OPEN_OPTIONS = re.compile(
     r"(region|scheme|endpoint_override|force_virtual_addressing|tls_\w+|allow_\w+|background_writes|smart_defaults"
     r"|project_id|retry_limit_seconds|user|replication|buffer_size|default_block_size)=.*"
 )
 _BUFFER = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
-_S3_LIMITS = {"connect_timeout": 5, "request_timeout": 30}  # seconds; a URL cannot set them
+_S3_LIMITS = {"connect_timeout": 5, "request_timeout": 30}  # seconds; pyarrow has no options of a URL for them
 _S3_ATTEMPTS = 3
 _GCS_LIMIT = datetime.timedelta(seconds=30)
 
@@ -52,38 +52,38 @@ def scheme_of(text: str) -> str:
 
 
 def needs_arrow(url: str) -> bool:
-    """Returns whether only pyarrow reads a URL; options of the store may then follow a `?`."""
+    """Returns whether only pyarrow reads a URL. Options of the store may then follow a `?` in it."""
     return url.partition("://")[0] in _ONLY_ARROW
 
 
 def in_command(path: str | os.PathLike[str], flag: str = "") -> str:
-    """Returns a path or URL as a shell takes it in a printed command: quoted, with the options that the store needs.
+    """Returns a path or URL to print in a command: quoted for a shell, with the options that the store needs.
 
-    User and password of a URL, and options that may hold a secret, are left out: a terminal's output is kept.
+    It has no user, password or option that may hold a secret, because logs keep what is printed.
 
     Args:
       path: as the user gave it.
-      flag: `--data_dir` for `--data_dir=PATH`; by default the path stands alone.
+      flag: `--data_dir` for `--data_dir=PATH`; empty: the path alone.
     """
     path = os.fspath(path)
     if needs_arrow(path):
         base, _, options = path.partition("?")
         kept = [option for option in options.split("&") if _OPEN_OPTIONS.fullmatch(option)]
         path = _USER.sub("", base) + (f"?{'&'.join(kept)}" if kept else "")
-    elif path.startswith("-") and not flag:  # it would be taken for a flag
+    elif path.startswith("-") and not flag:  # else the command would take it for a flag
         path = f"./{path}"
     return f"{flag}={shlex.quote(path)}" if flag else shlex.quote(path)
 
 
 def credentials_of(url: str) -> str | None:
-    """Returns in words what a command made with `in_command` still needs; None if it works as it is."""
+    """Returns what the user must do before a command with `in_command` works; None: nothing."""
     if needs_arrow(url) and _USER.search(url) and url.startswith("s3://"):
         return "put the key and the secret of the URL into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY first"
     return None
 
 
 class RemotePath:
-    """A file or folder that a URL names. Errors are `DataError`, with the URL and pyarrow's reason.
+    """A file or folder named by a URL. Raises `DataError` with the URL and pyarrow's reason.
 
     Args:
       url: `s3://bucket/folder`, `gs://...` or `hdfs://...`; pyarrow's options of the store may follow a `?`.
@@ -100,7 +100,7 @@ class RemotePath:
         return self._with_base(f"{self._base}/{name}")
 
     def __str__(self) -> str:
-        """Returns the URL, without the store's options and the user, which may hold a secret."""
+        """Returns the URL without the store's options and the user, which may hold a secret."""
         return _USER.sub("", self._base)
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        """The folder that this is in."""
+        """The folder that contains this."""
         return self._with_base(self._base.rpartition("/")[0])
 
     @property
@@ -138,11 +138,11 @@ class RemotePath:
         return pathlib.PurePosixPath(self.name).stem
 
     def name_in(self, folder: object) -> str:
-        """Returns the path from `folder`."""
+        """Returns the path relative to a folder that contains it."""
         return str(self).removeprefix(f"{folder}/")
 
     def open(self, mode: Literal["rb"] = "rb", buffering: int = 0) -> IO[bytes]:
-        """Opens the file for reading: unbuffered, or read ahead by 8 MiB.
+        """Opens the file for reading, unbuffered, or with a buffer of 8 MiB.
 
         Raises:
           FileNotFoundError: there is no such file.
@@ -152,12 +152,12 @@ class RemotePath:
         return io.BufferedReader(stream, _BUFFER) if buffering else stream
 
     def open_native(self) -> pyarrow.NativeFile:
-        """Opens the file for reading at any offset with pyarrow; raises as `open`."""
+        """Opens the file for reading at any offset with pyarrow; raises like `open`."""
         with one_line(self, "read", missing=True):
             return self._opened()
 
     def open_file(self) -> OpenFile:
-        """Returns the file, open for reading at any offset.
+        """Opens the file for reading at any offset.
 
         Raises:
           DataError: it is missing or cannot be read.
@@ -165,35 +165,37 @@ class RemotePath:
         return _OpenRemoteFile(self)
 
     def read_ahead(self, local: int) -> int:
-        """Returns 8 MiB, whatever suits a local file."""
+        """Returns how many bytes to read ahead: 8 MiB."""
         return _BUFFER
 
     def read_bytes(self) -> bytes:
-        """Returns the file's content; raises as `open`."""
+        """Returns the file's content; raises like `open`."""
         with self.open() as stream, one_line(self, "read", missing=True):
             return bytes(stream.read())
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Returns the file's text; raises as `open`."""
+        """Returns the file's text; raises like `open`."""
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, data: bytes | memoryview) -> None:
-        """Writes the file. Except on HDFS, readers see either the old content or all of the new one.
+        """Writes the file. Readers see either the old content or all of the new one, except on HDFS.
 
         Raises:
           DataError: it cannot be written.
         """
         with one_line(self, "written"):
             system, path = self._system()
-            with system.open_output_stream(path, compression=None) as stream:  # by default it compresses a `.gz` again
+            with system.open_output_stream(
+                path, compression=None
+            ) as stream:  # the default would compress a `.gz` again
                 stream.write(data)
 
     def exists(self) -> bool:
-        """Returns whether there is a file, or a folder with something in it."""
+        """Returns whether there is a file, or a folder that is not empty."""
         return self._kind() != "NotFound"
 
     def is_dir(self) -> bool:
-        """Returns whether it is a folder with something in it."""
+        """Returns whether it is a folder that is not empty."""
         return self._kind() == "Directory"
 
     def size_and_time(self) -> tuple[int, int]:
@@ -201,13 +203,13 @@ class RemotePath:
 
         Raises:
           FileNotFoundError: there is no such file.
-          DataError: the store does not tell.
+          DataError: the store does not say.
         """
         with one_line(self, "read", missing=True):
             return self._size_and_time()
 
     def identity(self) -> Identity:
-        """Returns what the file is now.
+        """Returns the file's identity now.
 
         Raises:
           DataError: it is missing.
@@ -218,11 +220,11 @@ class RemotePath:
             raise unreadable(self, error) from None
 
     def files(self, recursive: bool = False) -> list[str]:
-        """Returns the names of the files in this folder, sorted; `a/b` for those in folders in it, if `recursive`."""
+        """Returns the names of the files in this folder, sorted; with `recursive`, also those below it, as `a/b`."""
         return self._listed("File", recursive)
 
     def folders(self) -> list[str]:
-        """Returns the names of the folders in this folder, sorted; empty ones, too, where the store has such."""
+        """Returns the names of the folders in this folder, sorted; with empty ones, if the store has such."""
         return self._listed("Directory")
 
     def names(self) -> list[str]:
@@ -230,10 +232,10 @@ class RemotePath:
         return self.files()
 
     def make_folder(self) -> None:
-        """Does nothing: a store has no folders."""
+        """Does nothing, because a store has no folders."""
 
     def move_to(self, new: Any) -> None:
-        """Copies the file to another path of the same store, and removes it."""
+        """Copies the file to another path of the same store and removes it here."""
         new.write_bytes(self.read_bytes())
         self.remove()
 
@@ -245,13 +247,13 @@ class RemotePath:
                 system.delete_file(path)
 
     def remove_folder(self) -> None:
-        """Removes this folder and all that is in it; `remove` of its last file leaves an empty object for it on S3."""
+        """Removes this folder with its content. On S3, `remove` of its last file would leave an empty object for it."""
         with one_line(self, "removed"), contextlib.suppress(FileNotFoundError):
             system, path = self._system()
             system.delete_dir(path)
 
     def sync(self) -> None:
-        """Does nothing: what a store has taken is on its disks."""
+        """Does nothing, because a store answers once its disks have the data."""
 
     def _opened(self) -> Any:
         system, path = self._system()
@@ -287,14 +289,14 @@ class RemotePath:
         return system, f"{root.rstrip('/')}/{path}".rstrip("/")
 
     def _with_base(self, base: str) -> RemotePath:
-        """Returns another path of the same store; its name may hold a `?`."""
+        """Returns another path of the same store; `base` may contain a `?`."""
         other = type(self)(self._query)
         other._base, other._query = base, self._query
         return other
 
 
 class TensorFlowPath(RemotePath):
-    """A file or folder to be read, which a URL of `gs://`, `ram://` and the like names; a `?` begins no options."""
+    """A file or folder to read with TensorFlow: `gs://`, `ram://` and the like. A `?` in the URL begins no options."""
 
     def __init__(self, url: str) -> None:
         self._base, self._query = url.rstrip("/"), ""
@@ -303,8 +305,8 @@ class TensorFlowPath(RemotePath):
         return self._base
 
     def read_bytes(self) -> bytes:
-        """Returns the file's content; raises as `open`."""
-        size, _ = self.size_and_time()  # which knows a missing file
+        """Returns the file's content; raises like `open`."""
+        size, _ = self.size_and_time()  # raises FileNotFoundError, which `open_file` does not
         with self.open_file() as file:
             return bytes(file.read_at(0, size))
 
@@ -354,9 +356,9 @@ def _gfile() -> Any:
     return tf.io.gfile
 
 
-@functools.lru_cache(maxsize=8)  # connecting takes longer than a small read
+@functools.lru_cache(maxsize=8)  # because connecting takes longer than a small read
 def arrow_root(url: str) -> tuple[fs.FileSystem, str]:
-    """Returns pyarrow's file system of a store's URL, with limits on time, and the path in it.
+    """Returns pyarrow's file system for a URL, with limits on how long it waits, and the path in it.
 
     Raises:
       OSError: pyarrow is not installed, or does not know the URL.
@@ -366,13 +368,14 @@ def arrow_root(url: str) -> tuple[fs.FileSystem, str]:
     except ImportError:
         raise OSError("needs pyarrow, which is not installed: pip install 'stepfeed[remote]'") from None
     system, path = fs.FileSystem.from_uri(url)
-    if isinstance(system, fs.S3FileSystem):  # by default it retries for long, and may wait forever
+    if isinstance(system, fs.S3FileSystem):  # by default it retries for long and may wait forever
         _, (options, *_) = system.__reduce__()
         attempts = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
-        # Delayed: under 10 MiB are one request, not a multipart upload, which a kill leaves and pyarrow cannot list.
+        # With a delayed open, files under 10 MiB are one request. A multipart upload would be left by a kill, and
+        # pyarrow cannot list those.
         options |= {**_S3_LIMITS, "retry_strategy": attempts, "allow_delayed_open": True}
         system = fs.S3FileSystem(**options)
-    elif isinstance(system, fs.GcsFileSystem):  # by default it retries for 15 minutes, in which no signal is answered
+    elif isinstance(system, fs.GcsFileSystem):  # by default it retries for 15 minutes and answers no signal meanwhile
         _, (options, *_) = system.__reduce__()
         system = fs.GcsFileSystem(**{**options, "retry_time_limit": options["retry_time_limit"] or _GCS_LIMIT})
     return system, path

@@ -1,7 +1,7 @@
-"""Writes files that are either complete or as they were before: a temporary name beside the file, then a rename.
+"""Writes files so that each is either complete or as it was before: under a temporary name beside it, then renamed.
 
-What a data set consists of is synced before the rename, and so is its folder after it: a crash of the machine leaves
-no file in part. What only tells how a run goes is not.
+Files of a data set are synced before the rename, and their folder after it, so that a crash of the machine leaves no
+partial file. Files that only report on a run are not synced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.files.remote import RemotePath
 
 
 class Draft:
-    """A file that does not have its name yet; for an object store, its bytes in memory. Errors are `OSError`.
+    """A file that does not have its name yet; for an object store, its bytes in memory. Raises `OSError`.
 
     Attributes:
       file: open for writing.
@@ -27,11 +27,11 @@ class Draft:
     file: IO[bytes]
 
     def __init__(self, path: pathlib.Path | RemotePath, name: str = "") -> None:
-        """Begins it.
+        """Opens the draft.
 
         Args:
-          path: that it will have.
-          name: the temporary one, under which what a killed process left is overwritten; "": a new one.
+          path: of the finished file.
+          name: temporary name, under which a draft that a killed process left is overwritten; "": a new name.
         """
         self._path = path
         if isinstance(path, RemotePath):
@@ -44,11 +44,11 @@ class Draft:
         """Gives the file its name, without syncing the folder.
 
         Args:
-          sync: whether to sync the content first; without it a crash of the machine can leave part of the file.
+          sync: whether to sync the content first; without that, a crash of the machine can leave a partial file.
         """
         if isinstance(self._path, RemotePath):
             assert isinstance(self.file, io.BytesIO)
-            # `getbuffer`, in the traceback of a failed write, ends Python 3.12.0 and 3.12.1 (cpython 111049).
+            # Not `getbuffer`: in the traceback of a failed write it crashes Python 3.12.0 and 3.12.1 (cpython 111049).
             self._path.write_bytes(self.file.getvalue())
             return
         self.file.flush()
@@ -58,7 +58,7 @@ class Draft:
         os.replace(self.file.name, self._path)
 
     def discard(self) -> None:
-        """Removes what was written, unless it has its name."""
+        """Removes the draft, unless it is published."""
         with contextlib.suppress(OSError):
             self.file.close()
         if not isinstance(self._path, RemotePath):
@@ -68,12 +68,12 @@ class Draft:
 
 @contextlib.contextmanager
 def replaced(path: pathlib.Path, name: str = "", sync: bool = True) -> Iterator[IO[bytes]]:
-    """Yields a new file, which gets its name at the end of the block. If the block fails, it is removed.
+    """Yields a new file, which gets its name at the end of the block, or is removed if the block fails.
 
     Args:
       path: the file. Its folder is not synced.
-      name: the temporary name, as `Draft` takes it.
-      sync: whether a crash of the machine is to leave the old file or the new one.
+      name: temporary name, as for `Draft`.
+      sync: whether a crash of the machine must leave either the old file or the new one.
     """
     draft = Draft(path, name)
     try:
@@ -85,12 +85,12 @@ def replaced(path: pathlib.Path, name: str = "", sync: bool = True) -> Iterator[
 
 
 def replace(path: pathlib.Path, data: str | bytes, suffix: str = ".tmp") -> None:
-    """Writes a file that only one process writes: readers see the old content or the new, which is not synced.
+    """Writes a file that no other process writes; readers see the old content or the new. It is not synced.
 
     Args:
       path: the file.
       data: its content.
-      suffix: follows its name while it is written.
+      suffix: of its temporary name.
     """
     with replaced(path, f"{path.name}{suffix}", sync=False) as file:
         file.write(data.encode() if isinstance(data, str) else data)

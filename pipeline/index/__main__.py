@@ -1,4 +1,4 @@
-"""`python -m pipeline.index DATA_DIR --split=train:'train-*.tfrecord'`: a data set of TFRecord files as they are."""
+"""`python -m pipeline.index DATA_DIR --split=train:'train-*.tfrecord'`: makes existing TFRecord files a data set."""
 
 from __future__ import annotations
 

@@ -1,28 +1,45 @@
-"""Makes the index: choose files -> read them -> write what lies beside them -> write the manifest."""
+"""Makes the index: choose files -> read each to its end -> write the files beside them -> write the manifest.
+
+What is written gets its names together at the end: a run that is killed before leaves only a hidden folder.
+"""
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fnmatch
 import os
 import pathlib
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 
+import crc32c
+import numpy as np
 import tqdm
+from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, named
 from pipeline.files.paths import StoragePath, folder
-from pipeline.index.files import Drafts, drafts_in, scan
+from pipeline.files.reading import OpenFile
+from pipeline.files.write import sync
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.read import sidecars
 from pipeline.read.shards import LOCAL_THREADS
+from pipeline.records import members
+from pipeline.records.framing import Frame, Kind, walk
+from pipeline.records.stream import RecordStream, forward
 
 _MOST_NAMED = 3  # files in a message
 _NAMELESS = "records"  # the data set of a folder without a name
+_GZIP_MAGIC = b"\x1f\x8b"
+_LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompressed
+_PREFIX = ".pipeline.index-"
 
 
 def make_index(data_dir: str, splits: Sequence[str], compression: str, overwrite: bool) -> None:
@@ -56,7 +73,7 @@ def make_index(data_dir: str, splits: Sequence[str], compression: str, overwrite
 
 
 def _compressed_lines(made: Manifest) -> Iterator[str]:
-    """Yields what can be done with compressed files, and how to do the rest."""
+    """Yields a line that says whether any record of the compressed files can be read by itself; none without GZIP."""
     if not made.compression:
         return
     forward = [shard.file for shard in made.shards if not shard.is_seekable(made.compression)]
@@ -72,7 +89,11 @@ def _compressed_lines(made: Manifest) -> Iterator[str]:
 
 
 def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
-    """Returns the manifest that this command made before, if it may be replaced; None: there is none."""
+    """Returns the manifest of an earlier index, if there is one.
+
+    Raises:
+      UsageError: there is a manifest that must not be replaced.
+    """
     path = data_dir / naming.MANIFEST
     if not path.exists():
         return None
@@ -91,6 +112,7 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
 
 
 def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]], earlier: Manifest | None) -> None:
+    """Raises UsageError if a file that no manifest lists has the name of one that the index would write."""
     ours = _sidecars_of(earlier)
     for name in (name for files in chosen.values() for file in files for name in naming.sidecar_names(file)):
         if name not in ours and (data_dir / name).exists():
@@ -127,7 +149,7 @@ def _manifest(data_dir: str, compression: str, chosen: dict[str, list[str]], dra
 
 
 def _shards(files: list[StoragePath], compression: str, drafts: Drafts) -> list[ShardInfo]:
-    """Returns what the files hold; the first error, or an interruption, stops all reading."""
+    """Returns what the manifest says of the files. They are read in threads; the first error stops all of them."""
     stopped, lock = threading.Event(), threading.Lock()
     size = sum(file.identity().num_bytes for file in files)
     bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False)
@@ -150,23 +172,23 @@ def _shards(files: list[StoragePath], compression: str, drafts: Drafts) -> list[
 
 
 def _shard(file: StoragePath, compression: str, drafts: Drafts, on_bytes: Callable[[int], None]) -> ShardInfo:
-    info, beside = scan(file, compression, on_bytes)
+    info, beside = _scanned(file, compression, on_bytes)
     for name, data in beside.items():
         drafts.add(name, data)
     return info
 
 
 def _sidecars_of(made: Manifest | None) -> set[str]:
-    """Returns the names of all sidecars of a manifest's files, also where earlier releases wrote them."""
+    """Returns the names that a manifest's sidecars may have, in their folder or, as before, beside the files."""
     shards = made.shards if made else ()
     places = (naming.sidecar_names, naming.beside_names)
     return {name for shard in shards for names in places for name in names(shard.file)}
 
 
 def _choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
-    """Returns each split's files: base names in the order of its patterns, sorted within one.
+    """Returns each split's files: base names in the order of its patterns, sorted within each.
 
-    Hidden files, manifests and the files beside records are never chosen.
+    Hidden files, manifests and sidecars are never chosen.
 
     Args:
       data_dir: the folder.
@@ -218,3 +240,155 @@ def _check(name: str, text: str, chosen: dict[str, list[str]]) -> None:
     for split, files in chosen.items():
         if name in files:
             raise UsageError(f"--split={text}: {name} is already a file of {split}; a file belongs to one split, once")
+
+
+def _scanned(
+    file: StoragePath, compression: str, on_bytes: Callable[[int], None]
+) -> tuple[ShardInfo, dict[str, bytes]]:
+    """Reads a file to its end; returns what the manifest says of it, and its sidecars: {name: content}.
+
+    Args:
+      file: of records.
+      compression: `GZIP`, or empty.
+      on_bytes: is called with the number of bytes after each read; what it raises ends the scan.
+
+    Raises:
+      DataError: the file cannot be read, or a record is cut or corrupt.
+    """
+    before = file.identity()
+    offsets, crcs = array.array("Q", [0]), array.array("I")
+    with file.open_file() as opened:
+        read = forward(opened)
+
+        def counted(size: int) -> memoryview:
+            data = read(size)
+            on_bytes(len(data))
+            return data
+
+        stream = RecordStream(counted, compression)
+        for frame in walk(stream.read):
+            if frame.fault is not None:
+                raise _error(file, opened, frame, compression)
+            offsets.append(frame.end)
+            crcs.append(frame.crc)
+    if file.identity() != before:
+        raise DataError("changed while it was being read", path=file, advice="stop what writes there and start again")
+    name, begins = file.name, np.frombuffer(offsets, np.uint64).astype(np.int64)
+    lengths, firsts = np.diff(begins), _member_firsts(stream, begins) if compression else None
+    is_even = (firsts is not None or not compression) and len(lengths) > 0 and bool((lengths == lengths[0]).all())
+    beside = {}
+    if len(lengths):
+        beside[naming.crcs_name(name)] = np.frombuffer(crcs, np.uint32).astype(sidecars.CRCS).tobytes()
+    if firsts is not None:
+        at = [*(offset for offset, _ in stream.members), before.num_bytes]
+        beside[naming.offsets_name(name)] = members.to_bytes(at, firsts, None if is_even else begins)
+    elif len(lengths) and not compression and not is_even:
+        beside[naming.offsets_name(name)] = begins.astype(sidecars.OFFSETS).tobytes()
+    of_beside = {name: f"{crc32c.crc32c(data):08x}" for name, data in beside.items()}
+    info = ShardInfo(
+        name,
+        len(lengths),
+        before.num_bytes,
+        f"{stream.crc:08x}",
+        int(lengths[0]) if is_even else None,
+        of_beside.get(naming.offsets_name(name)),
+        crcs_crc32c=of_beside.get(naming.crcs_name(name)),
+    )
+    return info, beside
+
+
+def _member_firsts(stream: RecordStream, begins: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Returns the number of the first record of each GZIP member, and the number of records.
+
+    None, if a record cannot be read by itself: members do not end where records do, one is empty, or one is too large.
+
+    Args:
+      stream: has read the file to its end.
+      begins: byte offset of each record in the decompressed file, and the size of that file; (n + 1,).
+    """
+    member_begins = np.array([*(given for _, given in stream.members), begins[-1]], np.int64)
+    firsts = np.searchsorted(begins, member_begins)
+    records, sizes = np.diff(firsts), np.diff(member_begins)
+    if stream.is_padded or not len(records) or not records.all() or (begins[firsts] != member_begins).any():
+        return None
+    return None if ((sizes > _LARGEST_MEMBER) & (records > 1)).any() else firsts
+
+
+def _error(file: StoragePath, opened: OpenFile, frame: Frame, compression: str) -> DataError:
+    assert frame.fault is not None
+    is_start = frame.number == 0 and frame.fault.kind is Kind.LENGTH_CRC and not compression
+    looks_packed = is_start and opened.read_at(0, len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    advice = "the file looks compressed: give --compression=GZIP" if looks_packed else ""
+    return frame.error(file, bool(compression), advice)
+
+
+class Drafts:
+    """Files that are written but do not have their names yet. Several threads may add some.
+
+    Args:
+      folder: that they are for.
+      hidden: a folder in it, which holds them.
+    """
+
+    def __init__(self, folder: pathlib.Path, hidden: pathlib.Path) -> None:
+        self._folder, self._hidden = folder, hidden
+
+    def add(self, name: str, data: bytes) -> None:
+        """Writes a file and syncs it to the disk.
+
+        Raises:
+          DataError: it cannot be written.
+        """
+        path = self._hidden / name
+        with named(self._folder / name, "cannot be written"):
+            path.parent.mkdir(exist_ok=True)
+        with named(self._folder / name, "cannot be written"), open(path, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def publish(self) -> None:
+        """Moves the files into their folder, the manifest last. If one cannot be moved, new files are removed again.
+
+        Raises:
+          DataError: a file cannot be moved.
+        """
+        found = [path.relative_to(self._hidden) for path in self._hidden.rglob("*") if path.is_file()]
+        names = sorted(found, key=lambda name: (name.name == naming.MANIFEST, name))
+        folders = {self._folder / name.parent for name in names}
+        new = [self._folder / name for name in names if not (self._folder / name).exists()]
+        new_folders = [path for path in folders if not path.exists()]
+        try:
+            for path in folders:
+                with named(path, "cannot be made"):
+                    path.mkdir(exist_ok=True)
+            for name in names:
+                with named(self._folder / name, "cannot be written"):
+                    if name.name == naming.MANIFEST:  # what it lists must be on the disk before it is
+                        for path in folders:
+                            sync(path)
+                    os.replace(self._hidden / name, self._folder / name)
+        except BaseException:
+            for path in new:
+                path.unlink(missing_ok=True)
+            for path in new_folders:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            raise
+        sync(self._folder)
+
+
+@contextlib.contextmanager
+def drafts_in(folder: pathlib.Path) -> Iterator[Drafts]:
+    """Context for the drafts of a folder. At its end, drafts that were not published are removed, killed runs' too.
+
+    Raises:
+      DataError: the folder cannot be written to.
+    """
+    with named(folder, "cannot be written to"):
+        hidden = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
+    try:
+        yield Drafts(folder, hidden)
+    finally:
+        for path in folder.glob(f"{_PREFIX}*"):
+            shutil.rmtree(path, ignore_errors=True)

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from pipeline import manifest
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from pipeline import images, manifest
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check_all, flag
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, named
+from pipeline.files.paths import PathLike
+from pipeline.input import input_fn
 from pipeline.manifest import Feature, Manifest, SplitInfo
 from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
 from pipeline.read.shards import check_present
 
 COMMAND = "pipeline.inspect"
 _MOST_SIZES = 20  # of images, listed
+_TILE = 96  # pixels on a side of a drawn image
+_CAPTION = 16
+_GAP = 6
+_COLUMNS = 8
+_IMAGES = 32
+_TINY = 4  # pixels on a side: pad_crop_flip would leave nothing of such images
+_INK = (40, 40, 40)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,21 +78,64 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _write_sheet(config: InspectConfig, made: Manifest) -> None:
     commandline.require("tensorflow")
     with quiet.loading():
-        import tensorflow  # noqa: F401, PLC0415
+        import tensorflow  # noqa: F401, PLC0415, by `input_fn` later, when what it says would be shown
 
-        from pipeline.inspect import contact_sheet  # noqa: PLC0415
-
-    recipe = config.distort or contact_sheet.default_recipe(made)
+    recipe = config.distort or _default_recipe(made)
     split = config.split or "train"
-    sheet = contact_sheet.draw_contact_sheet(config.data_dir, made, split, recipe, config.seed or 0)
+    sheet = _contact_sheet(config.data_dir, made, split, recipe, config.seed or 0)
     path = pathlib.Path(config.png or "")
     with named(f"--png={path}", "cannot be written"):
         sheet.save(path)
     print(f"\n{path}: contact sheet of {split}, as stored and by {recipe}")
 
 
+def _default_recipe(made: Manifest) -> str:
+    """Returns a recipe that fits the images: `shift` for grey ones (digits), a crop for others, none for tiny ones."""
+    if None in made.features["image"].shape:
+        return f"random_resized_crop(size={_TILE})"
+    height, width, channels = made.image_shape
+    if min(height, width) <= _TINY:
+        return "none"
+    if channels == 1:
+        return "shift"
+    return "cifar10_tutorial" if min(height, width) >= 24 else "pad_crop_flip"
+
+
+def _contact_sheet(data_dir: PathLike, made: Manifest, split: str, distort: str, seed: int) -> Image.Image:
+    """Draws the first training batch: each image as stored and, below it, as a model gets it, with its class.
+
+    Raises:
+      DataError, UsageError: as `input_fn`.
+    """
+    size = (_TILE, _TILE) if None in made.features["image"].shape else None
+    batches = functools.partial(input_fn, data_dir, split, global_batch_size=_IMAGES, training=True, seed=seed)
+    raw, labels, weights = next(batches(distort="none", resize=size).as_numpy_iterator())
+    distorted, _, _ = next(batches(distort=distort).as_numpy_iterator())
+    shown = int((weights > 0).sum())
+    rows = -(-shown // _COLUMNS)
+    pair = 2 * _TILE + _GAP // 2 + _CAPTION + 2 * _GAP
+    sheet = Image.new("RGB", (_COLUMNS * (_TILE + _GAP) + _GAP, rows * pair + 3 * _CAPTION), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    title = f"{made.dataset} {split}, step 0, seed {seed}: above as stored, below {distort}"
+    pen.text((_GAP, _CAPTION // 2), f"{title} (floats stretched to black..white)", _INK, font)
+    for i in range(shown):
+        left = _GAP + i % _COLUMNS * (_TILE + _GAP)
+        top = 2 * _CAPTION + i // _COLUMNS * pair
+        sheet.paste(_tile(raw[i]), (left, top))
+        sheet.paste(_tile(distorted[i]), (left, top + _TILE + _GAP // 2))
+        label = int(labels[i])
+        name = made.class_names[label] if label < len(made.class_names) else str(label)
+        pen.text((left, top + 2 * _TILE + _GAP // 2), name, _INK, font)
+    return sheet
+
+
+def _tile(image: NDArray[np.generic]) -> Image.Image:
+    """Returns one image (height, width, 1 or 3), uint8 or float, scaled to a tile."""
+    return Image.fromarray(images.as_rgb(image)).resize((_TILE, _TILE), Image.Resampling.NEAREST)
+
+
 def _summary(made: Manifest) -> list[str]:
-    """Returns the lines of the tables: splits, shards, labels, and sizes where images differ."""
+    """Returns the lines of all tables: splits, shards, labels, and sizes if images differ in size."""
     total = sum(split.num_examples for split in made.splits.values())
     shards = [
         [

@@ -1,4 +1,4 @@
-"""What a data set says of itself: names of files, the manifest, splits and slices."""
+"""The description of a data set: its manifest, names of files, splits and slices, sources of a mixture."""
 
 from pipeline.manifest.file import load, parse
 from pipeline.manifest.manifest import (

@@ -1,4 +1,4 @@
-"""`manifest.json`: what makes a directory a data set. Written last, so that a killed conversion leaves none."""
+"""Reads and checks `manifest.json`, which makes a folder a data set; a conversion writes it last."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pipeline.manifest.manifest import (
     seal_problem,
 )
 
-_WEIGHTED = re.compile(r"=\d*\.?\d+$")  # as `a=0.7`, which in a mixture is a source and its weight
+_WEIGHTED = re.compile(r"=\d*\.?\d+$")  # such as `a=0.7`, which in a mixture is a source and its weight
 _fields_of = functools.cache(typing.get_type_hints)
 DTYPES = ("uint8", "int64", "float32", "string")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
@@ -45,7 +45,7 @@ def load(data_dir: PathLike | RemotePath) -> Manifest:
     """Reads and checks `data_dir/manifest.json`.
 
     Raises:
-      DataError: there is no manifest, or it is of another version, cut, invalid or edited.
+      DataError: there is no manifest, or it has another version, or is cut, invalid or edited.
     """
     found = folder(data_dir)
     path = found / naming.MANIFEST
@@ -64,7 +64,7 @@ def load(data_dir: PathLike | RemotePath) -> Manifest:
         raise DataError(
             "is a file, not a data set", path=found, advice=f"name the folder that holds {naming.MANIFEST}"
         ) from None
-    except DataError:  # of a store
+    except DataError:  # from a store; is one line already
         raise
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from None
@@ -72,14 +72,14 @@ def load(data_dir: PathLike | RemotePath) -> Manifest:
 
 
 def parse(text: str, file: str) -> Manifest:
-    """Returns the manifest that a text holds, checked.
+    """Returns the manifest in a text, checked.
 
     Args:
-      text: the file's.
+      text: content of the file.
       file: its path, for messages.
 
     Raises:
-      DataError: it is of another version, cut, invalid or edited.
+      DataError: it has another version, or is cut, invalid or edited.
     """
     try:
         content = json.loads(text)
@@ -93,7 +93,7 @@ def parse(text: str, file: str) -> Manifest:
         raise DataError(f"not a valid manifest (convert the data again): {error}", path=file) from None
     if problem := next(_problems(manifest), None):
         raise DataError(problem, path=file)
-    if problem := seal_problem(content):  # after what names the field
+    if problem := seal_problem(content):  # last, because the other problems name the field
         raise DataError(problem, path=file)
     return manifest
 
@@ -115,15 +115,15 @@ def _check_version(content: Any, file: str) -> None:
 
 
 def from_json(kind: Any, value: Any, path: str = "") -> Any:
-    """Returns a JSON value as a dataclass, or as what its fields may be.
+    """Returns a JSON value as a dataclass, or as another type that its fields may have.
 
     Args:
       kind: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
-      value: the value; an object must have the fields of the dataclass, but for `OPTIONAL` ones, and no others.
-      path: where the value is in the file.
+      value: the value. An object must have all fields of the dataclass except `OPTIONAL` ones, and no others.
+      path: of the value in the file.
 
     Raises:
-      ValueError: names the first value of another type, its place and its type.
+      ValueError: a value has another type; the message names the first one, its place and its type.
     """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
@@ -233,7 +233,7 @@ def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]
     is_one_size = None not in (height, width)
     for size in split.image_sizes:
         sides = zip(map(int, size.split("x")), (height, width), strict=True)
-        # Of more than 100 sizes, every side is rounded up, that which all images share too.
+        # If there are more than 100 sizes, every side is rounded up, also the one that all images share.
         if any(side and found not in (side, side if is_one_size else rounded_up(side)) for found, side in sides):
             yield f"split {name!r}: image_sizes has {size}, but feature 'image' has the shape {(height, width)}"
 

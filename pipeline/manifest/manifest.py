@@ -1,4 +1,4 @@
-"""The manifest of a data set as values, with a seal: a digest of its content, which tells that it was edited."""
+"""The manifest of a data set as values, with a seal: a digest of its content, by which an edit is noticed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pipeline.errors import UsageError, unknown
 from pipeline.manifest import naming
 
 SEAL = "content_sha256"
-OPTIONAL = "optional"  # in a field's metadata: the JSON of earlier releases lacks it
+OPTIONAL = "optional"  # in a field's metadata: older manifests lack it
 FORMAT_VERSION = 2
-MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which earlier releases cannot read
+MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which version 2 does not have
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
 
 
@@ -25,9 +25,9 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def seal_problem(content: dict[str, Any]) -> str | None:
-    """Returns why a manifest's JSON object is not as it was sealed; None if it is, or has no seal.
+    """Returns how a manifest's JSON object differs from what was sealed; None: it does not, or has no seal.
 
-    Earlier releases wrote none.
+    Older manifests have none.
     """
     found = _digest(content)
     if content.get(SEAL, found) == found:
@@ -44,7 +44,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def rounded_up(side: int) -> int:
-    """Returns a side of an image, rounded up to 64 pixels."""
+    """Returns the side of an image in pixels, rounded up to a multiple of 64."""
     return -(-side // 64) * 64
 
 
@@ -54,10 +54,10 @@ class Feature:
 
     Attributes:
       dtype: `uint8` (image), `int64`, `float32` or `string`.
-      shape: of one example: (height, width, channels) for images, () for scalars; None where a size varies.
-      encoding: how the bytes of an image hold it: `raw` (row-major uint8), `png`, `jpeg`, or `any` of these two; None
-        for other features.
-      class_names: one per value, where the feature is a second label; else empty.
+      shape: of one example: (height, width, channels) for images, () for scalars; None for a size that varies.
+      encoding: of an image's bytes: `raw` (row-major uint8), `png`, `jpeg`, or `any` (png or jpeg); None for other
+        features.
+      class_names: one per value, if the feature is a second label; else empty.
     """
 
     dtype: str
@@ -75,15 +75,15 @@ class ShardInfo:
       num_examples: records in it.
       num_bytes: the file's size.
       crc32c: of the whole file, 8 hexadecimal digits (plain CRC32C, not masked).
-      stride: bytes from one record to the next before compression, container included, where all are of one length;
+      stride: bytes from one record to the next before compression, container included, if all have the same length;
         else None. None for a compressed shard without a table of its members.
       offsets_crc32c: of the file `naming.offsets_name(file)`. It has the byte offset of each record and the file's
-        size, uint64, little-endian; None where there is a stride. Of a compressed shard it is the table of its members
-        (`pipeline.records.members`); None where it has none, and can only be read forward.
-      label_entropy: of the labels in it, in bits: how well they are mixed; None where it has no record.
-      crcs_crc32c: of the file `naming.crcs_name(file)`, which has the masked CRC32C of each record, as its frame stores
-        it, uint32, little-endian: a window of another data set's shard is told by it. None: an earlier release wrote
-        the shard, and only reading all of it tells.
+        size, uint64, little-endian; None if there is a stride. For a compressed shard it has the table of the members
+        (`pipeline.records.members`); None if there is none, so that the shard can only be read forward.
+      label_entropy: of its labels, in bits, which says how well they are mixed; None if it has no record.
+      crcs_crc32c: of the file `naming.crcs_name(file)`, which has the masked CRC32C of each record as its frame stores
+        it, uint32, little-endian. By it a window read from another data set's shard is noticed. None in older
+        manifests: then only reading the whole shard shows that.
     """
 
     file: str
@@ -97,14 +97,14 @@ class ShardInfo:
 
     @property
     def files(self) -> dict[str, str]:
-        """{name in the data set's folder: CRC32C} of the shard and its sidecars."""
+        """The shard and its sidecars: {name in the data set's folder: CRC32C}."""
         return self.files_in(lambda name: False)
 
     def files_in(self, exists: Callable[[str], bool]) -> dict[str, str]:
-        """Returns `files` as they lie in a folder: earlier releases wrote sidecars beside the shards.
+        """Returns `files` with the names that they have in a folder; in older data sets sidecars lie beside the shards.
 
         Args:
-          exists: whether the folder has a file of this name.
+          exists: returns whether the folder has a file of this name.
         """
         names = zip(naming.sidecar_names(self.file), naming.beside_names(self.file), strict=True)
         crcs = (self.offsets_crc32c, self.crcs_crc32c)
@@ -116,7 +116,7 @@ class ShardInfo:
         return {self.file: self.crc32c} | sidecars
 
     def is_seekable(self, compression: str) -> bool:
-        """Returns whether any record can be read without those before it; `compression` is the manifest's."""
+        """Returns whether a record can be read without those before it; `compression` is the manifest's."""
         return not compression or self.offsets_crc32c is not None or self.num_examples == 0
 
 
@@ -127,8 +127,8 @@ class SplitInfo:
     Attributes:
       shards: in order.
       label_histogram: count of each label, 0 and up.
-      image_sizes: {"<height>x<width>": images}; where these would be more than 100, with sides as `rounded_up` returns.
-      num_rejects: the source's invalid rows, which are in no shard; `rejects.jsonl` lists them.
+      image_sizes: {"<height>x<width>": images}; if these would be more than 100, the sides are `rounded_up`.
+      num_rejects: number of the source's invalid rows, which are in no shard; `rejects.jsonl` lists them.
     """
 
     shards: tuple[ShardInfo, ...]
@@ -151,7 +151,7 @@ class SplitInfo:
 class SourceFile:
     """A file (or folder of files) that the data set was made from: its name, size in bytes, SHA-256 in hexadecimal.
 
-    The SHA-256 is of the content, decompressed; of a Parquet file in an object store or HDFS it is of the footer alone.
+    The SHA-256 is of the decompressed content; for a Parquet file in an object store or HDFS, of the footer alone.
     """
 
     file: str
@@ -166,13 +166,13 @@ class Manifest:
     Attributes:
       dataset: its name (`mnist`).
       class_names: one per label.
-      features: by name: `image`, `label`, `key` and the source's others; none where `pipeline.index` made the manifest.
+      features: by name: `image`, `label`, `key` and others of the source; none if `pipeline.index` made the manifest.
       splits: by name.
-      image_mean: per channel, of the training images' pixels in 0..255.
-      image_std: their standard deviation, likewise.
+      image_mean: of the training images' pixels, 0..255, per channel.
+      image_std: standard deviation of these, per channel.
       source: the files it was made from.
-      options: what shaped the bytes (seed, number of shards).
-      compression: of the shards: none, or `GZIP`.
+      options: of the conversion that shaped the bytes (seed, number of shards).
+      compression: of the shards: `GZIP`, or empty.
       format_version: of this file.
     """
 
@@ -189,11 +189,11 @@ class Manifest:
 
     @property
     def has_images(self) -> bool:
-        """Whether the records are images with labels and keys; else only the user knows how to parse them."""
+        """Whether the records are images with labels and keys. Other records only the user can parse."""
         return any(name in self.features for name in IMAGE_FEATURES)
 
     def require_images(self) -> None:
-        """Raises UsageError if the records are not images: `pipeline.index` made the manifest."""
+        """Raises UsageError if the records are not images, because `pipeline.index` made the manifest."""
         if not self.has_images:
             raise UsageError(
                 f"{self.dataset}: its manifest is from pipeline.index and describes no images; feed its records with "
@@ -228,9 +228,9 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of the file's bytes without `crcs_crc32c` and the seal: the identity of the data.
+        """Identity of the data: SHA-256, hexadecimal, of the file's bytes without `crcs_crc32c` and the seal.
 
-        The same data has the same identity, whichever release converted it.
+        Without these two, older manifests of the same data have the same identity.
         """
         return hashlib.sha256(_text(self._content(with_crcs=False))).hexdigest()
 
@@ -238,14 +238,14 @@ class Manifest:
         """Returns a split.
 
         Raises:
-          UsageError: there is none of that name; the nearest is suggested.
+          UsageError: there is none of that name; the error suggests the nearest.
         """
         if name not in self.splits:
             raise unknown("split", name, self.splits)
         return self.splits[name]
 
     def to_bytes(self) -> bytes:
-        """Returns the file's bytes: the same for equal manifests."""
+        """Returns the file's bytes, which are the same for equal manifests."""
         return _text(sealed(self._content(with_crcs=True)))
 
     def _content(self, with_crcs: bool) -> dict[str, Any]:

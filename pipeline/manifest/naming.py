@@ -1,4 +1,4 @@
-"""The one formatter of shard names: `<split>-SSSSS-of-NNNNN.tfrecord`."""
+"""Names of files in a data set: shards, `<split>-SSSSS-of-NNNNN.tfrecord`, and their sidecars."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 MANIFEST = "manifest.json"
 REJECTS = "rejects.jsonl"
 CARD = "card.html"
-# The folder of what belongs to shards. Not beside them, where `train-*` and `*.tfrecord*` would open it as records; not
-# hidden either, since copying and uploading programs leave hidden files out.
+# The folder of files that belong to shards. They do not lie beside these, where `train-*` and `*.tfrecord*` would open
+# them as records. It is not hidden, because programs that copy or upload leave hidden files out.
 SIDECARS = "sidecars"
 TFDS_FILES = ("dataset_info.json", "features.json", "label.labels.txt")  # what TensorFlow Datasets reads
-COMPRESSIONS = {"": "", "GZIP": ".gz"}  # of a shard's file: TensorFlow's name and what it adds to the file's
+COMPRESSIONS = {"": "", "GZIP": ".gz"}  # TensorFlow's name: the suffix of a shard's file
 _SPLIT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _SHARD = re.compile(r"(?P<split>[A-Za-z][A-Za-z0-9_]*)-(?P<index>\d{5,})-of-(?P<count>\d{5,})\.tfrecord(\.gz)?")
 
@@ -45,17 +45,17 @@ def crcs_name(shard: str) -> str:
 
 
 def _sidecar_name(kind: str, shard: str) -> str:
-    # No pattern that opens the shards may match it, `**/train-*` and `**/*.tfrecord*` included.
+    # No pattern that finds shards may match it, not even `**/train-*` and `**/*.tfrecord*`.
     return f"{SIDECARS}/{kind}.{shard.replace('.tfrec', '.tf-rec')}"
 
 
 def beside_names(shard: str) -> tuple[str, str]:
-    """Returns the names of a shard's sidecars where earlier releases wrote them, in the order of `sidecar_names`."""
+    """Returns the names of a shard's sidecars that lie beside it, as before, in the order of `sidecar_names`."""
     return f"{shard}.offsets", f"{shard}.crcs"
 
 
 def shard_of_sidecar(name: str) -> str | None:
-    """Returns the shard that a sidecar's base name belongs to, in its folder or beside the shard; else None."""
+    """Returns the shard that a sidecar belongs to; None: the base name is not that of a sidecar."""
     kind, _, rest = name.partition(".")
     shard = rest.replace(".tf-rec", ".tfrec") if kind in ("offsets", "crcs") else name.removesuffix(".offsets")
     shard = shard.removesuffix(".crcs")
@@ -63,7 +63,7 @@ def shard_of_sidecar(name: str) -> str | None:
 
 
 def parse_shard_name(name: str) -> tuple[str, int, int] | None:
-    """Returns (split, index, count) of a shard's base name, or None where `name` is not one."""
+    """Returns (split, index, count) of a shard's base name; None: `name` is not one."""
     match = _SHARD.fullmatch(name)
     if not match:
         return None

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.errors import UsageError
@@ -14,7 +14,7 @@ from pipeline.files.paths import PathLike, folder
 
 Sources = Sequence[tuple[PathLike, float]]
 
-# What follows the last colon is a split only where it reads as one: `gs://bucket/x` and `C:\x` are folders.
+# The text after the last colon is a split only if it looks like one: `gs://bucket/x` and `C:\x` are folders.
 _SLICE = r"\w+(\[[^\[\]]*\])?"
 _WITH_SPLIT = re.compile(rf"(?P<folder>.+?):(?P<split>{_SLICE}(\+{_SLICE})*)")
 _WEIGHTED = re.compile(r"(?P<source>.+)=(?P<weight>[^=/]*)")
@@ -27,7 +27,7 @@ class Source:
     Attributes:
       data_dir: its folder.
       split: a split or a slice of one.
-      weight: its part of each step's rows is this over the sum of all weights.
+      weight: it gets this part of each step's rows, divided by the sum of all weights.
     """
 
     data_dir: PathLike
@@ -39,29 +39,25 @@ class Source:
 
 
 def sources_of(given: Any, split: str) -> tuple[Source, ...]:
-    """Returns the sources that a list of (source, weight) names.
+    """Returns the sources of a mixture.
 
     Args:
-      given: pairs of `DIR` or `DIR:SPLIT` and a weight; a path that is no text, or that ends in a slash, is a `DIR`.
+      given: pairs of `DIR` or `DIR:SPLIT` and a weight; a path that is not a text, or ends in a slash, is a `DIR`.
       split: of the sources that name none.
 
     Raises:
-      UsageError: it is no such list, or a weight is not a number above 0.
+      UsageError: it is not such a list, or a weight is not a number above 0.
     """
     try:
-        return tuple(_checked(one, split) for one in _pairs(given))
+        pairs = list(given)
+        if not pairs:
+            raise TypeError
+        return tuple(_checked(one, split) for one in pairs)
     except TypeError:
         raise UsageError(
             f"data_dir={given!r}: must be the path of a data set's folder, or several with their weights, such as "
             "[('mnist', 0.7), ('digits:train[:50%]', 0.3)]"
         ) from None
-
-
-def _pairs(given: Any) -> Iterator[Any]:
-    pairs = list(given)
-    if not pairs:
-        raise TypeError
-    yield from pairs
 
 
 def _checked(one: Any, split: str) -> Source:
@@ -83,12 +79,12 @@ def _checked(one: Any, split: str) -> Source:
 
 
 def parse_sources(text: str, flag: str = "--data_dir") -> str | list[tuple[PathLike, float]]:
-    """Returns what a flag names: of `a=0.7,b:train[:50%]=0.3` the sources with their weights, of any other text itself.
+    """Returns the sources and weights of a text such as `a=0.7,b:train[:50%]=0.3`; any other text as it is.
 
-    It names sources where there is a comma, and a weight in one of the parts; a text that ends in a slash is a folder.
+    A text names sources if it has a comma and one of its parts has a weight. With a slash at its end it is a folder.
 
     Raises:
-      UsageError: a source without a weight, or a weight that is not a number.
+      UsageError: a source has no weight, or a weight is not a number.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) < 2 or text.endswith("/") or not any(map(_WEIGHTED.fullmatch, parts)):

@@ -11,7 +11,7 @@ from pipeline.errors import UsageError
 from pipeline.manifest.manifest import Manifest, ShardInfo
 
 _PART = re.compile(r"(?P<name>\w+)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?")
-EVALUATED = ("test", "validation", "val", "valid", "dev", "eval")  # names of splits to evaluate on, the best first
+EVALUATED = ("test", "validation", "val", "valid", "dev", "eval")  # names of splits to evaluate on, best first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The records that a split argument names, in the manifest's order; record id i is the i-th of them.
+    """The records that a split argument names, in the manifest's order. The i-th of them has record id i.
 
     Attributes:
       text: the argument, without spaces.
-      segments: the shards' parts, in order, none of them empty.
+      segments: parts of shards, in order, none of them empty.
     """
 
     text: str
@@ -62,11 +62,11 @@ class Selection:
 def select(manifest: Manifest, text: str) -> Selection:
     """Returns the records that `text` selects.
 
-    A percentage is rounded to the nearest record, halves to even, as TFDS's `closest` does; a negative bound counts
-    from the end; `+` joins parts.
+    A percentage is rounded to the nearest record, halves to even, as TFDS's `closest` does. A negative bound counts
+    from the end. `+` joins parts.
 
     Raises:
-      UsageError: it is not a text that is a slice, names an unknown split, selects nothing, or selects a record twice.
+      UsageError: `text` is not a slice, names an unknown split, selects nothing, or selects a record twice.
     """
     if not isinstance(text, str):
         raise UsageError(f"split={text!r}: must be a text, such as 'train' or 'train[:90%]'")
@@ -86,11 +86,11 @@ def select(manifest: Manifest, text: str) -> Selection:
 
 
 def to_evaluate(splits: Iterable[str], trained: Collection[str]) -> str | None:
-    """Returns the split to evaluate on where a user names none: by its name, or the only one that is not trained on.
+    """Returns the split to evaluate on if the user names none: by its name, or the only one that is not trained on.
 
     Args:
-      splits: names of what there is.
-      trained: names of what is trained on.
+      splits: names of all splits.
+      trained: names of those that are trained on.
     """
     others = [name for name in splits if name not in trained]
     named = [name for name in EVALUATED if name in others]
@@ -98,7 +98,7 @@ def to_evaluate(splits: Iterable[str], trained: Collection[str]) -> str | None:
 
 
 def names_of(text: str) -> list[str]:
-    """Returns the names of the splits in a split argument; none if it is no such text."""
+    """Returns the names of the splits in a split argument; none if it is not a valid one."""
     parts = [_PART.fullmatch(part) for part in "".join(text.split()).split("+")]
     return [match["name"] for match in parts if match]
 

@@ -1,8 +1,8 @@
-"""A folder of this machine with copies of shards that its processes share: who fetches a file, reads it, removes it.
+"""A folder of this machine with copies of shards that its processes share: fetched, read and removed under locks.
 
-A file lies under its name, `<digest of the manifest>/<shard>`, only while it is whole. Whoever fetches it holds the
-lock of its draft, whoever reads it shares the lock of the file, and nobody removes what another has locked. The locks
-are `flock`s, which the system releases with the process, however it ends.
+A file has its name, `<digest of the manifest>/<shard>`, only once it is complete. The process that fetches it locks its
+draft, those that read it share the lock of the file, and no process removes a file that another has locked. The locks
+are `flock`s, which the system releases when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.files.paths import share_lock, try_lock
 _LOCK, _DRAFT = ".lock", ".part"
 _FOLDER = re.compile(r"[0-9a-f]{16}")
 _DIGITS = 16  # of the digest
-_FREE_SHARE = 0.9  # of what the disk has left, where the user sets no bound
+_FREE_SHARE = 0.9  # of the space that the disk has left, if the user sets no bound
 _LOCK_SECONDS, _LOCK_WAIT = 30.0, 0.002
 
 
@@ -43,18 +43,18 @@ class _Found(NamedTuple):
 
 
 class CacheFolder:
-    """The folder. Threads and processes share it; a descriptor that it returns holds a lock until it is closed."""
+    """The folder. Threads and processes share it. Each file that it returns is locked until it is closed."""
 
     def __init__(self, path: str, most_bytes: int | None = None) -> None:
-        """Makes the folder where there is none.
+        """Makes the folder if it is missing.
 
         Args:
           path: of the folder.
-          most_bytes: that this process lets all its files take; None: 90% of what the disk has left for them.
+          most_bytes: that this process lets all files in it take; None: 90% of the space that the disk has for them.
 
         Raises:
-          DataError: it cannot be written to, or its disk has no locks.
-          UsageError: it is a file.
+          DataError: the folder cannot be written to, or its disk has no locks.
+          UsageError: the path is that of a file.
         """
         self.path = os.path.abspath(path)
         try:
@@ -70,32 +70,32 @@ class CacheFolder:
         self.most_bytes = most_bytes or int(_FREE_SHARE * (disk.f_bavail * disk.f_frsize + self.num_bytes()))
 
     def file(self, entry: Entry) -> str:
-        """Returns the path that an entry has once it is whole."""
+        """Returns the path of an entry's copy."""
         return os.path.join(self.path, entry.digest[:_DIGITS], os.path.basename(entry.file))
 
     def num_bytes(self) -> int:
-        """Returns the bytes of all files, and those that drafts will have."""
+        """Returns the bytes of all files, including those that drafts have reserved."""
         return sum(found.num_bytes for found in self._files())
 
     def opened(self, entry: Entry) -> io.FileIO | None:
-        """Returns an entry open for reading, which stays until it is closed; None: there is none."""
+        """Opens the copy of an entry, which nobody removes until it is closed; None: there is no copy."""
         file = _open_locked(self.file(entry), os.O_RDONLY, shared=True)
         if file is not None:
-            with contextlib.suppress(OSError):  # of another user
+            with contextlib.suppress(OSError):  # the file of another user
                 os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))
         return file
 
     def remove(self, entry: Entry, file: io.FileIO) -> None:
-        """Removes an entry that is not what it should be, unless another has taken its place."""
+        """Removes a bad copy of an entry, unless another file has taken its place."""
         with self._exclusive(), contextlib.suppress(FileNotFoundError):
             if _is_at(file, self.file(entry)):
                 os.unlink(self.file(entry))
 
     def draft(self, entry: Entry) -> io.FileIO | None:
-        """Returns the empty draft of an entry, to be written by the caller alone; None: another writes it, or has."""
+        """Opens the draft of an entry for this caller alone; None: another process writes it, or has finished it."""
         path = self.file(entry)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        # What a killed process left is overwritten.
+        # A draft that a killed process left is overwritten.
         file = _open_locked(path + _DRAFT, os.O_RDWR | os.O_CREAT)
         if file is not None and os.path.exists(path):
             self.discard(entry, file)
@@ -103,7 +103,7 @@ class CacheFolder:
         return file
 
     def reserve(self, entry: Entry, draft: io.FileIO) -> bool:
-        """Reserves the disk space of a draft, evicting the least recently used files; False: too little can go.
+        """Reserves the disk space of a draft, evicting the least recently used files; False: too little can be evicted.
 
         Raises:
           OSError: the disk is full.
@@ -112,11 +112,14 @@ class CacheFolder:
             os.ftruncate(draft.fileno(), 0)
             if not self._make_room(entry.num_bytes):
                 return False
-            _allocate(draft.fileno(), entry.num_bytes)
+            if hasattr(os, "posix_fallocate"):  # notices a full disk now, not in the middle of the fetch
+                os.posix_fallocate(draft.fileno(), 0, entry.num_bytes)
+            else:
+                os.ftruncate(draft.fileno(), entry.num_bytes)
         return True
 
     def publish(self, entry: Entry, draft: io.FileIO) -> None:
-        """Makes a draft the entry, and its lock that of a reader."""
+        """Makes a draft the copy of an entry, and turns its lock into that of a reader."""
         with self._exclusive():
             os.rename(self.file(entry) + _DRAFT, self.file(entry))
             share_lock(draft.fileno())
@@ -128,14 +131,14 @@ class CacheFolder:
                 os.unlink(self.file(entry) + _DRAFT)
 
     def written(self, entry: Entry) -> float:
-        """Returns when something was last written to the draft of an entry; 0: there is none."""
+        """Returns the time at which the draft of an entry was last written to; 0: there is no draft."""
         try:
             return os.stat(self.file(entry) + _DRAFT).st_mtime
         except FileNotFoundError:
             return 0.0
 
     def _files(self) -> list[_Found]:
-        """Returns the files, drafts included; whatever else lies in the folder is not ours."""
+        """Returns our files in the folder, including drafts."""
         found = []
         for folder in os.scandir(self.path):
             if _FOLDER.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False):
@@ -167,7 +170,7 @@ class CacheFolder:
         return True
 
     def _remove_drafts(self) -> None:
-        """Removes drafts that nobody writes: their processes were killed."""
+        """Removes drafts of killed processes: those that nobody has locked."""
         for found in self._files():
             if found.path.endswith(_DRAFT):
                 file = _open_locked(found.path, os.O_RDONLY)
@@ -177,7 +180,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Context in which no other process or thread makes room, or renames or removes files."""
+        """Keeps other threads and processes from making room, and from renaming or removing files, during the block."""
         with io.FileIO(os.path.join(self.path, _LOCK), "ab") as lock:
             deadline = time.monotonic() + _LOCK_SECONDS
             while not try_lock(lock.fileno()):
@@ -188,7 +191,7 @@ class CacheFolder:
 
 
 def _open_locked(path: str, flags: int, shared: bool = False) -> io.FileIO | None:
-    """Returns a file, open and locked; None: it does not exist, is locked by another, or was just removed."""
+    """Opens and locks a file; None: it does not exist, another process has locked it, or it was just removed."""
     try:
         file = io.FileIO(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+" if flags & os.O_RDWR else "r")
     except FileNotFoundError:
@@ -204,11 +207,3 @@ def _is_at(file: io.FileIO, path: str) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-def _allocate(descriptor: int, num_bytes: int) -> None:
-    """Gives a file its size and, as far as the system can, its disk space, so that a full disk is noticed now."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, num_bytes)
-    else:
-        os.ftruncate(descriptor, num_bytes)

@@ -1,4 +1,4 @@
-"""Reads compressed shards: front to back, or only the GZIP members that hold what is asked for."""
+"""Reads compressed shards: from front to back, or only the GZIP members that contain the wanted records."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pipeline.records.framing import Frame, walk
 from pipeline.records.members import MemberTable, inflate
 from pipeline.records.stream import BLOCK, RecordStream
 
-_KEPT = 64  # shards kept for a reader that continues there; more than one worker's streams
-KEPT_BYTES = 128 << 20  # 128 MiB: two members of each of 64 streams, that in which its window ends, and its very first
+_KEPT = 64  # positions in shards that are kept for a read that continues there: more than a worker has streams
+KEPT_BYTES = 128 << 20  # 128 MiB: two members of each of 64 streams, the one where its window ends and its first one
 _TASK = 4 << 20  # 4 MiB decompressed, per thread
-_UNIT = 1 << 20  # 1 MiB: memory is reused if its size is not too different
+_UNIT = 1 << 20  # 1 MiB; sizes are rounded up to it, so that memory fits more members
 _MOST_FREE = 16
 
 
 class GzipReader:
-    """Reads records of compressed shards; several threads may, each another part."""
+    """Reads records of shards that are one GZIP stream. Several threads may use it, each for another part."""
 
     def __init__(self, shards: Shards, sidecars: Sidecars, block: int = BLOCK, kept: int = _KEPT) -> None:
         self._shards, self._sidecars, self._block, self._kept = shards, sidecars, block, kept
@@ -48,7 +48,7 @@ class GzipReader:
         found = [frame.record or b"" for frame in taken]
         count = self._shards.segments[segment].shard.num_examples
         if stop == count:
-            next(records, None)  # there is none: the end of the file is checked
+            next(records, None)  # there are no more, but this checks the end of the file
         if len(found) < count:
             crcs = [frame.crc for frame in taken]
             self._sidecars.check_crcs(segment, range(start, stop), crcs, lambda i: taken[i].offset)
@@ -61,20 +61,20 @@ class GzipReader:
         return found
 
     def _records(self, segment: int) -> Iterator[Frame]:
-        """Yields the records of a shard, and checks their number and the file's CRC."""
+        """Yields the records of a shard; checks their number and the file's CRC."""
         shard, number, offset = self._shards.segments[segment].shard, 0, 0
 
         def read(size: int) -> memoryview:
             size = min(size, shard.num_bytes - stream.num_bytes)
             if size == 0:
                 return memoryview(b"")
-            with self._shards.opened(segment) as file:  # for each read, so that a change meanwhile is noticed
+            with self._shards.opened(segment) as file:  # for each read again, so that a change is noticed
                 return file.read_at(stream.num_bytes, size)
 
         stream = RecordStream(read, "GZIP", self._block)
         for frame in walk(stream.read):
             fault = frame.fault.text if frame.fault else ""
-            if fault or number == shard.num_examples:  # nothing can be skipped in a compressed file
+            if fault or number == shard.num_examples:  # raises, because nothing can be skipped in such a file
                 self._shards.corrupt(segment, number, offset, fault or "the manifest lists fewer records")
             yield frame
             number, offset = frame.number + 1, frame.end
@@ -84,10 +84,10 @@ class GzipReader:
 
 
 class Run(NamedTuple):
-    """Consecutive records out of one member.
+    """Consecutive records of one member.
 
     Attributes:
-      first: the number of the first.
+      first: number of the first record.
       begins: byte offset of each in the decompressed shard, and of the end; int64 (n + 1,).
       frames: the framed records; None: the member is corrupt, and its records are skipped.
     """
@@ -98,20 +98,25 @@ class Run(NamedTuple):
 
 
 class MemberReader:
-    """Reads records of shards in members; several threads may, each another part."""
+    """Reads records of shards that have a table of their members. Several threads may use it, each for another part.
+
+    Args:
+      shards: to read.
+      sidecars: of the shards.
+      kept_bytes: how many decompressed bytes of members that were read in part to keep.
+    """
 
     def __init__(self, shards: Shards, sidecars: Sidecars, kept_bytes: int = KEPT_BYTES) -> None:
-        """Keeps up to `kept_bytes` decompressed bytes of members that were read in part."""
         self._shards, self._sidecars, self._most = shards, sidecars, kept_bytes
-        self._kept: dict[tuple[int, int], tuple[memoryview, int]] = {}  # with how many of its records were not read yet
-        self._size = 0  # of these
+        self._kept: dict[tuple[int, int], tuple[memoryview, int]] = {}  # with the number of records not read yet
+        self._size = 0  # bytes of these
         self._lock, self._memory = threading.Lock(), _Memory()
 
     def parts(self, pieces: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """Returns (segment, first record of its shard, end) of the parts that threads read: they share no member.
+        """Returns the parts that threads read: (segment, first record of its shard, end). No two share a member.
 
         Args:
-          pieces: as of `Shards.parts`.
+          pieces: as for `Shards.parts`.
         """
         found = []
         for segment, start, stop in pieces.tolist():
@@ -125,7 +130,7 @@ class MemberReader:
         return found
 
     def _last_of_task(self, table: MemberTable, member: int) -> int:
-        """Returns the end of the members from `member` on that a thread reads."""
+        """Returns the end of the members that one thread reads from `member` on."""
         last, size = member + 1, _decompressed(table, member)
         while last < len(table.firsts) - 1 and size + _decompressed(table, last) <= _TASK:
             size += _decompressed(table, last)
@@ -133,25 +138,26 @@ class MemberReader:
         return last
 
     def read(self, segment: int, start: int, stop: int) -> Iterator[Run]:
-        """Yields records start..stop-1 of a segment's shard, member after member.
+        """Yields records start..stop-1 of a segment's shard, member by member.
 
         Raises:
-          DataError: the shard is missing or changed, or holds a corrupt member that must not be skipped.
+          DataError: the shard is missing or changed, or has a corrupt member that must not be skipped.
         """
         table = self._sidecars.members(segment)
         low, high = table.member_of(start), table.member_of(stop - 1) + 1
-        stored = memoryview(b"")  # from this member on
+        stored = memoryview(b"")  # the bytes of the shard from the current member on
         for member in range(low, high):
-            first, end = max(start, int(table.firsts[member])), min(stop, int(table.firsts[member + 1]))
+            held = table.firsts[member : member + 2].tolist()  # its first record, and the end
+            first, end = max(start, held[0]), min(stop, held[1])
             with self._lock:
-                kept, left = self._kept.get((segment, member), (None, _records(table, member)))
+                kept, left = self._kept.get((segment, member), (None, held[1] - held[0]))
             if kept is None and not stored:
                 stored = self._stored(segment, int(table.offsets[member]), int(table.offsets[high]))
             size = int(table.offsets[member + 1] - table.offsets[member])
             data, stored = stored[:size], stored[size:]
             whole = self._inflated(segment, table, member, data, (first, end)) if kept is None else kept
-            begins = table.begins_of(first, end)
-            yield Run(first, begins, None if whole is None else _cut(table, member, whole, begins))
+            begins, base = table.begins_of(first, end), table.begin(held[0])
+            yield Run(first, begins, None if whole is None else whole[int(begins[0]) - base : int(begins[-1]) - base])
             if whole is not None:
                 self._keep(segment, member, whole, left - (end - first))
 
@@ -164,7 +170,7 @@ class MemberReader:
     def _inflated(
         self, segment: int, table: MemberTable, member: int, data: memoryview, records: tuple[int, int]
     ) -> memoryview | None:
-        """Returns what a member holds; None: it is corrupt, and skipped.
+        """Returns the decompressed bytes of a member; None: it is corrupt and skipped.
 
         Raises:
           DataError: it is corrupt, and `records` of it, (first, end), must not be skipped.
@@ -180,7 +186,7 @@ class MemberReader:
         return view
 
     def _keep(self, segment: int, member: int, whole: memoryview, left: int) -> None:
-        """Keeps a member until all its records were read, by the next window or by the stream that ends in it."""
+        """Keeps a member until all its records are read: the next window or another stream reads the rest."""
         with self._lock:
             self._forget((segment, member))
             if left > 0:
@@ -195,14 +201,14 @@ class MemberReader:
 
 
 class _Memory:
-    """Provides memory, and reuses it once nothing refers to it: new pages cost a good part of the decompression."""
+    """Provides memory and reuses it once nothing refers to it: new pages cost a good part of the decompression."""
 
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
 
     def view(self, size: int) -> memoryview:
-        """Returns memory of any content."""
-        try:  # several threads take from the list and append to it
+        """Returns memory with any content."""
+        try:  # not `if`: several threads take from the list and append to it
             memory = self._free.pop()
         except IndexError:
             memory = np.empty(0, np.uint8)
@@ -217,15 +223,6 @@ class _Memory:
             self._free.append(memory)
 
 
-def _records(table: MemberTable, member: int) -> int:
-    return int(table.firsts[member + 1] - table.firsts[member])
-
-
 def _decompressed(table: MemberTable, member: int) -> int:
     first, stop = table.firsts[member : member + 2].tolist()
     return table.begin(stop) - table.begin(first)
-
-
-def _cut(table: MemberTable, member: int, whole: memoryview, begins: NDArray[np.int64]) -> memoryview:
-    base = table.begin(int(table.firsts[member]))
-    return whole[int(begins[0]) - base : int(begins[-1]) - base]

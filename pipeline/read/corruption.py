@@ -1,4 +1,4 @@
-"""What happens to corrupt records: an error that names them, or a row of weight 0 and a line in the log."""
+"""The policy for corrupt records: an error that names them, or a row of weight 0 and a line in the log."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _lock = threading.Lock()
 
 @dataclasses.dataclass(frozen=True, order=True)
 class CorruptRecord:
-    """A record that was left out.
+    """A corrupt record.
 
     Attributes:
       file: the shard's path.
       record: its number in the shard, from 0.
-      offset: of its frame in the (uncompressed) shard, bytes.
+      offset: byte offset of its frame in the (decompressed) shard.
       problem: what is wrong.
     """
 
@@ -33,7 +33,7 @@ class CorruptRecord:
 
     @property
     def error(self) -> DataError:
-        """The error for it."""
+        """The error that names it."""
         return DataError(self.problem, path=self.file, record=self.record, offset=self.offset)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ _skipped: dict[str, set[CorruptRecord]] = {}
 
 
 def skipped_records(data_dir: object) -> tuple[CorruptRecord, ...]:
-    """Returns the corrupt records of a data set that inputs of this process left out, each once, in order."""
+    """Returns the corrupt records of a data set that inputs of this process have skipped, each once, in order."""
     with _lock:
         return tuple(sorted(_skipped.get(_key(data_dir), ())))
 
@@ -56,12 +56,12 @@ def _key(data_dir: object) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Corruption:
-    """What one input does about corrupt records. It may find the same one in every epoch.
+    """What one input does with corrupt records. It may find the same one in every epoch.
 
     Attributes:
-      data_dir: of the data set.
-      policy: `raise`, or `skip`: its row gets weight 0.
-      most: different records that may be skipped; one more is an error.
+      data_dir: folder of the data set.
+      policy: `raise`, or `skip`, which gives the row weight 0.
+      most: number of different records that may be skipped; one more is an error.
     """
 
     data_dir: str
@@ -71,27 +71,27 @@ class Corruption:
 
     @property
     def skips(self) -> bool:
-        """Whether corrupt records are left out."""
+        """Whether corrupt records are skipped."""
         return self.policy == "skip"
 
     def found(self, record: CorruptRecord) -> None:
-        """Reports a corrupt record; if this returns, the caller leaves the record out.
+        """Reports a corrupt record; if this returns, the caller skips it.
 
         Raises:
-          DataError: the policy is to raise, or too many were skipped.
+          DataError: the policy is to raise, or too many would be skipped.
         """
         self.found_together(record.error, [record])
 
     def found_together(self, what: DataError, records: Sequence[CorruptRecord], together: range = range(0)) -> None:
-        """Reports records that are corrupt for one reason, in one line; if this returns, the caller leaves them out.
+        """Reports records that are corrupt for one reason, in one line; if this returns, the caller skips them.
 
         Args:
-          what: where they are, and what is wrong; without advice.
+          what: the error, without advice.
           records: of one file; each counts.
-          together: the numbers of all that are corrupt for this reason, of which other reads find the rest.
+          together: numbers of all records that are corrupt for this reason; other reads may find the rest of them.
 
         Raises:
-          DataError: as `found`.
+          DataError: as for `found`.
         """
         if not self.skips:
             raise what.advised(self.advice)
@@ -115,5 +115,5 @@ class Corruption:
 
     @property
     def advice(self) -> str:
-        """What an error ends with."""
+        """Advice for an error: the command that lists all that is wrong."""
         return f"to see all that is wrong: {to_run('beam_jobs.validate')} {in_command(self.data_dir)}"

@@ -1,4 +1,4 @@
-"""How much memory this process may use, and uses; and the memory of windows, which is reused."""
+"""Memory: how much this process may use and uses, and buffers for windows, which are reused."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _STATUS = "/proc/self/status"  # Linux
 U8 = NDArray[np.uint8]
 _ALIGNED = 64  # bytes: TensorFlow shares NumPy's memory if it begins at a multiple of this
 _IN_USE = 2  # windows: one is consumed while the next is read
-_WAITS, _WAIT_SECONDS = 5, 0.004  # until unfinished batches release the previous window
+_WAITS, _WAIT_SECONDS = 5, 0.004  # for unfinished batches to release the previous window
 
 
 class Used(NamedTuple):
-    """Bytes of memory that this process has, now and at most since it began; 0: the system does not say."""
+    """Bytes of memory that this process has now, and the most that it has had; 0: the system does not say."""
 
     resident: int
     peak: int
 
 
 def available() -> int:
-    """Returns the bytes of this machine's memory, or of this container's limit."""
+    """Returns the bytes of this machine's memory, or this container's limit if that is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _LIMITS:
         try:
@@ -43,7 +43,7 @@ def available() -> int:
 
 
 def used() -> Used:
-    """Returns the resident memory of this process, mapped files included."""
+    """Returns the resident memory of this process, including mapped files."""
     try:
         lines = pathlib.Path(_STATUS).read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -55,25 +55,28 @@ def used() -> Used:
 
 
 class Buffers:
-    """Provides matrices, and reuses their memory once nothing refers to them: new pages cost as much as reading."""
+    """Provides matrices and reuses their memory once nothing refers to them, because new pages cost as much as reading.
+
+    Args:
+      release_unused: makes TensorFlow release matrices that it no longer uses.
+    """
 
     def __init__(self, release_unused: Callable[[], None]) -> None:
-        """Takes `release_unused`, which makes TensorFlow release matrices that it no longer uses."""
         self._release_unused = release_unused
         self._free: list[U8] = []
         self._in_use = 0
         self._lock = threading.Lock()
 
     def matrix(self, rows: int, columns: int) -> U8:
-        """Returns a matrix of any content, uint8 (rows, columns), that TensorFlow can share without a copy."""
+        """Returns a matrix with any content, uint8 (rows, columns), that TensorFlow can share without a copy."""
         memory = self._memory(rows * columns + _ALIGNED)
         matrix = _aligned(memory, rows, columns)
         weakref.finalize(matrix, self._take_back, memory).atexit = False
         return matrix
 
     def _memory(self, size: int) -> U8:
-        # TensorFlow releases a window a little after its last batch. To wait for that costs less than new memory; after
-        # some waits new memory is taken, since the user may keep batches that lie in the window.
+        # TensorFlow releases a window a little after its last batch. Waiting for that costs less than new memory. The
+        # waiting is bounded, because the user may keep batches that lie in the window.
         for _ in range(_WAITS):
             with self._lock:
                 if self._free or self._in_use < _IN_USE:
@@ -93,7 +96,7 @@ class Buffers:
 
 
 def aligned_matrix(rows: int, columns: int) -> U8:
-    """Returns a new matrix of any content, uint8 (rows, columns), that TensorFlow can share without a copy."""
+    """Returns a new matrix with any content, uint8 (rows, columns), that TensorFlow can share without a copy."""
     return _aligned(np.empty(rows * columns + _ALIGNED, np.uint8), rows, columns)
 
 

@@ -1,7 +1,7 @@
-"""NumPy functions that TensorFlow's threads call to read windows: their errors, and the end of the interpreter.
+"""Calls of NumPy functions by TensorFlow's threads, to read windows: their errors, and the end of the interpreter.
 
-A call that begins while the interpreter is being finalized never returns, and the interpreter waits for it: a script
-would hang at its end. So reading stops before that.
+A call that begins while the interpreter is finalized never returns, and the interpreter waits for it, so that a script
+would hang at its end. Therefore no call begins any more once the interpreter exits.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError
 
-_QUIET_SECONDS = 0.05  # without a call: TensorFlow's buffers are full, or have received the error
+_QUIET_SECONDS = 0.05  # without a call; then TensorFlow's buffers are full, or it has received the error
 _MOST_SECONDS = 10.0
 
 _lock = threading.Lock()
 _calls: set[int] = set()
-_errors: dict[str, PipelineError] = {}  # the last ones that functions have raised, by their texts
+_errors: dict[str, PipelineError] = {}  # the last errors of functions, by their texts
 _MOST_ERRORS = 16
 _state = {"ends": False, "last": 0.0}
 _ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
 _ESCAPED = re.compile(rb"\\([0-7]{3}|.)")
-# TensorFlow escapes quotes, but not these.
+# TensorFlow escapes quotes, but not these, which replace them.
 _SHOWN = {ord("'"): "\N{RIGHT SINGLE QUOTATION MARK}", ord('"'): "\N{RIGHT DOUBLE QUOTATION MARK}"}
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
@@ -37,7 +37,7 @@ _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 def call_numpy(
     function: Callable[..., tuple[np.ndarray, ...]], arguments: list[tf.Tensor], dtypes: list
 ) -> list[tf.Tensor]:
-    """Returns the tensors of a NumPy function; its errors become TensorFlow's, one line and no stack."""
+    """Returns the results of a NumPy function as tensors. Its errors become TensorFlow's: one line and no stack."""
 
     def call(*values: np.ndarray) -> tuple[np.ndarray, ...]:
         problem = "the interpreter is exiting"
@@ -60,7 +60,7 @@ def call_numpy(
 
 
 def _kept(error: PipelineError) -> str:
-    """Returns the text of an error, by which `error_of_input` finds its fields again: only text passes TensorFlow."""
+    """Keeps an error and returns its text, by which `error_of_input` finds it: only text passes through TensorFlow."""
     with _lock:
         while len(_errors) >= _MOST_ERRORS:
             del _errors[next(iter(_errors))]
@@ -69,7 +69,7 @@ def _kept(error: PipelineError) -> str:
 
 
 def error_of_input(message: str) -> DataError | None:
-    """Returns the input's own error inside an op's message; None where the error has another cause."""
+    """Returns the input's own error, given the message of an op's error; None: that has another cause."""
     if (said := message_of_input(message)) is None:
         return None
     found = _errors.get(said)
@@ -77,13 +77,13 @@ def error_of_input(message: str) -> DataError | None:
 
 
 def message_of_input(message: str) -> str | None:
-    """Returns the input's own message inside that of an op's error; None where the error has another cause."""
+    """Returns the text of the input's own error, given the message of an op's error; None: that has another cause."""
     asserted = _ASSERTED.search(message)
     return _unescaped(asserted[1]) if asserted else None
 
 
 def _unescaped(text: str) -> str:
-    """Returns a text with its escapes resolved: quotes, and bytes that are not ASCII, written as octal numbers."""
+    """Returns a text without escapes: of quotes, and of bytes that are not ASCII, written as octal numbers."""
 
     def character(match: re.Match[bytes]) -> bytes:
         code = match[1]
@@ -95,7 +95,7 @@ def _unescaped(text: str) -> str:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[bool]:
-    """Marks a read for TensorFlow; the context's value is whether the read may begin."""
+    """Marks a read by TensorFlow; yields whether it may begin."""
     me = threading.get_ident()
     with _lock:
         _calls.add(me)
@@ -120,10 +120,10 @@ def _end() -> None:
 
 
 def release_arrays() -> None:
-    """Has TensorFlow release the arrays that it no longer needs.
+    """Makes TensorFlow release the arrays that it no longer needs.
 
-    A thread of TensorFlow that does not hold the interpreter's lock leaves that to the next call of a NumPy function. A
-    loop inside one `tf.function` makes no such call for a whole epoch.
+    A TensorFlow thread without the interpreter's lock leaves that to the next call of a NumPy function. A loop inside
+    one `tf.function` makes no such call for a whole epoch.
     """
     tf.numpy_function(_nothing, [], tf.int64)
 

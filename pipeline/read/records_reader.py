@@ -1,4 +1,4 @@
-"""Reads records of any kind as byte strings, each checked by its CRC: images of any size, more features, GZIP."""
+"""Reads records of any kind as byte strings and checks their CRCs: images of any size, more features, GZIP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Records:
 
     Attributes:
       records: bytes (n,), dtype object.
-      good: bool (n,): False where a corrupt record was left out; a copy of another stands in for it.
+      good: bool (n,): False where a corrupt record was skipped, and a copy of another takes its place.
     """
 
     records: NDArray[np.object_]
@@ -32,19 +32,24 @@ class Records:
 
 
 class RecordsReader:
-    """Reads pieces of shards, whatever their records are."""
+    """Reads pieces of shards with records of any kind.
+
+    Args:
+      shards: to read.
+      compression: of the manifest.
+      kept_bytes: of decompressed members to keep, as for `MemberReader`.
+    """
 
     def __init__(self, shards: Shards, compression: str, kept_bytes: int = KEPT_BYTES) -> None:
-        """Takes the shards, the manifest's compression, and `kept_bytes` for the `MemberReader`."""
         self.shards, self.sidecars, self._compression = shards, Sidecars(shards), compression
         self._gzip = GzipReader(shards, self.sidecars)
         self._members = MemberReader(shards, self.sidecars, kept_bytes)
 
     def read(self, pieces: NDArray[np.int64]) -> Records:
-        """Returns the records of pieces (p, 3): segment, first record and end; one empty record if there are none.
+        """Returns the records of pieces (segment, first record and end; (p, 3)); an empty one if there are none.
 
         Raises:
-          DataError: a shard is missing or changed, or holds a corrupt record that must not be skipped.
+          DataError: a shard is missing or changed, or has a corrupt record that must not be skipped.
         """
         with self.shards.held(pieces):
             parts = [part for piece in pieces for part in self._parts(piece[None])]
@@ -58,16 +63,16 @@ class RecordsReader:
         return Records(records, good)
 
     def read_part(self, segment: int, start: int, stop: int) -> list[bytes | None]:
-        """Returns records start..stop-1 of a segment's shard; None stands for a corrupt one that is skipped.
+        """Returns records start..stop-1 of a segment's shard; None in place of a corrupt one that is skipped.
 
         Raises:
-          DataError: as `read`.
+          DataError: as for `read`.
         """
         if not self._is_seekable(segment):
             return list(self._gzip.read(segment, start, stop))
         runs = self._members.read(segment, start, stop) if self._compression else self._plain(segment, start, stop)
         found: list[bytes | None] = []
-        crcs, offsets = [np.zeros(0, np.uint32)], [np.zeros(0, np.int64)]  # as the frames store them; where these begin
+        crcs, offsets = [np.zeros(0, np.uint32)], [np.zeros(0, np.int64)]  # stored in the frames; of the frames
         crc = 0
         for first, begins, frames in runs:
             offsets.append(begins[:-1])
@@ -89,10 +94,10 @@ class RecordsReader:
         return found
 
     def offset(self, segment: int, record: int) -> int:
-        """Returns where a record of a segment's shard begins, before compression.
+        """Returns the byte offset of a record in a segment's decompressed shard.
 
         Raises:
-          DataError: the file beside the shard is missing or corrupt.
+          DataError: the shard's sidecar is missing or corrupt.
         """
         if self._compression:
             return self.sidecars.members(segment).begin(record)
@@ -114,10 +119,10 @@ class RecordsReader:
                 yield Run(first, begins, file.read_at(int(begins[0]), int(begins[-1] - begins[0])))
 
     def probe(self) -> None:
-        """Reads the first and the last record of every shard that is seekable: they tell one of another conversion.
+        """Reads the first and the last record of every seekable shard, which shows if it is of another conversion.
 
         Raises:
-          DataError: as `read`.
+          DataError: as for `read`.
         """
         counts = {n: taken.shard.num_examples for n, taken in enumerate(self.shards.segments) if self._is_seekable(n)}
         ends = {(n, record) for n, count in counts.items() if count for record in (0, count - 1)}
@@ -132,7 +137,7 @@ class RecordsReader:
 
 
 def _stored_crcs(block: memoryview, ends: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Returns the CRCs at the ends of frames, uint32 (n,); for frames that are too short, any number."""
+    """Returns the CRCs at the ends of frames: uint32 (n,). For a frame that is too short it is any number."""
     at = np.maximum(ends - framing.FOOTER, 0)[:, None] + np.arange(framing.FOOTER)
     stored: NDArray[np.uint8] = np.frombuffer(block, np.uint8)[np.minimum(at, len(block) - 1)]
     return stored.view("<u4")[:, 0]

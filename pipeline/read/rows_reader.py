@@ -1,6 +1,6 @@
-"""Reads records of one layout into the rows of a matrix: raw images of one shape, label and key.
+"""Reads records of one layout into the rows of a matrix: raw images of one shape, with label and key.
 
-Every byte is checked by the CRC of its record, and a whole shard by the manifest's CRC32C as well.
+Every byte is checked by the CRC of its record; a shard that is read whole is checked by the manifest's CRC32C, too.
 """
 
 from __future__ import annotations
@@ -25,30 +25,33 @@ from pipeline.records import framing, tf_example
 from pipeline.records.tf_example import Layout
 
 U8 = NDArray[np.uint8]
-# What may be wrong with a record, as bits; OTHER_LAYOUT says nothing about a corrupt record.
+# Bits for what may be wrong with a record. OTHER_LAYOUT means nothing if the record is corrupt.
 BAD_LENGTH, BAD_RECORD, OTHER_LAYOUT = 1, 2, 4
-_CHUNK = 1 << 20  # 1 MiB: still in the core's cache when its CRC is computed
+_CHUNK = 1 << 20  # 1 MiB, which is still in the core's cache when its CRC is computed
 _TASK = 8 << 20  # 8 MiB, per thread
 
 try:
     from pipeline.read import _unpack
-except ImportError:  # installed without a compiler, or on another kind of processor
+except ImportError:  # installed without a compiler, or for another kind of processor
     _unpack = None  # type: ignore[assignment]
 
 
 def is_compiled() -> bool:
-    """Returns whether the compiled code is used, which lets other threads run meanwhile."""
+    """Returns whether the compiled code is used, which releases the interpreter's lock."""
     return _unpack is not None
 
 
 def unpack(block: U8, layout: Layout, row_of: NDArray[np.int64], images: U8, labels: NDArray[np.int64]) -> U8:
     """Copies the images and labels of records to their rows, corrupt or not, and returns what is wrong with each.
 
+    All arrays are C-contiguous.
+
     Args:
-      block: framed records, uint8 (m, bytes of one with its frame), C-contiguous, as the others.
-      layout: where the image and the label lie in a record.
-      row_of: int64 (m,): each record's row.
-      images, labels: uint8 (rows, pixels) and int64 (rows,), which are written to.
+      block: framed records, uint8 (m, bytes of a framed record).
+      layout: of the records.
+      row_of: each record's row, int64 (m,).
+      images: to write to, uint8 (rows, pixels).
+      labels: to write to, int64 (rows,).
 
     Returns:
       uint8 (m,): 0, or the sum of `BAD_LENGTH` (its length or the CRC of its length), `BAD_RECORD` (its CRC) and
@@ -86,8 +89,8 @@ class Rows:
     Attributes:
       images: uint8 (n, pixels of an image).
       labels: int64 (n,).
-      keys: bytes (n,), dtype S; None where they are not wanted.
-      good: bool (n,): False where a corrupt record was left out; its row is a copy of another.
+      keys: bytes (n,), dtype S; None: not wanted.
+      good: bool (n,): False where a corrupt record was skipped, and its row is a copy of another.
     """
 
     images: U8
@@ -98,15 +101,15 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class RowsReader:
-    """Reads pieces of shards in each of which all records have one layout.
+    """Reads pieces of shards whose records have one layout per shard.
 
     Attributes:
-      shards: where they are read from.
-      sidecars: what lies beside them.
+      shards: to read.
+      sidecars: of the shards.
       layouts: of each segment's records.
       features: of the manifest: image, label and key.
       with_keys: whether the keys are wanted.
-      members: what reads the shards if they are compressed; else None.
+      members: reads the shards if they are compressed; else None.
     """
 
     shards: Shards
@@ -118,7 +121,7 @@ class RowsReader:
 
     @classmethod
     def fit(cls, manifest: Manifest, shards: Shards, with_keys: bool) -> RowsReader | None:
-        """Returns the reader of a selection, or None where a shard's records differ in layout."""
+        """Returns the reader of a selection; None: the records of a shard differ in layout."""
         if set(manifest.features) != set(IMAGE_FEATURES) or manifest.features["image"].encoding != "raw":
             return None
         layouts = []
@@ -134,7 +137,7 @@ class RowsReader:
 
     @property
     def pixels(self) -> int:
-        """Values of an image."""
+        """Number of values of an image."""
         return self.layouts[0].image.stop - self.layouts[0].image.start
 
     def read(
@@ -143,15 +146,15 @@ class RowsReader:
         row_of: NDArray[np.int64] | None = None,
         make_matrix: Callable[[int, int], U8] = aligned_matrix,
     ) -> Rows:
-        """Returns the records of pieces (p, 3): segment, first record and end; one row of zeros if there are none.
+        """Returns the records of pieces; one row of zeros if there are none.
 
         Args:
-          pieces: what to read, in this order.
-          row_of: int64 (n,): the row that each record goes to; None for the same order.
+          pieces: to read in this order: segment, first record and end; int64 (p, 3).
+          row_of: the row of each record, int64 (n,); None: in the same order.
           make_matrix: returns memory for the images, uint8 (rows, columns), with any content.
 
         Raises:
-          DataError: a shard is missing or changed, or holds a corrupt record that must not be skipped.
+          DataError: a shard is missing or changed, or has a corrupt record that must not be skipped.
         """
         sizes = pieces[:, 2] - pieces[:, 1]
         images = make_matrix(max(1, int(sizes.sum())), self.pixels)
@@ -174,7 +177,7 @@ class RowsReader:
 
     def _read_part(self, rows: Rows, segment: int, start: int, stop: int, row_of: NDArray[np.int64]) -> None:
         """Reads records start..stop-1 of a shard into their rows, a block at a time, and checks their CRCs."""
-        stride, size = self.segment_stride(segment), stop - start
+        stride, size = self._stride(segment), stop - start
         is_whole, crc = size == self.shards.segments[segment].shard.num_examples and not self.members, 0
         crcs, is_good = np.empty(size, np.uint32), np.ones(size, bool)
         for first, count, block in self._blocks(segment, start, stop):
@@ -193,11 +196,11 @@ class RowsReader:
             self.sidecars.check_crcs(segment, start + good, crcs[good], lambda i: (start + int(good[i])) * stride)
 
     def _blocks(self, segment: int, start: int, stop: int) -> Iterator[tuple[int, int, U8 | None]]:
-        """Yields (first record, records, frames uint8 (records, stride)), which the next one may overwrite.
+        """Yields blocks: (first record, number of records, frames uint8 (records, stride)).
 
-        The frames are None where the records are in a corrupt member, and skipped.
+        The next block may overwrite the frames. They are None if a corrupt member has the records, and is skipped.
         """
-        stride = self.segment_stride(segment)
+        stride = self._stride(segment)
         if self.members:
             for run in self.members.read(segment, start, stop):
                 frames = None if run.frames is None else np.frombuffer(run.frames, np.uint8).reshape(-1, stride)
@@ -211,7 +214,7 @@ class RowsReader:
                 yield first, len(block), block
 
     def _place(self, rows: Rows, block: U8, segment: int, first: int, to_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Copies a block of framed records to their rows; returns which are good, bool (m,)."""
+        """Copies a block of framed records to their rows; returns which are good: bool (m,)."""
         layout = self.layouts[segment]
         if rows.keys is not None and layout.key.stop > layout.key.start:
             keys = np.ascontiguousarray(block[:, framing.HEADER : -framing.FOOTER][:, layout.key])
@@ -222,7 +225,7 @@ class RowsReader:
             is_good[i] = self._settle(rows, block[i].data, int(problems[i]), segment, first + i, int(to_rows[i]))
         return is_good
 
-    def segment_stride(self, segment: int) -> int:
+    def _stride(self, segment: int) -> int:
         """Returns the bytes from one record to the next in a segment's shard, before compression."""
         return self.shards.segments[segment].shard.stride or 0
 
@@ -254,5 +257,5 @@ class RowsReader:
 
 
 def all_pieces(selection: Selection) -> NDArray[np.int64]:
-    """Returns the pieces that hold a whole selection, in its order: int64 (segments, 3)."""
+    """Returns the pieces of a whole selection, in its order: int64 (segments, 3)."""
     return np.array([[i, 0, s.num_examples] for i, s in enumerate(selection.segments)], np.int64).reshape(-1, 3)

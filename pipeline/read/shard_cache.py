@@ -1,8 +1,7 @@
 """The cache of one input: its shards are copied to this machine's disk ahead of their window, and read from there.
 
-Copies lie in a `CacheFolder`. They are fetched whole, and used only if they have the manifest's CRC32C. That is checked
-when a file is fetched, and when a process first opens a copy that it did not fetch itself, or that was written to
-since.
+Copies lie in a `CacheFolder`. They are fetched whole and used only if they have the manifest's CRC32C. A process checks
+that when it fetches a file, when it first opens a copy that another process fetched, and when a copy was written to.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from pipeline.manifest.splits import Segment
 from pipeline.read.cache_folder import CacheFolder, Entry
 
 _BLOCK = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
-_POLL_SECONDS, _STALLED_SECONDS = 0.02, 60.0  # of a draft that another process writes
-_ATTEMPTS = 2  # to fetch a file whose bytes are not the manifest's
+_POLL_SECONDS, _STALLED_SECONDS = 0.02, 60.0  # for a draft that another process writes
+_ATTEMPTS = 2  # to fetch a file with the manifest's CRC32C
 _log = logging.getLogger("pipeline")
 _FETCHES = 16  # at a time; they wait for other machines
-_MOST_AHEAD = 256  # files: each takes a descriptor until its window is read
+_MOST_AHEAD = 256  # files; each takes a descriptor until its window is read
 
 
 class CacheCounts(NamedTuple):
-    """What caches did; a file counts once for each window that needed it.
+    """Counts of what caches did. A file counts once for each window that needs it.
 
     Attributes:
-      hits: copies that were there.
+      hits: copies that existed.
       misses: files that this process fetched.
-      uncached: files that were read from the store itself, as there could be no copy.
+      uncached: files that were read from the store itself, because they could not be copied.
       fetched_bytes: of the misses.
     """
 
@@ -59,7 +58,7 @@ class CacheCounts(NamedTuple):
         return CacheCounts(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
 
     def __str__(self) -> str:
-        """Returns one line for people; nothing where there is no cache."""
+        """Returns one line for people; empty if there is no cache."""
         if not any(self):
             return ""
         rest = f", {self.uncached:,} read from the store" if self.uncached else ""
@@ -68,7 +67,7 @@ class CacheCounts(NamedTuple):
 
 
 class _Counted:
-    """The counts of this process, and their lock."""
+    """The counts of this process and their lock, which a forked process makes again."""
 
     def __init__(self) -> None:
         self.counts = CacheCounts()
@@ -83,7 +82,7 @@ _counted = _Counted()
 
 
 def cache_counts() -> CacheCounts:
-    """Returns what the caches of this process did so far."""
+    """Returns the counts of all caches of this process so far."""
     return _counted.counts
 
 
@@ -93,7 +92,7 @@ def _count(more: CacheCounts) -> None:
 
 
 class Copies:
-    """The copies of one data set's files; several threads may use it."""
+    """The copies of one data set's files. Several threads may use it."""
 
     def __init__(
         self, data_dir: StoragePath, place: CacheFolder, skips: bool, check_running: Callable[[], None]
@@ -101,10 +100,11 @@ class Copies:
         """Makes the copies of a data set.
 
         Args:
-          data_dir: where the originals are.
-          place: where the copies are.
-          skips: whether a file with other bytes than the manifest says is read from the store, record by record.
-          check_running: raises an error where a fetch should stop; it is called now and then.
+          data_dir: of the originals.
+          place: of the copies.
+          skips: whether a file that differs from the manifest is read from the store, so that its corrupt records can
+            be skipped; else it is an error.
+          check_running: is called now and then; raises an error to stop a fetch.
         """
         self._data_dir, self._place, self._skips, self._check_running = data_dir, place, skips, check_running
         self._right: dict[Entry, Identity] = {}
@@ -112,22 +112,22 @@ class Copies:
         self._told: set[str] = set()
 
     def is_unfit(self, entry: Entry) -> bool:
-        """Whether a file is known to have no copy: its bytes are not the manifest's."""
+        """Whether a file is known to differ from the manifest, so that it has no copy."""
         return entry in self._unfit
 
     def is_right(self, entry: Entry, identity: Identity) -> bool:
-        """Whether this process has checked this very copy."""
+        """Whether this process has checked the copy with this identity."""
         return self._right.get(entry) == identity
 
     def has_checked(self, entry: Entry) -> bool:
-        """Whether this process reads a copy of the file."""
+        """Whether this process has checked a copy of the file."""
         return entry in self._right
 
     def copy_of(self, entry: Entry) -> io.FileIO | None:
-        """Returns the copy of a file, which stays while it is open; None: the original has to be read.
+        """Returns the copy of a file, which is kept while it is open; None: the original must be read.
 
         Raises:
-          DataError: the store does not give the file, or its bytes are not the manifest's.
+          DataError: the store cannot read the file, or it differs from the manifest.
         """
         try:
             while True:
@@ -151,7 +151,7 @@ class Copies:
             return None
 
     def damaged(self, entry: Entry, problem: str) -> DataError:
-        """Returns the error for a copy that is no longer what was checked, and removes it."""
+        """Removes a copy that has changed since it was checked; returns the error for it."""
         copy = self._place.opened(entry) if self._right.pop(entry, None) else None
         if copy is not None:
             with copy:
@@ -182,11 +182,11 @@ class Copies:
         return None
 
     def _fetched(self, entry: Entry, draft: io.FileIO) -> io.FileIO | None:
-        """Fills a draft and returns it as the copy; None: it could not become one."""
+        """Fills a draft and returns it as the copy; None: the file could not be copied."""
         try:
             is_whole = self._is_filled(entry, draft)
             if is_whole:
-                self._right[entry] = _identity_of(draft)
+                self._right[entry] = Identity.of(os.fstat(draft.fileno()))
                 self._place.publish(entry, draft)
         except BaseException:
             self._place.discard(entry, draft)
@@ -212,7 +212,7 @@ class Copies:
         return False
 
     def _fetch(self, entry: Entry, draft: io.FileIO) -> str:
-        """Writes a file's bytes to its draft, and returns their CRC32C."""
+        """Writes a file's bytes to its draft; returns their CRC32C."""
         crc = 0
         with (self._data_dir / entry.file).open_file() as source:
             for offset in range(0, entry.num_bytes, _BLOCK):
@@ -225,7 +225,11 @@ class Copies:
         return f"{crc:08x}"
 
     def _unlike(self, entry: Entry, crc: str) -> None:
-        """Marks a file whose bytes are not the manifest's; raises DataError unless its good records are to be read."""
+        """Notes that a file differs from the manifest, so that it is read from the store.
+
+        Raises:
+          DataError: corrupt records must not be skipped.
+        """
         path, problem = self._data_dir / entry.file, f"its CRC32C is {crc}, not {entry.crc32c} as the manifest has it"
         if not self._skips:
             command = f"python -m beam_jobs.validate {in_command(self._data_dir.url)}"
@@ -235,16 +239,11 @@ class Copies:
         self._uncached(f"{path}: {problem}")
 
     def _uncached(self, reason: str) -> None:
-        """Counts a file without a copy, and warns the first time for each reason."""
+        """Counts a file without a copy; warns once for each reason."""
         _count(CacheCounts(uncached=1))
         if reason not in self._told:
             self._told.add(reason)
             _log.warning("cache_dir: %s; shards without a copy are read from %s itself", reason, self._data_dir)
-
-
-def _identity_of(file: io.FileIO) -> Identity:
-    found = os.fstat(file.fileno())
-    return Identity(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def _crc_of(file: OpenFile, num_bytes: int) -> str:
@@ -256,7 +255,7 @@ def _crc_of(file: OpenFile, num_bytes: int) -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Job:
-    """A fetch of a file: its copy, open while the job has users; None: the store has to be read."""
+    """A fetch of a file. Its copy is open while the job has users; None: the original must be read."""
 
     entry: Entry
     copy: Future[io.FileIO | None]
@@ -264,21 +263,21 @@ class _Job:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether it has ended without a copy."""
+        """Whether it has ended without a copy, so that another fetch may try again."""
         done = self.copy
         return done.done() and (done.cancelled() or done.exception() is not None or done.result() is None)
 
 
 class ShardCache:
-    """The cache of one input; several threads may use it, and it can be sent to other processes of this machine."""
+    """The cache of one input. Several threads may use it, and it can be pickled for other processes of this machine."""
 
     def __init__(self, data_dir: str, digest: str, place: CacheFolder, skips: bool) -> None:
         """Makes the cache of a data set.
 
         Args:
-          data_dir: remote data set.
+          data_dir: of the remote data set.
           digest: of its manifest.
-          place: local folder of the copies.
+          place: of the copies, on this machine.
           skips: whether corrupt records may be skipped.
         """
         self._data_dir, self._digest, self._place, self._skips = data_dir, digest, place, skips
@@ -297,11 +296,11 @@ class ShardCache:
         return ShardCache, (self._data_dir, self._digest, self._place, self._skips)
 
     def entry(self, file: str, num_bytes: int, crc32c: str) -> Entry:
-        """Returns what identifies a file of the data set."""
+        """Returns the entry that identifies a file of the data set."""
         return Entry(self._digest, file, num_bytes, crc32c)
 
     def fetch_ahead(self, entries: Iterable[Entry]) -> None:
-        """Starts fetching files; their copies stay until `release`."""
+        """Starts fetching files; their copies are kept until `release`."""
         for entry in entries:
             with self._lock:
                 before = self._ahead.get(entry)
@@ -325,10 +324,10 @@ class ShardCache:
 
     @contextlib.contextmanager
     def opened(self, entry: Entry) -> Iterator[OpenFile | None]:
-        """Opens the copy of a file, which is fetched if there is none; None: the original has to be read.
+        """Opens the copy of a file, fetching it first if need be; yields None if the original must be read.
 
         Raises:
-          DataError: the store does not give the file, or its bytes are not the manifest's; or the copy was changed.
+          DataError: the store cannot read the file, it differs from the manifest, or the copy has changed.
         """
         if self.copies.is_unfit(entry) or not entry.num_bytes:
             yield None
@@ -347,7 +346,7 @@ class ShardCache:
             self._ended(job)
 
     def _begun(self, entry: Entry) -> _Job:
-        """Returns a file's job with one more user; every call needs an `_ended`."""
+        """Returns a file's job with one more user, for whom the caller must call `_ended`."""
         with self._lock:
             job = self._jobs.get(entry)
             if job is None or job.is_in_vain:
@@ -370,7 +369,7 @@ class ShardCache:
         job.copy.add_done_callback(_close)
 
     def _check_running(self) -> None:
-        """Raises DataError once the interpreter exits, since it waits for the fetching threads."""
+        """Raises DataError once the interpreter exits, which waits for the fetching threads."""
         try:
             self._probed.submit(int)
         except RuntimeError as error:
@@ -385,11 +384,11 @@ def make_cache(
     cache_bytes: int | None = None,
     skips: bool = False,
 ) -> ShardCache | None:
-    """Returns the cache of a selection; None: none is asked for, or the data are on this machine.
+    """Returns the cache of a selection; None: the user wants none, or the data are on this machine.
 
     Raises:
       DataError: the folder cannot be written to.
-      UsageError: the folder is a file, or `cache_bytes` is too little for the largest shard.
+      UsageError: the folder is a file, or `cache_bytes` is too small for the largest shard.
     """
     if cache_dir is None:
         return None
@@ -404,7 +403,7 @@ def make_cache(
     return ShardCache(os.fspath(data_dir), manifest.digest, place, skips)
 
 
-@functools.cache
+@functools.cache  # once per process
 def _say_unused(cache_dir: str, data_dir: str) -> None:
     _log.warning("cache_dir=%s is not used: %s is a folder of this machine", cache_dir, data_dir)
 
@@ -420,7 +419,7 @@ _caches: weakref.WeakSet[ShardCache] = weakref.WeakSet()
 
 
 def _restart() -> None:
-    """Restarts caches in a forked process, whose jobs and locks are its parent's."""
+    """Restarts all caches in a forked process, where jobs and locks are the parent's."""
     for cache in _caches:
         cache._start()
 

@@ -1,4 +1,4 @@
-"""The shards of a selection, opened for reading: each must be what it was when the input was made."""
+"""The shards of a selection, opened for reading; each must still be what it was when the input was made."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pipeline.read.cache_folder import Entry
 from pipeline.read.corruption import Corruption, CorruptRecord
 from pipeline.read.shard_cache import ShardCache
 
-# Local reads are limited by the processor: more threads would wait for
-# memory, or for the interpreter's lock without the compiled code. Remote reads wait for other machines.
+# Local reads are limited by the processor: more threads would wait for memory or, without the compiled code, for the
+# interpreter's lock. Remote reads wait for other machines.
 LOCAL_THREADS, _REMOTE_THREADS = min(4, max(2, os.cpu_count() or 1)), 16
 
 Task = TypeVar("Task")
@@ -35,7 +35,7 @@ _RECOVER = (
 
 
 class _Pools:
-    """The threads of this process; a forked process inherits none, and starts its own."""
+    """The threads of this process. A forked process inherits none and starts its own."""
 
     def __init__(self) -> None:
         self.start()
@@ -50,10 +50,10 @@ _pools = _Pools()
 
 
 def in_parallel(function: Callable[[Task], Result], tasks: Iterable[Task], *, is_remote: bool = False) -> list[Result]:
-    """Returns the function's results in order; it must not call this itself. The first error is raised.
+    """Returns a function's results in order, computed in threads; raises the first error.
 
     Args:
-      function: does a task.
+      function: of a task; it must not call `in_parallel` itself.
       tasks: its arguments.
       is_remote: whether it waits for other machines.
 
@@ -63,7 +63,7 @@ def in_parallel(function: Callable[[Task], Result], tasks: Iterable[Task], *, is
     pool = _pools.remote if is_remote else _pools.local
     try:
         done = pool.map(function, tasks)
-    except RuntimeError as error:  # of the pool: the function's own come with the results
+    except RuntimeError as error:  # from the pool; errors of the function come with the results
         raise DataError(f"nothing more can be read: {error}") from None
     return list(done)
 
@@ -72,7 +72,7 @@ def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Ident
     """Returns the identity of each shard's file.
 
     Raises:
-      DataError: one is missing or has another size than the manifest says.
+      DataError: a file is missing, or its size is not that of the manifest.
     """
     parent = folder(data_dir)
     return in_parallel(lambda shard: _check(parent / shard.file, shard), shards, is_remote=parent.is_remote)
@@ -97,10 +97,10 @@ class Shards:
 
     Attributes:
       data_dir: the data set's folder.
-      segments: the selection's; pieces name them by their index here.
-      corruption: what is done about corrupt records.
-      identities: of the files, when the input was made.
-      cache: of copies on this machine; None: every read is of the files themselves.
+      segments: of the selection; pieces name them by their index here.
+      corruption: the policy for corrupt records.
+      identities: of the files when the input was made.
+      cache: of copies on this machine; None: the files themselves are read.
     """
 
     data_dir: str
@@ -117,7 +117,7 @@ class Shards:
         corruption: Corruption,
         cache: ShardCache | None = None,
     ) -> Shards:
-        """Returns the shards of segments; raises as `check_present`."""
+        """Returns the shards of segments; raises like `check_present`."""
         identities = check_present(data_dir, [segment.shard for segment in segments])
         return cls(os.fspath(data_dir), segments, corruption, tuple(identities), cache)
 
@@ -126,18 +126,18 @@ class Shards:
         return folder(self.data_dir) / self.segments[segment].shard.file
 
     def in_parallel(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> list[Result]:
-        """Returns the function's results in order, computed by the threads for where the shards are."""
-        # With a cache other threads wait for the store, and these read what is here.
+        """Returns a function's results in order, computed in as many threads as suit the place of the shards."""
+        # With a cache, its own threads wait for the store, and these read local copies.
         return in_parallel(function, tasks, is_remote=self.cache is None and folder(self.data_dir).is_remote)
 
     def fetch_ahead(self, pieces: NDArray[np.int64]) -> None:
-        """Starts copying the shards of pieces (p, 3) to this machine, if there is a cache; copies stay until read."""
+        """If there is a cache, starts copying the shards of pieces (p, 3) to this machine; they stay until `held`."""
         if self.cache:
             self.cache.fetch_ahead(self._entries(self.cache, pieces))
 
     @contextlib.contextmanager
     def held(self, pieces: NDArray[np.int64]) -> Iterator[None]:
-        """Context in which the copies of pieces' shards are kept, if there is a cache."""
+        """If there is a cache, keeps the copies of the pieces' shards for the block and releases them at its end."""
         self.fetch_ahead(pieces)
         try:
             yield
@@ -146,7 +146,7 @@ class Shards:
                 self.cache.release(self._entries(self.cache, pieces))
 
     def _entries(self, cache: ShardCache, pieces: NDArray[np.int64]) -> list[Entry]:
-        """Returns the shards of pieces, each once, in order."""
+        """Returns the cache's entries for the shards of pieces, each once, in order."""
         wanted = dict.fromkeys(segment for segment, start, stop in pieces.tolist() if start < stop)
         return list(dict.fromkeys(self._entry(cache, segment) for segment in wanted))
 
@@ -155,11 +155,11 @@ class Shards:
         return cache.entry(shard.file, shard.num_bytes, shard.crc32c)
 
     def parts(self, pieces: NDArray[np.int64], num_bytes: int | None) -> list[tuple[int, int, int]]:
-        """Returns (segment, first record of its shard, end), in order: the parts of pieces that threads read.
+        """Returns the parts of pieces that threads read: (segment, first record of its shard, end), in order.
 
         Args:
-          pieces: int64 (p, 3): segment, first record of the segment, and end.
-          num_bytes: of a part, about; None: pieces stay whole, as a whole shard always does because of its CRC.
+          pieces: segment, first record in the segment, and end; int64 (p, 3).
+          num_bytes: size of a part, about; None: pieces are not cut. Whole shards never are, because of their CRC.
         """
         found: list[tuple[int, int, int]] = []
         for segment, start, stop in pieces.tolist():
@@ -170,17 +170,17 @@ class Shards:
         return found
 
     def runs(self, segment: int, start: int, stop: int, num_bytes: int) -> list[tuple[int, int]]:
-        """Returns (first, end) of runs of a shard's records start..stop-1 that take about `num_bytes` each."""
+        """Returns (first, end) of runs of about `num_bytes` each that make up a shard's records start..stop-1."""
         shard = self.segments[segment].shard
         step = max(1, num_bytes * shard.num_examples // max(1, shard.num_bytes))
         return [(first, min(first + step, stop)) for first in range(start, stop, step)]
 
     @contextlib.contextmanager
     def opened(self, segment: int) -> Iterator[OpenFile]:
-        """Opens a segment's file, or the copy of it.
+        """Opens a segment's file or its copy.
 
         Raises:
-          DataError: it is gone, or is not what it was when the input was made.
+          DataError: it is gone, or has changed since the input was made.
         """
         shard = self.segments[segment].shard
         with self.opened_file(shard.file, shard.num_bytes, shard.crc32c) as file:
@@ -188,16 +188,16 @@ class Shards:
             if not is_copy:
                 self.check_same(segment, file.identity())
             yield file
-            # A file rewritten in place meanwhile has whole records, but other ones.
+            # Again: a file rewritten in place meanwhile may have intact records, but others.
             if not is_copy:
                 self.check_same(segment, file.identity())
 
     @contextlib.contextmanager
     def opened_file(self, name: str, num_bytes: int, crc32c: str) -> Iterator[OpenFile]:
-        """Opens a file of the data set by its name, size and CRC32C, or the copy of it.
+        """Opens a file of the data set or its copy, by its name, size and CRC32C.
 
         Raises:
-          DataError: it cannot be read, or copied.
+          DataError: it cannot be read or copied.
         """
         with contextlib.ExitStack() as stack:
             file = None
@@ -206,7 +206,7 @@ class Shards:
             yield file or stack.enter_context((folder(self.data_dir) / name).open_file())
 
     def check_same(self, segment: int, found: Identity) -> None:
-        """Raises DataError if a file is not what it was when the input was made."""
+        """Raises DataError if a segment's file has changed since the input was made; `found` is its identity now."""
         before = self.identities[segment]
         if found == before:
             return
@@ -217,7 +217,7 @@ class Shards:
         )
 
     def check_crc(self, segment: int, crc: int) -> None:
-        """Raises DataError if a file, whose records are all whole, differs in CRC32C from the manifest."""
+        """Raises DataError if the CRC32C of a file, whose records are all intact, is not that of the manifest."""
         expected = self.segments[segment].shard.crc32c
         if f"{crc:08x}" != expected:
             raise DataError(
@@ -228,20 +228,24 @@ class Shards:
             )
 
     def corrupt(self, segment: int, record: int, offset: int, problem: str) -> None:
-        """Reports a corrupt record; raises as `Corruption.found`, or because the file is no longer what it was."""
+        """Reports a corrupt record.
+
+        Raises:
+          DataError: it must not be skipped, or the file has changed since the input was made.
+        """
         self._check_unchanged(segment, f"record {record}, byte offset {offset}: {problem}")
         self.corruption.found(CorruptRecord(str(self.file(segment)), record, offset, problem))
 
     def corrupt_member(
         self, segment: int, offset: int, held: tuple[int, int], records: dict[int, int], problem: str
     ) -> None:
-        """Reports that a GZIP member is corrupt; raises as `corrupt`.
+        """Reports that a GZIP member is corrupt; raises like `corrupt`.
 
         Args:
-          segment: whose shard.
-          offset: of the member.
-          held: the first of the records in it, and the end.
-          records: {number: byte offset in the decompressed shard} of those that are wanted.
+          segment: that has it.
+          offset: of the member in the shard.
+          held: number of the first record in the member, and the end.
+          records: {number: byte offset in the decompressed shard} of the records to read from it.
           problem: what is wrong.
         """
         file = str(self.file(segment))
@@ -251,16 +255,20 @@ class Shards:
         self.corruption.found_together(DataError(problem, path=file, part=what), found, range(*held))
 
     def _check_unchanged(self, segment: int, problem: str) -> None:
-        """Raises DataError if the problem is not the shard's: the file, or the checked copy, was changed since."""
+        """Raises DataError if the cause of a problem is that the file, or its checked copy, has changed."""
         if self.cache and self.cache.copies.has_checked(entry := self._entry(self.cache, segment)):
             raise self.cache.copies.damaged(entry, problem)
         self.check_same(segment, self.file(segment).identity())
 
     def stand_ins(self, good: NDArray[np.bool_], segment: int) -> NDArray[np.int64]:
-        """Returns the row that stands in for each row that is not good: the next good one, else the last; int64 (bad,).
+        """Returns the row to copy to each bad row: the next good one, or else the last good one; int64 (bad,).
+
+        Args:
+          good: which rows of a window are good.
+          segment: in whose file the window begins.
 
         Raises:
-          DataError: no row of the window, which begins in the segment's file, is good.
+          DataError: no row is good.
         """
         left, bad = np.flatnonzero(good), np.flatnonzero(~good)
         if not len(left):

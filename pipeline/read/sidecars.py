@@ -1,4 +1,4 @@
-"""The sidecars of shards, read once and kept: where each record begins, and the CRC that the manifest binds it to."""
+"""The sidecars of shards, read once and kept: where each record begins, and the CRC that the manifest has of it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pipeline.records import members
 from pipeline.records.members import MemberTable
 
 OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
-Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # of a file by its name, size and CRC32C
-_OFFSETS_NAME, _CRCS_NAME = 0, 1  # in `naming.sidecar_names`
+Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # opens a file by its name, size and CRC32C
+_OFFSETS_NAME, _CRCS_NAME = 0, 1  # indices in `naming.sidecar_names`
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
 _RECOVER = "copy the data set again, or convert it again"
 
@@ -31,20 +31,20 @@ def parse_offsets(data: bytes | memoryview, num_bytes: int, num_examples: int, c
     """Returns the byte offset of each record and the shard's size: int64 (records + 1,).
 
     Args:
-      data: what the file begins with, as much as it should have.
-      num_bytes: of the file.
+      data: content of the file, but no more than it should have.
+      num_bytes: size of the file.
       num_examples: of the shard.
-      crc: the CRC32C of `data` that the manifest has, 8 hexadecimal digits.
+      crc: the CRC32C of `data` in the manifest, 8 hexadecimal digits.
 
     Raises:
-      ValueError: it is another file; the message says how it differs.
+      ValueError: this is another file; the message says how it differs.
     """
     found = _parse(data, num_bytes, OFFSETS, num_examples + 1, crc, f"offsets of {num_examples} records")
     return found.astype(np.int64)
 
 
 def parse_crcs(data: bytes | memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.uint32]:
-    """Returns the masked CRC32C of each record: uint32 (records,); takes and raises what `parse_offsets` does."""
+    """Returns the masked CRC32C of each record, uint32 (records,); takes and raises the same as `parse_offsets`."""
     return _parse(data, num_bytes, CRCS, num_examples, crc, f"CRCs of {num_examples} records")
 
 
@@ -60,10 +60,14 @@ def _parse(
 
 
 class Sidecars:
-    """The numbers beside the shards of an input; several threads may use it."""
+    """The sidecars of an input's shards, read on demand. Several threads may use it.
+
+    Args:
+      shards: of the input.
+      kept: how many numbers to keep in memory.
+    """
 
     def __init__(self, shards: Shards, kept: int = _KEPT) -> None:
-        """Reads files on demand, and keeps up to `kept` numbers in memory."""
         self._shards, self._most = shards, kept
         self._kept: dict[tuple[Any, int], NDArray[Any]] = {}
         self._lock = threading.Lock()
@@ -77,10 +81,10 @@ class Sidecars:
         return self._get(shard_offsets, segment)
 
     def members(self, segment: int) -> MemberTable:
-        """Returns where the members of a segment's compressed shard lie.
+        """Returns the table of the members of a segment's compressed shard.
 
         Raises:
-          DataError: the file that says it is missing or corrupt.
+          DataError: the file of the table is missing or corrupt.
         """
         return MemberTable.of(self._get(_shard_members, segment), self._shards.segments[segment].shard.stride)
 
@@ -91,16 +95,16 @@ class Sidecars:
         crcs: Sequence[int] | NDArray[np.uint32],
         offset_of: Callable[[int], int],
     ) -> None:
-        """Checks that whole records are those that the manifest lists, where it has a list of their CRCs.
+        """Checks that intact records are those of the manifest, if it has a list of their CRCs.
 
         Args:
-          segment: whose shard.
-          numbers: of the records in it, (n,).
+          segment: that they were read from.
+          numbers: of the records in its shard, (n,).
           crcs: the masked CRC32C of each, (n,).
-          offset_of: returns the byte offset of a record, by its index here.
+          offset_of: returns the byte offset of a record, given its index in `numbers`.
 
         Raises:
-          DataError: this is a shard of another conversion, or the file of CRCs is missing or corrupt.
+          DataError: the shard is of another conversion, or the file of CRCs is missing or corrupt.
         """
         shard = self._shards.segments[segment].shard
         if shard.crcs_crc32c is None or not len(numbers):
@@ -137,7 +141,7 @@ def shard_offsets(data_dir: str, shard: ShardInfo, opener: Opener | None = None)
     Args:
       data_dir: the data set's folder.
       shard: the shard.
-      opener: opens files of that folder; None: they are opened there.
+      opener: opens files of that folder, perhaps copies of them; None: the files themselves.
 
     Raises:
       DataError: the file of offsets is missing or corrupt.
@@ -151,7 +155,7 @@ def shard_offsets(data_dir: str, shard: ShardInfo, opener: Opener | None = None)
 
 
 def offsets_file(data_dir: str, shard: ShardInfo) -> str:
-    """Returns the path of a shard's sidecar of offsets, for those who read it by themselves."""
+    """Returns the path of a shard's sidecar of offsets, for a caller that reads it itself."""
     found, beside = (
         folder(data_dir) / names(shard.file)[_OFFSETS_NAME] for names in (naming.sidecar_names, naming.beside_names)
     )
@@ -166,7 +170,7 @@ def offsets_file(data_dir: str, shard: ShardInfo) -> str:
 
 
 def shard_members(data_dir: str, shard: ShardInfo) -> MemberTable:
-    """Returns where the members of a compressed shard lie; raises as `Sidecars.members`."""
+    """Returns the table of the members of a compressed shard; raises like `Sidecars.members`."""
     return MemberTable.of(_shard_members(data_dir, shard), shard.stride)
 
 
@@ -180,7 +184,7 @@ def _shard_members(data_dir: str, shard: ShardInfo, opener: Opener | None = None
 
 
 def shard_crcs(data_dir: str, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.uint32]:
-    """Returns the masked CRC32C of each record of a shard that has a list of them: uint32 (records,).
+    """Returns the masked CRC32C of each record of a shard with a list of them: uint32 (records,).
 
     The arguments are those of `shard_offsets`.
 
@@ -204,7 +208,7 @@ def _read(
     try:
         size = (folder(data_dir) / name).identity().num_bytes
     except DataError as error:
-        beside = naming.beside_names(shard.file)[kind]  # where earlier releases wrote it
+        beside = naming.beside_names(shard.file)[kind]  # its place in older data sets
         with contextlib.suppress(DataError):
             name, size = beside, (folder(data_dir) / beside).identity().num_bytes
         if size is None:

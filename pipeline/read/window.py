@@ -1,4 +1,4 @@
-"""Windows as tensors: reads the records of pieces into one, and takes rows out of it and of its tail."""
+"""Windows as tensors: readers of the records of pieces, and functions that take rows of a window and its tail."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from pipeline.read.sidecars import offsets_file
 
 Columns = dict[str, tf.Tensor]
 
-GOOD = "good"  # column: False where a corrupt record was left out, and a copy of another stands in for it
+GOOD = "good"  # column: False where a corrupt record was skipped, and a copy of another takes its row
 RECORD_ID = "record_id"
-_BUFFER = 1 << 20  # 1 MiB: what is read at once
+_BUFFER = 1 << 20  # 1 MiB, read at once
 
 
 class WindowReader(Protocol):
     """Reads the records of pieces into columns with one row per record.
 
     Attributes:
-      assigns_rows: whether each record goes to the row it is told, rather than in the order of reading.
+      assigns_rows: whether the caller says which row each record goes to; else rows are in the order of reading.
     """
 
     assigns_rows: ClassVar[bool]
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """Returns the pieces unchanged, and starts to fetch the shards that `read` will need for them."""
+        """Starts to fetch the shards that `read` will need for some pieces; returns the pieces unchanged."""
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
-        """Returns the columns of pieces, at least one row.
+        """Returns the columns of the records of pieces, with at least one row.
 
         Args:
-          pieces: int64 (p, 3): segment, first record and end.
-          row_of: int64 (n,): the row that each record goes to, if the reader `assigns_rows`.
+          pieces: segment, first record and end; int64 (p, 3).
+          row_of: the row of each record, if the reader `assigns_rows`; int64 (n,).
         """
 
 
@@ -52,19 +52,19 @@ class LocalReader(WindowReader):
     """A reader that runs in this process, in NumPy.
 
     Attributes:
-      specs: the columns.
-      shards: that are read.
+      specs: types of the columns.
+      shards: to read.
     """
 
     specs: dict[str, tf.TensorSpec]
     shards: Shards
 
     def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Returns the columns, and maybe others, of pieces (p, 3).
+        """Returns the columns, and perhaps others, of the records of pieces.
 
         Args:
-          pieces: as of `read`.
-          row_of: as of `read`; None: in the order of reading, and the memory is not to be used again.
+          pieces: as for `read`.
+          row_of: as for `read`; None: rows in the order of reading, in memory that is not reused.
 
         Raises:
           DataError: a shard is missing, changed or corrupt.
@@ -72,7 +72,7 @@ class LocalReader(WindowReader):
         raise NotImplementedError
 
     def load(self, pieces: np.ndarray) -> Columns:
-        """Returns the columns at once; errors are Python's.
+        """Reads pieces eagerly; returns their columns.
 
         Raises:
           DataError: a shard is missing, changed or corrupt.
@@ -103,7 +103,7 @@ class LocalReader(WindowReader):
 
 
 class RowColumns(LocalReader):
-    """Columns `image` uint8 (n, pixels), `label`, and `key` if it is wanted, in NumPy's memory."""
+    """Reads raw images: columns `image` uint8 (n, pixels), `label`, and `key` if wanted, in NumPy's memory."""
 
     assigns_rows: ClassVar[bool] = True
 
@@ -121,7 +121,7 @@ class RowColumns(LocalReader):
 
 
 class RecordColumns(LocalReader):
-    """Column `record`: serialized records."""
+    """Reads records of any kind: column `record`, serialized."""
 
     assigns_rows: ClassVar[bool] = False
 
@@ -140,7 +140,7 @@ def _good(wanted: bool) -> dict[str, tf.TensorSpec]:
 
 
 def as_tensor(array: np.ndarray) -> tf.Tensor:
-    """Returns an array of numbers as an eager tensor in the same memory, which must be aligned (`buffers`)."""
+    """Returns an array of numbers as an eager tensor in the same memory, which must be aligned (`Buffers`)."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
@@ -150,12 +150,19 @@ def gather(window: Columns, rows: tf.Tensor) -> Columns:
 
 
 def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
-    """Returns rows of a window, or of its tail where they are negative: -1 is the tail's first row."""
+    """Returns rows of a window, int64 (n,); negative ones are rows of its tail, of which -1 is the first."""
 
-    def from_both() -> Columns:
-        return {name: _from_both(column, tail[name], rows) for name, column in window.items()}
+    def from_both(column: tf.Tensor, tail: tf.Tensor) -> tf.Tensor:
+        # A run that begins in the middle of an epoch has no tail at first; the steps that need one are skipped.
+        kept = tf.gather(tail, tf.clip_by_value(-1 - rows, 0, tf.shape(tail, tf.int64)[0] - 1))
+        here = tf.gather(column, tf.maximum(rows, 0))
+        return tf.where(tf.reshape(rows < 0, [-1] + [1] * (len(column.shape) - 1)), kept, here)
 
-    return tf.cond(tf.reduce_any(rows < 0), from_both, lambda: gather(window, rows))
+    return tf.cond(
+        tf.reduce_any(rows < 0),
+        lambda: {name: from_both(column, tail[name]) for name, column in window.items()},
+        lambda: gather(window, rows),
+    )
 
 
 def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Columns:
@@ -163,22 +170,14 @@ def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Colu
 
     Args:
       window: columns.
-      first: int64 scalar, the first row.
-      count: how many.
-      copied: to new memory, so that keeping them does not keep the window.
+      first: the first row, int64 scalar.
+      count: number of rows.
+      copied: whether to copy them to new memory, so that keeping them does not keep the window.
     """
     rows = {name: column[first : first + count] for name, column in window.items()}
     if copied:
         rows = {name: tf.raw_ops.DeepCopy(x=part) if part.dtype != tf.string else part for name, part in rows.items()}
     return {name: tf.ensure_shape(part, [count, *window[name].shape[1:]]) for name, part in rows.items()}
-
-
-def _from_both(window: tf.Tensor, tail: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    # A run that begins in the middle of an epoch has no tail at first; the steps that need one are skipped.
-    kept = tf.gather(tail, tf.clip_by_value(-1 - rows, 0, tf.shape(tail, tf.int64)[0] - 1))
-    here = tf.gather(window, tf.maximum(rows, 0))
-    condition = tf.reshape(rows < 0, [-1] + [1] * (len(window.shape) - 1))
-    return tf.where(condition, kept, here)
 
 
 def empty_tail(spec: dict[str, tf.TensorSpec]) -> Columns:
@@ -193,11 +192,11 @@ def empty_tail(spec: dict[str, tf.TensorSpec]) -> Columns:
 
 @dataclasses.dataclass(frozen=True)
 class GraphReader:
-    """Column `record`: serialized records of the pieces of a selection.
+    """Reads records of any kind with TensorFlow's own ops, in whatever process runs the dataset: column `record`.
 
     Attributes:
-      data_dir: the data set's folder, as the process that reads sees it.
-      selection: what pieces name by segment.
+      data_dir: the data set's folder, under its path in that process.
+      selection: whose segments the pieces name.
       compression: of the shards.
     """
 
@@ -208,23 +207,27 @@ class GraphReader:
     compression: str
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """Returns the pieces: nothing is fetched ahead."""
+        """Returns the pieces. This reader fetches nothing ahead."""
         return pieces
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
         del row_of
-        # One more, empty record: a window without records must not be empty either.
+        # An empty record is added, because a window must have a row even if it has no record.
         records = tf.data.Dataset.from_tensor_slices(pieces).map(self._records).unbatch()
         return {"record": _all(records.concatenate(tf.data.Dataset.from_tensors("")))}
 
     def _records(self, piece: tf.Tensor) -> tf.Tensor:
-        """Returns the records of a piece (3,), string (n,); an error names the shard and record."""
+        """Returns the records of a piece (3,): string (n,). An error names the shard and the record."""
         segments, data_dir = self.selection.segments, folder(self.data_dir)
         file = tf.gather(tf.constant([str(data_dir / s.shard.file) for s in segments]), piece[0])
         first = tf.gather(tf.constant([s.start for s in segments], tf.int64), piece[0]) + piece[1]
         count = piece[2] - piece[1]
-        found = self._from(file, piece[0], first).take(count).ignore_errors(log_warning=True)
-        # If ignored, the error of a file that cannot be opened would repeat forever: so one byte is read first.
+        if self.compression:
+            source = tf.data.TFRecordDataset(file, self.compression).skip(first)
+        else:
+            source = _from_offset(file, self._offset(piece[0], first))
+        found = source.take(count).ignore_errors(log_warning=True)
+        # If ignored, the error of a file that cannot be opened would repeat forever. So one byte is read first.
         opened = tf.data.FixedLengthRecordDataset(file, 1, buffer_size=1).take(1)
         records = _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
         read = tf.size(records, tf.int64)
@@ -235,11 +238,6 @@ class GraphReader:
         problem = tf.strings.join([file, ", record ", bad, advice])
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(read, count), [problem])]):
             return tf.identity(records)
-
-    def _from(self, file: tf.Tensor, segment: tf.Tensor, record: tf.Tensor) -> tf.data.Dataset:
-        if self.compression:
-            return tf.data.TFRecordDataset(file, self.compression).skip(record)
-        return _from_offset(file, self._offset(segment, record))
 
     def _offset(self, segment: tf.Tensor, record: tf.Tensor) -> tf.Tensor:
         shards = [s.shard for s in self.selection.segments]
@@ -256,12 +254,12 @@ class GraphReader:
 
 
 def _all(dataset: tf.data.Dataset) -> tf.Tensor:
-    """Returns all elements, at least one, as one tensor."""
+    """Returns all elements of a dataset, of which there must be one, as one tensor."""
     return dataset.batch(np.iinfo(np.int64).max).get_single_element()
 
 
 def _from_offset(file: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
-    """Returns the records of a file from a byte offset on, which `tf.data.TFRecordDataset` cannot do."""
+    """Returns the records of a file from a byte offset on, for which `tf.data.TFRecordDataset` has no argument."""
     variant = tf.raw_ops.TFRecordDatasetV2(
         filenames=tf.reshape(file, [1]),
         compression_type="",

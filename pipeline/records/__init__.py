@@ -1,1 +1,1 @@
-"""The bytes of a record: its TFRecord frame, and the `tf.train.Example` inside."""
+"""The bytes of a record: its TFRecord frame, its GZIP member, and the `tf.train.Example` inside."""

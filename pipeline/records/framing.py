@@ -2,8 +2,8 @@
 
 Format: tensorflow/core/lib/io/record_writer.h; the mask is that of tensorflow/core/lib/hash/crc32c.h.
 
-A walk gives each record front to back, or what is wrong with it, with its number and byte offset. Its memory is a
-block and a record: a length that a damaged header claims costs only the bytes that the file really has.
+A walk yields the records from front to back with number and byte offset, and damaged ones with what is wrong. It needs
+memory for a block and a record: a length that a damaged header claims costs only the bytes that the file really has.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pipeline.errors import DataError
 HEADER = 12  # bytes: length, crc of the length
 FOOTER = 4  # bytes: crc of the record
 OVERHEAD = HEADER + FOOTER
-MAX_RECORD = 320 << 20  # 320 MiB, more than the largest image file: else a few MB of GZIP could claim all memory
+MAX_RECORD = 320 << 20  # 320 MiB, more than the largest image file; else a few MB of GZIP could claim all memory
 _MASK_DELTA = 0xA282EAD8
 Read: TypeAlias = Callable[[int], bytes]
 _HEADER_STRUCT, _FOOTER_STRUCT = struct.Struct("<QI"), struct.Struct("<I")
 
 
 def mask(crc: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Returns the masked CRC that the container stores, elementwise."""
+    """Returns CRCs in the masked form that the container stores, elementwise."""
     with np.errstate(over="ignore"):
         return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK_DELTA)
 
@@ -39,7 +39,7 @@ def mask(crc: NDArray[np.uint32]) -> NDArray[np.uint32]:
 def masked_crc32c(data: bytes | memoryview) -> int:
     """Returns the masked CRC32C of `data`."""
     crc = crc32c.crc32c(data)
-    return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + _MASK_DELTA) & 0xFFFFFFFF  # as `mask`, of one number
+    return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + _MASK_DELTA) & 0xFFFFFFFF  # `mask`, for one number
 
 
 def frame(record: bytes) -> bytes:
@@ -48,13 +48,13 @@ def frame(record: bytes) -> bytes:
 
 
 def header(length: int) -> bytes:
-    """Returns what stands before a record of `length` bytes."""
+    """Returns the header of a record of `length` bytes."""
     packed = struct.pack("<Q", length)
     return packed + struct.pack("<I", masked_crc32c(packed))
 
 
 class Kind(enum.Enum):
-    """What can be wrong with a frame."""
+    """The kinds of faults of a frame."""
 
     CUT_HEADER = enum.auto()
     CUT_RECORD = enum.auto()
@@ -66,7 +66,7 @@ class Kind(enum.Enum):
 
 
 class Fault(NamedTuple):
-    """One kind of fault, and the words for it."""
+    """A fault of a frame: its kind, and the words for it."""
 
     kind: Kind
     text: str
@@ -78,9 +78,9 @@ class Frame(NamedTuple):
     Attributes:
       number: of the record in its file, from 0.
       offset, end: the frame takes bytes offset..end - 1 of the file, counted before compression.
-      record: its bytes; None where they are not the ones that were written.
-      fault: None where nothing is wrong. If `end` equals `offset`, the walk ended here.
-      crc: the record's masked CRC32C, where it is right.
+      record: its bytes; None: they are not the ones that were written.
+      fault: what is wrong; None: nothing. If `end` equals `offset`, the walk ended here.
+      crc: the record's masked CRC32C, if it is right.
     """
 
     number: int
@@ -91,7 +91,13 @@ class Frame(NamedTuple):
     crc: int = 0
 
     def error(self, file: object, is_compressed: bool = False, advice: str = "") -> DataError:
-        """Returns the error for its fault: `file` is where it is, the advice what to do."""
+        """Returns the error for the fault.
+
+        Args:
+          file: that has the frame.
+          is_compressed: whether the offset counts decompressed bytes.
+          advice: what to do.
+        """
         assert self.fault is not None
         return DataError(
             self.fault.text,
@@ -107,7 +113,7 @@ _RECORD_FAULT = Fault(Kind.RECORD_CRC, "the record's CRC is wrong")
 
 
 class _EndError(Exception):
-    """The place of the next record is unknown. Its arguments are those of the fault."""
+    """The place of the next record is unknown. Has the arguments of the fault."""
 
 
 def walk(
@@ -116,13 +122,13 @@ def walk(
     number: int = 0,
     offset: int = 0,
 ) -> Iterator[Frame]:
-    """Yields the frames of a file, past damaged ones while something tells where the next one begins.
+    """Yields the frames of a file. Goes on after a damaged one as long as it is known where the next one begins.
 
     Args:
-      read: returns the next bytes of the file, some more or fewer than it is asked for; none at the end.
-      size_of: returns how many bytes the frame of a record at an offset must take, or None. It is asked where the CRC
-        of a length is wrong; such a record is still given if its own CRC is right.
-      number, offset: of the first record, where reading begins inside a file.
+      read: returns the next bytes of the file, perhaps more or fewer than it is asked for; none at the end.
+      size_of: takes the number and offset of a record, and returns the bytes of its frame, or None. It is asked if the
+        CRC of a length is wrong. Such a record is still yielded if its own CRC is right.
+      number, offset: of the first record, if reading begins inside a file.
     """
     data, start = b"", 0  # the bytes from `offset` on begin at `start`
     while True:
@@ -157,7 +163,7 @@ def walk(
 
 
 def _more(read: Read, rest: bytes, size: int, cut: Kind) -> bytes:
-    """Returns `rest` and what follows it, `size` bytes at least; nothing at the end of the file."""
+    """Returns `rest` and the bytes after it, at least `size` together; nothing at the end of the file."""
     pieces, has = [rest], len(rest)
     try:
         while has < size and (block := read(size - has)):
@@ -177,12 +183,11 @@ def records(
     """Yields (byte offset, byte offset of its end, record) of every record of a file.
 
     Args:
-      read, number, offset: as `walk` takes them.
-      file, is_compressed: for the error.
-      advice: what the error ends with.
+      read, number, offset: as for `walk`.
+      file, is_compressed, advice: for the error.
 
     Raises:
-      DataError: of the first fault: with the file, the record's number, its offset, and the advice.
+      DataError: a frame has a fault; with the file, the record's number, its offset, and the advice.
     """
     for frame in walk(read, number=number, offset=offset):
         if frame.fault is not None:
@@ -191,7 +196,7 @@ def records(
 
 
 def check(frame: bytes | memoryview) -> Fault | None:
-    """Returns what is wrong with the bytes that should be exactly one framed record."""
+    """Returns what is wrong with bytes that should be exactly one framed record; None: nothing."""
     expected = len(frame) - OVERHEAD
     if expected < 0:
         return Fault(Kind.LENGTH, f"it takes {len(frame)} bytes, fewer than a frame")
@@ -207,7 +212,7 @@ def check(frame: bytes | memoryview) -> Fault | None:
 
 
 def claimed_length(data: bytes | memoryview, start: int = 0) -> int | None:
-    """Returns the length that a header claims; None where its CRC is wrong."""
+    """Returns the length that a header claims; None: its CRC is wrong."""
     length, crc = _HEADER_STRUCT.unpack_from(data, start)
     return length if crc == _crc_of_length(length) else None
 

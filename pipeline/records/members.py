@@ -1,14 +1,14 @@
-"""Compressed shards in GZIP members that end where records do: what lies where, so that each can be read alone.
+"""Compressed shards of GZIP members that end where records do, and the table of them, by which each is read alone.
 
-One member behind the other is one GZIP file for every reader. The file beside the shard, `naming.offsets_name`, is the
-table of its members. All its numbers are uint64, little-endian:
+Members one after the other are one GZIP file for every reader. The shard's sidecar `naming.offsets_name` is the table.
+All its numbers are uint64, little-endian:
 
     version                   the bytes `members` and 1
     m                         the number of members
     m + 1 byte offsets        where each member begins in the shard, and the shard's size
-    m + 1 record numbers      the first record of each member, and the number of all
-    n + 1 byte offsets        where each record begins in the decompressed shard, and that one's size; absent if the
-                              manifest has a stride, from which these follow
+    m + 1 record numbers      the first record of each member, and the number of records
+    n + 1 byte offsets        where each record begins in the decompressed shard, and the size of that; absent if the
+                              manifest has a stride, from which they follow
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-MEMBER_BYTES = 1 << 20  # 1 MiB of records in a member, or one record: what is decompressed to read a single one
+MEMBER_BYTES = 1 << 20  # 1 MiB of records in a member, or one record: a single record costs that much decompression
 _LEVEL = 6  # zlib's own default
 _WINDOW_BITS = zlib.MAX_WBITS | 16  # with a GZIP header, which zlib writes without a time or a name
-_STEP = 256 << 10  # 256 KiB, compressed: what comes of them is memory that the allocator has ready
+_STEP = 256 << 10  # 256 KiB, compressed: what they decompress to fits memory that the allocator has ready
 _NAME, _VERSION = b"members", 1
 _HEAD = 2  # numbers: version, m
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberTable:
-    """Where the members and the records of a shard lie.
+    """The places of a shard's members and records.
 
     Attributes:
       offsets: byte offset of each member, and the shard's size; int64 (m + 1,).
-      firsts: number of each member's first record, and of all records; int64 (m + 1,).
-      begins: byte offset of each record in the decompressed shard, and that one's size, int64 (n + 1,); None: `stride`.
-      stride: bytes from one record to the next in the decompressed shard, where all are of one length.
+      firsts: number of each member's first record, and the number of records; int64 (m + 1,).
+      begins: byte offset of each record in the decompressed shard, and the size of that; int64 (n + 1,). None: they
+        follow from `stride`.
+      stride: bytes from one record to the next in the decompressed shard, if all have the same length.
     """
 
     offsets: NDArray[np.int64]
@@ -47,28 +48,30 @@ class MemberTable:
 
     @classmethod
     def of(cls, numbers: NDArray[np.int64], stride: int | None) -> MemberTable:
-        """Returns the table that `parse` returned the numbers of."""
+        """Returns the table with the numbers that `parse` has checked."""
         count = int(numbers[1]) + 1
         firsts, begins = _HEAD + count, _HEAD + 2 * count
         return cls(numbers[_HEAD:firsts], numbers[firsts:begins], numbers[begins:] if stride is None else None, stride)
 
     def begins_of(self, first: int, stop: int) -> NDArray[np.int64]:
-        """Returns where records first..stop-1 begin in the decompressed shard, and the last one ends."""
+        """Returns the byte offsets of records first..stop-1 in the decompressed shard, and the end of the last."""
         if self.begins is not None:
             return self.begins[first : stop + 1]
         return np.arange(first, stop + 1, dtype=np.int64) * (self.stride or 0)
 
     def begin(self, record: int) -> int:
-        """Returns where a record begins in the decompressed shard; of the number of all, the shard's size."""
+        """Returns the byte offset of a record in the decompressed shard; for `num_examples`, the shard's size."""
         return record * (self.stride or 0) if self.begins is None else int(self.begins[record])
 
     def member_of(self, record: int) -> int:
-        """Returns the number of the member that holds a record."""
+        """Returns the number of the member that contains a record."""
         return int(np.searchsorted(self.firsts, record, side="right")) - 1
 
 
 def first_records(begins: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the first record of each member, and the number of all: as many in each as fit `MEMBER_BYTES`, or one.
+    """Returns the first record of each member to write, and the number of records.
+
+    Each member gets as many records as fit `MEMBER_BYTES`, and at least one.
 
     Args:
       begins: byte offset of each record in the decompressed shard, and its size; (n + 1,).
@@ -81,18 +84,18 @@ def first_records(begins: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def deflate(frames: bytes) -> bytes:
-    """Returns a member that holds framed records: the same bytes for equal ones, with one and the same zlib."""
+    """Returns a member with framed records: for equal records the same bytes, as long as zlib is the same."""
     return zlib.compress(frames, _LEVEL, _WINDOW_BITS)
 
 
 def inflate(member: bytes | memoryview, into: memoryview) -> None:
-    """Fills `into` with the bytes that a member holds.
+    """Fills `into` with the decompressed bytes of a member.
 
-    It is done in steps: the whole at once would be new pages, which cost up to a third of the decompression. With
-    smaller steps threads would wait more often for the lock of the interpreter.
+    It goes in steps: decompressing all at once would take new pages, which cost up to a third of the decompression.
+    With smaller steps threads would wait more often for the interpreter's lock.
 
     Raises:
-      ValueError: it cannot be decompressed, or does not hold as many bytes; the message says why.
+      ValueError: it cannot be decompressed, or does not have exactly as many bytes; the message says why.
     """
     stream, done = zlib.decompressobj(_WINDOW_BITS), 0
     for begin in range(0, len(member), _STEP):
@@ -115,7 +118,7 @@ def inflate(member: bytes | memoryview, into: memoryview) -> None:
 
 
 def to_bytes(offsets: Sequence[int], firsts: NDArray[np.int64], begins: NDArray[np.int64] | None) -> bytes:
-    """Returns the content of the file beside a shard; its parts are those of `MemberTable`."""
+    """Returns the content of the table's file; the arguments are the attributes of `MemberTable`."""
     version = int.from_bytes(_NAME + bytes([_VERSION]), "little")
     parts = [[version, len(offsets) - 1], offsets, firsts, [] if begins is None else begins]
     return np.concatenate([np.asarray(part, "<u8") for part in parts]).tobytes()
@@ -124,15 +127,15 @@ def to_bytes(offsets: Sequence[int], firsts: NDArray[np.int64], begins: NDArray[
 def parse(
     data: bytes | memoryview, num_examples: int, num_bytes: int, stride: int | None, crc: str
 ) -> NDArray[np.int64]:
-    """Returns the numbers of a shard's table, checked, for `MemberTable.of`.
+    """Returns the checked numbers of a shard's table, for `MemberTable.of`.
 
     Args:
-      data: the content of the file beside the shard.
-      num_examples, num_bytes, stride: of the shard, as the manifest has them.
-      crc: the CRC32C of `data` that the manifest has, 8 hexadecimal digits.
+      data: the content of the table's file.
+      num_examples, num_bytes, stride: of the shard, as in the manifest.
+      crc: the CRC32C of `data` in the manifest, 8 hexadecimal digits.
 
     Raises:
-      ValueError: it is another file; the message says how it differs.
+      ValueError: this is another file; the message says how it differs.
     """
     found = f"{crc32c.crc32c(data):08x}"
     if found != crc:
@@ -156,5 +159,5 @@ def parse(
 
 
 def size_bound(num_examples: int) -> int:
-    """Returns the most bytes that the table of a shard of `num_examples` records takes."""
+    """Returns the largest size in bytes of a table for a shard of `num_examples` records."""
     return np.dtype("<u8").itemsize * (_HEAD + 3 * (num_examples + 1))

@@ -1,4 +1,4 @@
-"""The bytes of a file of records, front to back in bounded memory: decompressed, and counted as they are stored."""
+"""The decompressed bytes of a file of records, from front to back in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import crc32c
 from pipeline.files.reading import OpenFile
 
 BLOCK = 1 << 20  # 1 MiB, read at a time: one request to an object store
-_PIECE = 16 << 10  # 16 KiB, compressed: zlib copies what is left of it with every call
-_INFLATED = 8 << 10  # 8 KiB, decompressed at least
+_PIECE = 16 << 10  # 16 KiB of compressed bytes per call; more would cost time, as zlib copies the rest with every call
+_INFLATED = 8 << 10  # 8 KiB of decompressed bytes per call, at least
 _WINDOW_BITS = {"GZIP": zlib.MAX_WBITS | 16, "ZLIB": zlib.MAX_WBITS}
 
 
 class RecordStream:
-    """Reads a file once: plain, ZLIB, or GZIP of any number of members.
+    """Reads a file once: plain, ZLIB, or GZIP with any number of members.
 
     Attributes:
-      num_bytes, crc: of the bytes of the file that were read so far: their number and their CRC32C.
-      members: (its byte offset in the file, the bytes that were decompressed before it) of each GZIP member so far.
-      is_padded: whether zeros lie between two members.
+      num_bytes: bytes of the file that were read so far, compressed.
+      crc: CRC32C of these bytes.
+      members: (byte offset in the file, bytes decompressed before it) of each GZIP member so far.
+      is_padded: whether there are zeros between two members.
     """
 
     def __init__(self, read: Callable[[int], Any], compression: str, block: int = BLOCK) -> None:
@@ -30,14 +31,14 @@ class RecordStream:
 
         Args:
           read: returns the next bytes of the file, at most as many as it is asked for; none at the end.
-          compression: `GZIP`, `ZLIB` or none.
-          block: bytes that are read at a time.
+          compression: `GZIP`, `ZLIB`, or empty.
+          block: bytes to read at a time.
         """
         self._file, self._size = read, block
         self._compression = compression
-        self._inflater: Any = None  # of the GZIP member that is being read
-        self._saved: tuple[Any, bytes] = (None, b"")  # the inflater and the bytes that it had, some reads ago
-        self._given = 0  # bytes that it gave since then
+        self._inflater: Any = None  # of the member that is being read
+        self._saved: tuple[Any, bytes] = (None, b"")  # a copy of the inflater, and the bytes that were before it then
+        self._given = 0  # bytes that it has returned since then
         self._damage: zlib.error | None = None
         self._block, self._pending = memoryview(b""), b""
         self.members: list[tuple[int, int]] = []
@@ -46,7 +47,7 @@ class RecordStream:
         self.num_bytes = self.crc = 0
 
     def read(self, size: int) -> bytes:
-        """Returns the next bytes, decompressed: about `size`, or what comes cheaper; none at the end.
+        """Returns the next decompressed bytes, about `size` or what is cheaper to get; none at the end.
 
         Raises:
           EOFError, zlib.error: they cannot be decompressed.
@@ -81,7 +82,7 @@ class RecordStream:
         return data
 
     def _before_damage(self) -> bytes:
-        """Returns the bytes before damaged ones, which zlib drops when it raises."""
+        """Returns the bytes before the damage, which zlib drops when it raises: decompresses them again, one by one."""
         self._inflater, pending = self._saved
         data = bytearray()
         try:
@@ -100,16 +101,16 @@ class RecordStream:
 
     @property
     def _offset(self) -> int:
-        """The byte offset of what is decompressed next."""
+        """Byte offset in the file of what is decompressed next."""
         return self.num_bytes - len(self._block) - len(self._pending)
 
     def finish(self) -> None:
-        """Reads the rest, so that the whole file is counted."""
+        """Reads the rest, so that `num_bytes` and `crc` are those of the whole file."""
         while self._next():
             pass
 
     def _begin_member(self) -> bool:
-        """Prepares for the next GZIP member, past zero padding; returns whether there is one."""
+        """Skips zero padding and prepares for the next member; returns whether there is one."""
         ended = self._offset
         if self.members:
             self._pending = self._pending.lstrip(b"\0")
@@ -138,7 +139,7 @@ class RecordStream:
 
 
 def forward(file: OpenFile) -> Callable[[int], memoryview]:
-    """Returns what reads an open file from its first byte to its end, as `RecordStream` wants it."""
+    """Returns a `read` function for `RecordStream` that reads an open file from its first byte to its end."""
     size, offset = file.identity().num_bytes, 0
 
     def read(count: int) -> memoryview:

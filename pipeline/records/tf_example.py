@@ -1,10 +1,10 @@
-"""The `tf.train.Example` in a record, without TensorFlow: by protobuf, as NumPy arrays, and as rows of one layout.
+"""The `tf.train.Example` in a record, without TensorFlow: as protobuf, as NumPy arrays, and as rows of one layout.
 
-The message classes are made here, in a descriptor pool of their own, so that they and those which TensorFlow registers
-in the default pool can live in one process. Fields: tensorflow/core/example/{example,feature}.proto.
+The message classes live in a separate descriptor pool, since TensorFlow registers classes of the same names in the
+default pool. Fields: tensorflow/core/example/{example,feature}.proto.
 
-Records of one shard that differ only in the bytes of their image, label and key have one `Layout`: a template and
-where the three lie, so that a shard is written and read as one matrix, one row per record.
+Records of one shard that differ only in the bytes of their image, label and key share a `Layout`: a template, and the
+places of the three. Such a shard is written and read as one matrix with a row per record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Values: TypeAlias = list[bytes] | NDArray[np.int64] | NDArray[np.float32]
 
 _PACKAGE = "tensorflow"
 _Field = descriptor_pb2.FieldDescriptorProto
-# Kinds of a feature in the order of their field numbers, 1 and up: (field, message, type of the values).
+# The kinds of a feature in the order of their field numbers, from 1: (field, message, type of the values).
 _KINDS = (
     ("bytes_list", "BytesList", _Field.TYPE_BYTES),
     ("float_list", "FloatList", _Field.TYPE_FLOAT),
@@ -43,13 +43,13 @@ MAX_ONE_BYTE = 0x7F  # the largest label whose varint takes one byte
 
 
 def encode(features: Mapping[str, Value]) -> bytes:
-    """Returns an Example's deterministic serialization: features in the order of their names.
+    """Returns the deterministic serialization of an Example: features in the order of their names.
 
     Args:
       features: {name: value or values}: bytes, integers (int64) or floats (float32); arrays are laid out row by row.
 
     Raises:
-      TypeError: a value is none of these (an array of another dtype).
+      TypeError: a value has another type, such as an array of another dtype.
       ValueError: an integer is not in -2^63..2^63 - 1.
     """
     example = _example_class()()
@@ -69,14 +69,14 @@ def encode(features: Mapping[str, Value]) -> bytes:
 def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Values]:
     """Returns {name: values} of an Example: a list of bytes, or an array (n,) of int64 or float32.
 
-    A feature without a value is an empty list. The names come in no particular order.
+    A feature without a value is an empty list. The names are in no particular order.
 
     Args:
       record: a serialized Example.
-      names: the features wanted, all by default; what the Example has not is left out.
+      names: the features to return, if the Example has them; None: all.
 
     Raises:
-      ValueError: `record` is no serialized Example.
+      ValueError: `record` is not a serialized Example.
     """
     try:
         entries = _example_class().FromString(record).features.feature
@@ -148,10 +148,10 @@ def _add_message_field(owner: Any, name: str, number: int, kind: str) -> Any:
 
 
 class BadExampleError(ValueError):
-    """The bytes are not what the manifest says; the message says why."""
+    """The bytes are not as the manifest says; the message says why."""
 
     def at(self, path: object, record: int, offset: int | None = None, decompressed: bool = False) -> DataError:
-        """Returns the error for the user; takes what `DataError` does."""
+        """Returns the error for the user; the arguments are those of `DataError`."""
         return DataError(
             str(self),
             path=path,
@@ -167,11 +167,11 @@ def example(record: bytes, features: Mapping[str, Feature], decode_image: bool =
 
     Args:
       record: the Example.
-      features: what the manifest says of them.
+      features: of the manifest.
       decode_image: False: images stay bytes.
 
     Raises:
-      BadExampleError: it is no Example, or has not these features.
+      BadExampleError: it is not an Example, or does not have these features.
     """
     try:
         found = decode(record, features)
@@ -185,7 +185,7 @@ def example(record: bytes, features: Mapping[str, Feature], decode_image: bool =
 
 
 def _value(name: str, feature: Feature, found: Any) -> Any:
-    """Returns a feature's array, or its one value where its shape is (); of an image, its bytes."""
+    """Returns a feature's array; its value if the shape is (); the bytes of an image."""
     shape = () if feature.encoding else feature.shape
     kind = _DTYPES.get(feature.dtype)
     if kind is None and isinstance(found, list):
@@ -207,10 +207,10 @@ def _value(name: str, feature: Feature, found: Any) -> Any:
 def image(data: bytes, feature: Feature) -> NDArray[np.uint8]:
     """Returns the pixels of an image's stored bytes: uint8 (height, width, channels), writable.
 
-    Those of a JPEG can differ by a little from TensorFlow's, whose decoder rounds otherwise.
+    Pixels of a JPEG can differ a little from TensorFlow's, whose decoder rounds differently.
 
     Raises:
-      BadExampleError: it cannot be decoded, or has another shape than the manifest says.
+      BadExampleError: it cannot be decoded, or its shape is not that of the manifest.
     """
     if feature.encoding == "raw":
         shape = [size or 0 for size in feature.shape]
@@ -224,7 +224,7 @@ def image(data: bytes, feature: Feature) -> NDArray[np.uint8]:
 
 
 def _decoded(data: bytes, channels: int) -> NDArray[np.uint8]:
-    import PIL  # noqa: PLC0415, raw images need none
+    import PIL  # noqa: PLC0415, raw images do not need it
     import PIL.Image  # noqa: PLC0415
 
     try:
@@ -241,11 +241,11 @@ def _decoded(data: bytes, channels: int) -> NDArray[np.uint8]:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where the three features lie in records of one length.
+    """The places of the three features in records of one length.
 
     Attributes:
-      template: a record's bytes, zero where the features are; uint8 (length,).
-      image, key, label: where the features lie.
+      template: a record's bytes, with zeros in place of the features; uint8 (length,).
+      image, key, label: the bytes of each feature.
     """
 
     template: NDArray[np.uint8]
@@ -256,7 +256,7 @@ class Layout:
     @classmethod
     @functools.lru_cache(maxsize=64)
     def build(cls, image_size: int, key_size: int) -> Layout:
-        """Returns the layout of an image of `image_size` bytes, a key of `key_size`, and a label of 0 to 127."""
+        """Returns the layout with an image of `image_size` bytes, a key of `key_size` and a label of 0 to 127."""
         record = _record(bytes(image_size), 0, bytes(key_size))
         return cls(
             record,
@@ -268,7 +268,7 @@ class Layout:
     @classmethod
     @functools.lru_cache(maxsize=64)
     def fit(cls, record_size: int, image_size: int) -> Layout | None:
-        """Returns the layout of records of `record_size` bytes with images of `image_size`; None: there is none."""
+        """Returns the layout of records of `record_size` bytes with images of `image_size` bytes; None: none fits."""
         key_size = record_size - len(_record(bytes(image_size), 0, b""))
         for size in range(key_size, max(-1, key_size - 12), -1):  # longer keys have longer length fields
             layout = cls.build(image_size, size)
@@ -277,13 +277,13 @@ class Layout:
         return None
 
     def mismatch(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Says which rows (n, length) are not of this layout."""
+        """Returns which rows, uint8 (n, length), do not have this layout: bool (n,)."""
         is_long = rows[:, self.label.start] > MAX_ONE_BYTE
         return is_long | (rows[:, self.between] != self.template[self.between]).any(axis=1)
 
     @functools.cached_property
     def between(self) -> NDArray[np.int64]:
-        """The positions of the bytes that belong to no feature, int64 (m,)."""
+        """Positions of the bytes that belong to no feature, int64 (m,)."""
         is_between = np.ones(len(self.template), bool)
         for feature in (self.image, self.key, self.label):
             is_between[feature] = False
@@ -291,7 +291,7 @@ class Layout:
 
     @functools.cached_property
     def frame(self) -> NDArray[np.uint8]:
-        """The template in the frame that records have in a file, its CRC zero; uint8 (length + 16,)."""
+        """The template in its frame, with a CRC of zero; uint8 (length + 16,)."""
         header = framing.header(len(self.template))
         return np.frombuffer(header + self.template.tobytes() + bytes(framing.FOOTER), np.uint8)
 

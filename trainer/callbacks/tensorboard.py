@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pipeline.inspect.pixels import as_pixels
+from pipeline.images import as_pixels
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
 from trainer.config.steps import StepFlags

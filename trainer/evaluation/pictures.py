@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.ImageFont import FreeTypeFont
 
 from pipeline.commands.text import count_of
-from pipeline.inspect.pixels import as_rgb
+from pipeline.images import as_rgb
 from trainer.evaluation.report import Confusion, Mistake, Report
 
 _Color = tuple[int, int, int]

@@ -355,3 +355,11 @@ def test_a_png_holds_the_pixels_and_a_jpeg_nearly(channels, pixels):
     for kind in ("png", "jpeg"):
         assert images.encoded(image, kind) == images.encoded(image.copy(), kind)
         assert images.KEPT_FORMATS[images.open_file(images.encoded(image, kind)).format] == kind
+
+
+def test_to_look_at_bytes_stay_floats_are_stretched_and_grey_becomes_rgb():
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    np.testing.assert_array_equal(images.as_pixels(pixels), pixels)
+    np.testing.assert_array_equal(images.as_pixels(np.array([[[-2.0], [0.0], [2.0]]])), [[[0], [128], [255]]])
+    np.testing.assert_array_equal(images.as_pixels(np.ones((1, 2, 1))), 0)
+    assert images.as_rgb(np.full((2, 3, 1), 7, np.uint8)).tolist() == [[[7, 7, 7]] * 3] * 2
