@@ -2,7 +2,7 @@
 
     from pipeline import input_fn
 
-Names are loaded on first use, so that importing the package costs milliseconds and no TensorFlow.
+Names are loaded on first use, so that importing the package takes milliseconds and loads no TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the records of a window to the examples of a batch: parsed, decoded, resized, or left to the user's function.
+"""From the records of a window to the examples of a batch: parsed, decoded and resized, or by the user's parser.
 
 A window is a dict of tensors with one row per record; a batch gathers some rows of each.
 """
@@ -23,10 +23,10 @@ Columns = dict[str, tf.Tensor]
 
 
 def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    """Returns an image resized, uint8 (height, width, channels): bilinear, antialiased where it is made smaller.
+    """Returns a resized image, uint8 (height, width, channels): bilinear, antialiased if it is made smaller.
 
-    The same as `tf.image.resize(..., antialias=True)`, rounded, except for the odd value half-way between two integers.
-    That takes twice the time, because its pass over the width steps by pixels of a few channels.
+    It is `tf.image.resize(..., antialias=True)`, rounded, except for some values half-way between two integers. That
+    function takes twice the time, because its pass over the width steps by pixels of a few channels.
 
     Args:
       image: uint8 (h, w, channels), each at least 1.
@@ -41,7 +41,7 @@ def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
 
 
 def _along_first(values: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns float32 (size, m) of float32 (n, m)."""
+    """Resizes the first axis: float32 (n, m) to (size, m)."""
     scale = tf.cast(size / tf.shape(values)[0], tf.float32)
     scaled = tf.raw_ops.ScaleAndTranslate(
         images=values[None, :, None],
@@ -59,14 +59,14 @@ class ExampleParser:
     """Parses `tf.train.Example`s.
 
     Attributes:
-      features: names and kinds of the further features.
+      features: to parse beside image and label, by name.
     """
 
     features: dict[str, Feature]
 
     @classmethod
     def wanted(cls, manifest: Manifest, names: tuple[str, ...]) -> ExampleParser:
-        """Returns the parser of some features of a data set.
+        """Returns the parser for some features of a data set, beside image and label.
 
         Raises:
           UsageError: there is no such feature, or it cannot be fed.
@@ -83,19 +83,16 @@ class ExampleParser:
     def parse(self, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
         """Returns the images' bytes (n,), the labels int64 (n,) and the features of serialized Examples (n,)."""
         kinds = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
-        kinds |= {name: _kind(feature) for name, feature in self.features.items()}
+        for name, feature in self.features.items():
+            dtype, varies = _DTYPES[feature.dtype], None in feature.shape
+            kinds[name] = tf.io.RaggedFeature(dtype) if varies else tf.io.FixedLenFeature(feature.shape, dtype)
         found = tf.io.parse_example(records, kinds)
         return found["image"], found["label"], {name: found[name] for name in self.features}
 
 
-def _kind(feature: Feature) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
-    dtype = _DTYPES[feature.dtype]
-    return tf.io.RaggedFeature(dtype) if None in feature.shape else tf.io.FixedLenFeature(feature.shape, dtype)
-
-
 @dataclasses.dataclass(frozen=True)
 class Stretched:
-    """The whole image, resized to `size` whatever its shape: what `beam_jobs.convert --resize` does, too."""
+    """A `Crop` that is the whole image, resized to `size` whatever its shape, as by `beam_jobs.convert --resize`."""
 
     size: tuple[int, int]
 
@@ -110,8 +107,8 @@ class ImageDecoder:
 
     Attributes:
       encoding: `raw`, `png`, `jpeg` or `any` of the last two.
-      shape: (height, width, channels) of every image as stored; None where it varies.
-      crop: the part of each that is decoded; None: all of it.
+      shape: (height, width, channels) of every image as stored; None for a size that varies.
+      crop: the part of each image to decode; None: all of it.
     """
 
     encoding: str
@@ -120,7 +117,7 @@ class ImageDecoder:
 
     @property
     def channels(self) -> int:
-        """Of the result; images that differ in their number of channels become RGB."""
+        """Channels of the result; images that differ in their number of channels become RGB."""
         return self.shape[2] or 3
 
     @property
@@ -130,14 +127,14 @@ class ImageDecoder:
         return int(height or 0), int(width or 0), self.channels
 
     def decode(self, images: tf.Tensor, keys: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns uint8 (rows, height, width, channels) of encoded images (rows,)."""
+        """Returns encoded images (rows,) decoded: uint8 (rows, height, width, channels)."""
         rows, crop = images.shape[0], self.crop
         if self.encoding == "raw" and crop is None:
             pixels = tf.io.decode_raw(images, tf.uint8, fixed_length=None)
             return tf.reshape(tf.ensure_shape(pixels, (rows, math.prod(self.image_shape))), (-1, *self.image_shape))
         if crop is None:
-            decoded = self._mapped(self._whole, images)
-        elif self.encoding == "jpeg":  # boxes that are drawn together cost a tenth of those drawn one by one
+            decoded = self._mapped(lambda image: tf.ensure_shape(self._decoded(image), self.image_shape), images)
+        elif self.encoding == "jpeg":  # drawing all boxes together costs a tenth of drawing them one by one
             sizes = tf.map_fn(tf.io.extract_jpeg_shape, images, fn_output_signature=tf.TensorSpec([3], tf.int32))
             decoded = self._mapped(self._jpeg_part, images, crop.box(sizes[:, 0], sizes[:, 1], keys()))
         else:
@@ -147,9 +144,6 @@ class ImageDecoder:
     def _mapped(self, function: Callable[..., tf.Tensor], *rows: tf.Tensor) -> tf.Tensor:
         spec = tf.TensorSpec(self.image_shape, tf.uint8)
         return tf.map_fn(lambda values: function(*values), rows, fn_output_signature=spec)
-
-    def _whole(self, image: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(self._decoded(image), self.image_shape)
 
     def _jpeg_part(self, image: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
         return self._resized(tf.image.decode_and_crop_jpeg(image, box, channels=self.channels))
@@ -190,10 +184,10 @@ class Examples:
     """The rows of a batch.
 
     Attributes:
-      images: uint8, of which `Form.as_images` makes (rows, height, width, channels); or what the user's parser gave,
-        of a pair its first part.
-      labels: int64 (rows,); or the second part of the pair that the user's parser gave, None if it gave no pair.
-      features: further ones, by name.
+      images: uint8, which `Form.as_images` shapes (rows, height, width, channels); or what the user's parser returned,
+        or the first part of it if that is a pair.
+      labels: int64 (rows,); or the second part of the pair that the user's parser returned, None if it was no pair.
+      features: other features, by name.
     """
 
     images: Any
@@ -205,7 +199,7 @@ class Form:
     """How columns become examples."""
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
-        """Returns the examples of gathered columns; `keys` gives uint64 (rows,), each row's key for random numbers."""
+        """Returns the examples of gathered columns; `keys` returns a key for random numbers per row, uint64 (rows,)."""
         raise NotImplementedError
 
     def as_images(self, images: tf.Tensor) -> tf.Tensor:
@@ -215,7 +209,7 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class PixelRows(Form):
-    """Columns `image` (n, pixels), `label`, and the features.
+    """Columns `image` (n, values of an image), `label`, and the features.
 
     Attributes:
       image_shape: (height, width, channels).
@@ -255,25 +249,25 @@ class UserParsed(Form):
         given = parsed(self.parse, columns["record"])
         if not is_pair(given):
             return Examples(given, None, {})
-        # Apart: Keras would take ((features, labels), weights) for inputs and labels, and train on the weights.
+        # Kept apart: Keras would take ((features, labels), weights) for inputs and labels, and train on the weights.
         features, labels = given
         return Examples(features, labels, {})
 
 
 def is_pair(given: Any) -> bool:
-    """Whether a parser gave (features, labels), which become components of their own: (x, y, weights)."""
+    """Returns whether a parser returned (features, labels), so that an element is (x, y, weights)."""
     return isinstance(given, tuple | list) and len(given) == 2
 
 
 def parsed(parse: Callable[[tf.Tensor], Any], records: tf.Tensor) -> Any:
-    """Returns what `parse` gives: tensors, ragged and sparse ones, in any structure, one row per record.
+    """Returns the result of the user's parser: tensors, ragged or sparse or not, in any structure, a row per record.
 
     Args:
       parse: the user's function.
-      records: serialized, string (rows,), the number of rows static.
+      records: serialized, string (rows,), with a static number of rows.
 
     Raises:
-      UsageError: it fails, or returns something else. Numbers of rows that are not static are checked in each batch.
+      UsageError: it fails, or returns something else. A number of rows that is not static is checked in each batch.
     """
     given = user_function.call("parse", parse, records)
     given = tuple(given) if isinstance(given, list) else given  # tf.data would stack a list to one tensor

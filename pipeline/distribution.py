@@ -1,9 +1,9 @@
-"""Feeds the replicas of a `tf.distribute` strategy: each exactly its rows, on its device ahead of time."""
+"""Feeds the replicas of a `tf.distribute` strategy: each gets exactly its rows, on its device ahead of time."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
 import tensorflow as tf
@@ -21,12 +21,12 @@ PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy
 
 
 class ReplicaBatches(tf.distribute.DistributedDataset):
-    """The batches, each already split for this worker's replicas inside `tf.data`.
+    """Batches that are already split for this worker's replicas inside `tf.data`.
 
-    TensorFlow's distributed iterator runs a generator, a buffer and a thread for each replica, which copy to its
-    device. Where there is nothing to copy that only costs 0.3 ms of processor time per replica and step
-    (benchmarks/distributed_iterator.py). Here one element holds the values of all replicas, and no step waits for the
-    workers to tell each other whether one has run out: all have the same number of steps.
+    TensorFlow's distributed iterator runs a generator, a buffer and a thread per replica, which copy to its device. If
+    there is nothing to copy, they only cost 0.3 ms of processor time per replica and step
+    (benchmarks/distributed_iterator.py). Here one element has the values of all replicas. No step waits for workers to
+    tell each other whether one has run out, because all have the same number of steps.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
@@ -37,16 +37,16 @@ class ReplicaBatches(tf.distribute.DistributedDataset):
 
     @property
     def element_spec(self) -> Any:
-        """The type specification of an element."""
+        """The type of an element."""
         return self._dataset.element_spec
 
     @property
     def cardinality(self) -> Any:
-        """Steps, int64; as `tf.data.Dataset.cardinality()`."""
+        """Number of steps, int64, like `tf.data.Dataset.cardinality()`."""
         return self._dataset.cardinality()
 
     def __len__(self) -> int:
-        """Returns the steps.
+        """Returns the number of steps.
 
         Raises:
           TypeError: they have no end.
@@ -54,7 +54,7 @@ class ReplicaBatches(tf.distribute.DistributedDataset):
         return len(self._dataset)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Returns the state after `state = reduce_func(state, element)` for all elements: `for` in a `tf.function`."""
+        """Returns the state after `state = reduce_func(state, element)` for all elements; `for` in graphs calls it."""
         iterator = iter(self._dataset)
 
         def advance(optional: Any, state: Any) -> tuple[Any, Any]:
@@ -69,19 +69,19 @@ class ReplicaBatches(tf.distribute.DistributedDataset):
         return tf.while_loop(has_value, advance, (first, initial_state), parallel_iterations=1)[1]
 
     def __repr__(self) -> str:
-        """Says what to give Keras instead, which prints this in its error."""
+        """Says what to give Keras instead; Keras prints this in its error."""
         return f"<ReplicaBatches of {self.element_spec}, for your own loops; give Keras' fit the dataset of input_fn>"
 
 
 def in_parts(request: Request, parts: int) -> tf.data.Dataset:
-    """Returns the steps of a request for `parts` local replicas, all of them stacked in one element."""
+    """Returns the steps of a request for `parts` local replicas; an element stacks the rows of all of them."""
     return make_dataset(request).batch(parts, drop_remainder=True)
 
 
 def in_host_memory(
     strategy: tf.distribute.Strategy, request: Request, virtual_replicas: int | None = None
 ) -> tf.distribute.DistributedDataset | tf.data.Dataset:
-    """Returns the rows of this worker's replicas, made as one batch (or as stacked virtual replicas) and then split."""
+    """Returns the rows of this worker's replicas in host memory: made as one batch, or as stacked virtual replicas."""
     replicas, local = strategy.num_replicas_in_sync, _local_replicas(strategy)
     workers = replicas // len(local)
     # One batch for all local replicas is made and split, which costs less than a batch for each.
@@ -98,20 +98,25 @@ def in_host_memory(
 
 
 def as_distributed(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> ReplicaBatches:
-    """Returns distributed values of a dataset's elements, which are tuples of what each of this worker's replicas gets.
+    """Returns a dataset's elements, tuples with a part for each of this worker's replicas, as distributed values.
 
-    TensorFlow runs nothing for the map below, which only hands on its arguments.
+    The map costs nothing: TensorFlow does not run a function that only hands on its arguments.
     """
+
+    def value(*of_replicas: Any) -> Any:
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: of_replicas[context.replica_id_in_sync_group % len(of_replicas)]
+        )
 
     @tf.autograph.experimental.do_not_convert
     def distributed(*elements: Any) -> Any:
-        return tf.nest.map_structure(lambda *values: _distributed(strategy, values), *elements)
+        return tf.nest.map_structure(value, *elements)
 
     return ReplicaBatches(dataset.map(distributed))
 
 
 def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
-    """Returns the consecutive numbers, among all replicas, of those that this worker feeds."""
+    """Returns the numbers of the replicas that this worker feeds, which are consecutive, among all replicas."""
     found: list[int] = []
 
     def note(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
@@ -120,15 +125,6 @@ def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
 
     strategy.experimental_distribute_values_from_function(note)
     return found
-
-
-def _distributed(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> Any:
-    """Returns the values of the local replicas as one distributed value."""
-
-    def value_of(context: tf.distribute.experimental.ValueContext) -> Any:
-        return values[context.replica_id_in_sync_group % len(values)]
-
-    return strategy.experimental_distribute_values_from_function(value_of)
 
 
 def distribute(
@@ -142,31 +138,31 @@ def distribute(
 ) -> Any:
     """Returns the input of a strategy: replica r gets rows [rG/R, (r+1)G/R) of every global batch.
 
-    It is for loops of your own, over it or with `next` of its iterator, inside a `tf.function` or outside; Keras' `fit`
-    distributes `input_fn`'s dataset by itself. Each worker makes the rows of its own replicas only.
+    It is for your own loops, inside a `tf.function` or outside, with `for` or `next`; Keras' `fit` distributes
+    `input_fn`'s dataset by itself. Each worker makes only the rows of its own replicas.
 
-    With a ParameterServerStrategy worker i of W makes, in its own process, rows [iG/W, (i+1)G/W) of every step; the
-    result is what `ClusterCoordinator.create_per_worker_dataset` gives: `coordinator.schedule(step, args=(iter(it),))`.
+    With a ParameterServerStrategy worker i of W makes, in its own process, rows [iG/W, (i+1)G/W) of every step. The
+    result is that of `ClusterCoordinator.create_per_worker_dataset`: `coordinator.schedule(step, args=(iter(it),))`.
     Workers do not wait for each other, so one may be steps ahead; a restarted worker begins at `start_step` again. The
     workers must see the data set's files under the same path as the coordinator.
 
     Args:
       strategy: OneDevice, Mirrored, MultiWorkerMirrored, ParameterServer, CentralStorage or the default strategy.
-      data_dir, split: as of `input_fn`.
-      prefetch: batches that wait on each replica's device; 0 hands over host memory, without a copy ahead. Replicas
-        on CPUs read host memory.
-      virtual_replicas: V, which R divides and which divides the global batch: each replica gets V/R stacked batches,
-        (V/R, rows, ...), of G/V rows each, which are the same to the bit whatever R is (see
+      data_dir, split: as for `input_fn`.
+      prefetch: batches that wait on each replica's device; 0: batches stay in host memory until the step. Replicas on
+        CPUs read host memory.
+      virtual_replicas: V, a multiple of R that divides the global batch: each replica gets V/R stacked batches,
+        (V/R, rows, ...), of G/V rows each, which are the same to the bit for any R (see
         `trainer.topology.sum_gradients`); None: one batch of G/R rows.
       **options: of `input_fn`, all but `shard`; global_batch_size and training are required.
 
     Returns:
-      Elements of `input_fn`, such as (images, labels, weights): distributed values, or tensors where there is one
-      replica in all. Where the run ends, `batches.cardinality` is its number of steps (TensorFlow's own distributed
-      datasets have no `len`).
+      Elements of `input_fn`, such as (images, labels, weights), as distributed values; as tensors if there is only one
+      replica. If the run ends, `batches.cardinality` is its number of steps (TensorFlow's own distributed datasets have
+      no `len`).
 
     Raises:
-      DataError, UsageError: as `input_fn`; also where the replicas do not divide the global batch, and for
+      DataError, UsageError: as for `input_fn`; also if the replicas do not divide the global batch, and for
         `on_corrupt="skip"` with a ParameterServerStrategy, whose workers cannot skip.
     """
     if "shard" in options:
@@ -177,7 +173,7 @@ def distribute(
 def distribute_request(
     strategy: tf.distribute.Strategy, request: Request, prefetch: int = PREFETCH, virtual_replicas: int | None = None
 ) -> Any:
-    """Returns what `distribute` does, of a request for all rows of the global batch."""
+    """Returns the input of a strategy, as `distribute` does, for a request for all rows of the global batch."""
     if not isinstance(strategy, tf.distribute.Strategy):
         raise UsageError(f"strategy={strategy!r}: must be a tf.distribute.Strategy; distribute takes it first")
     if request.weights == "none":
@@ -210,7 +206,7 @@ def _replicas_are_on_cpus(strategy: tf.distribute.Strategy) -> bool:
 
 
 def copied_ahead(prefetch: int) -> tf.distribute.InputOptions:
-    """Returns the options with which `prefetch` batches wait on each replica's device."""
+    """Returns the options by which `prefetch` batches wait on each replica's device."""
     return tf.distribute.InputOptions(experimental_fetch_to_device=True, experimental_per_replica_buffer_size=prefetch)
 
 
@@ -222,7 +218,7 @@ def on_devices(
 ) -> tf.distribute.DistributedDataset:
     """Returns batches that TensorFlow's distributed iterator copies to each replica's device ahead of the step.
 
-    One worker makes the global batch as a whole, to be split, which costs less than many small batches.
+    A single worker makes whole global batches and splits them, which costs less than many small batches.
     """
     # TensorFlow 2.21's CentralStorageStrategy.experimental_distribute_dataset fails on any options (a misspelt name).
     by_function = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.experimental.CentralStorageStrategy)
@@ -245,31 +241,31 @@ def on_devices(
 
 
 def _num_workers(strategy: tf.distribute.Strategy) -> int:
-    """Returns the workers of a ParameterServerStrategy, 0 of any other."""
+    """Returns the number of workers of a ParameterServerStrategy; 0 for any other."""
     if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return 0
-    return strategy.extended._num_workers  # public nowhere: the strategy's cluster_resolver is None
+    return strategy.extended._num_workers  # not public anywhere: the strategy's cluster_resolver is None
 
 
 @dataclasses.dataclass(frozen=True)
 class _RunningWorker(Shard):
-    """The shard of the worker that runs the graph: `index` is a tensor, known only there."""
+    """The shard of the worker that runs the graph. `index` is a tensor, because only that worker knows it."""
 
     def __post_init__(self) -> None:
         pass
 
 
 def per_worker(strategy: tf.distribute.Strategy, request: Request, options: tf.distribute.InputOptions | None) -> Any:
-    """Returns the dataset of every worker, made in its own process by one graph that is the same for all.
+    """Returns the datasets of all workers; each is made in the worker's process, by a graph that is the same for all.
 
     Args:
       strategy: a ParameterServerStrategy.
       request: for all rows of the global batch.
-      options: how batches are copied to devices; None: they are not, as far as the strategy allows.
+      options: for the copies to devices; None: there are none, as far as the strategy allows.
     """
     workers, replicas = _num_workers(strategy), strategy.num_replicas_in_sync
 
-    # Not converted: an error of the arguments would become many lines.
+    # Without autograph, which would turn an error of the arguments into many lines.
     @tf.function(autograph=False)
     def dataset() -> tf.data.Dataset | tf.distribute.DistributedDataset:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 def steps_per_epoch(
     data_dir: PathLike | Sources, split: str = "train", *, global_batch_size: int, remainder: str = "pad"
 ) -> int:
-    """Returns T, the steps per epoch (of a mixture, of its first source): the same on every replica, in every epoch.
+    """Returns T, the steps per epoch, which are the same on every replica and in every epoch.
+
+    The epochs of a mixture are those of its first source.
 
     Raises:
       DataError: no valid data set in `data_dir`.
-      UsageError: an unknown split or remainder, or no step in an epoch.
+      UsageError: an unknown split or remainder, or an epoch without a step.
     """
     request = Request(data_dir, split, global_batch_size=global_batch_size, training=True, remainder=remainder)
     part = parts_of(request)[0]
@@ -35,16 +37,16 @@ def steps_per_epoch(
 
 
 def order_spec(data_dir: PathLike | Sources, split: str = "train", **options: Unpack[OrderOptions]) -> Spec:
-    """Returns the arguments of the order that `input_fn` follows, to be stored beside a checkpoint.
+    """Returns the arguments of the order that `input_fn` follows, to store beside a checkpoint.
 
     Args:
-      data_dir, split: as of `input_fn`.
+      data_dir, split: as for `input_fn`.
       **options: of `input_fn`: global_batch_size, training, seed, remainder, streams, shuffle_bytes; and distort,
-        resize, parse, which count where they change the size of an example in memory.
+        resize, parse, which matter if they change the size of an example in memory.
 
     Raises:
       DataError: no valid data set in `data_dir`.
-      UsageError: a value that cannot work.
+      UsageError: a value cannot work.
     """
     return resolve_all(Request(data_dir, split, **options)).spec
 
@@ -79,73 +81,73 @@ def input_fn(
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
     With `parse`, a pair that your function returns becomes `(x, y, weights)` in the same way; anything else becomes
-    `(parsed, weights)`, for loops of your own: Keras would take those weights for labels.
+    `(parsed, weights)`, for your own loops only, because Keras would take those weights for labels.
 
     Without `shard` an element is a global batch of G rows, for Keras, `strategy.experimental_distribute_dataset` or a
     loop. With `shard`, element i is step i // local_replicas for local replica i % local_replicas, of G / R rows.
     Shapes are static and full at every step.
 
     Memory: a split that fits `shuffle_bytes` is decoded once and kept. A larger one is read window by window, the next
-    while the current one is consumed: at most about 2 * shuffle_bytes * (this worker's streams) / K. Small batches
-    are made several at a time, up to 16 MiB, and are slices of that memory (docs/reading.md, "Small batches").
+    while the current one is consumed, which takes at most about 2 * shuffle_bytes * (this worker's streams) / K. Small
+    batches are made several at a time, up to 16 MiB, and are slices of that memory (docs/reading.md, "Small batches").
 
     Args:
       data_dir: a folder made by `beam_jobs.convert` or `pipeline.index`; also one in a store, such as
         `gs://bucket/mnist`, `s3://bucket/mnist` or `hdfs://namenode:8020/mnist`. Or a mixture for training, a list of
-        sources and weights, `[("a", 0.7), ("b:train[:50%]", 0.3)]`: every step has the same number of rows of each,
-        which are an input of their own, with their own epochs; the run's epochs are those of the first. docs/order.md
-        has the rules.
-      split: a split or a slice of one, as in TFDS: `train`, `train[:90%]`, `train[10000:]`, `train[:10%]+test`; of
-        the sources that name none.
+        sources and weights, `[("a", 0.7), ("b:train[:50%]", 0.3)]`: every step has the same number of rows of a source
+        as every other step. Each source has its own epochs; the run's epochs are those of the first. docs/order.md has
+        the rules.
+      split: a split or a slice of one, as in TFDS: `train`, `train[:90%]`, `train[10000:]`, `train[:10%]+test`; in a
+        mixture, that of the sources that name none.
       global_batch_size: G, rows of a step over all replicas.
       training: True: shuffled and distorted. False: in the stored order, with the recipe's evaluation twin.
       seed: of the order and the distortions.
-      start_step: the global step to begin at; the steps before it are not read.
+      start_step: global step to begin at; earlier steps are not read.
       epochs: the run's length, counted from step 0; None: endless when training, else 1.
       distort: recipes by name, one after another (`cifar10_tutorial`, `pad_crop_flip(pad=4) | cutout(size=8) | mixup`,
         `none`; docs/distortions.md has all; those that mix give labels float32 (rows, classes)), or a function of
         (images uint8 (rows, height, width, channels), keys uint64 (rows,)) that returns as many rows, with
         `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is called
         in evaluation, too. None: the images as stored, uint8.
-      distort_on: `host`: here. `device`: in the replicas' steps, by what `pipeline.distort_fn` returns; the first
-        component is then a dict of `image`, uint8 as stored, and what the device needs (docs/distortions.md).
+      distort_on: `host`: in this input. `device`: in the replicas' steps, by the function that `pipeline.distort_fn`
+        returns; the first component is then a dict of `image`, uint8 as stored, and keys (docs/distortions.md).
       resize: `224x160` (height, width): stretch every image to this first.
-      statistics: the data set whose means and deviations recipes such as `normalize` take: None: this one; of a
-        mixture, the first source. Evaluate a source of a mixture with the first source's.
-      features: names of further features. The first component is then a dict of these and `image`.
+      statistics: the data set whose means and deviations recipes such as `normalize` use; None: this one, or the first
+        source of a mixture. To evaluate another source of a mixture, give the first one.
+      features: names of other features to feed. The first component is then a dict of these and `image`.
       parse: for examples that are not images: a function of serialized records, string (rows,), that returns what to
         feed, one row per record: a pair (x, y), each a tensor or a structure of them, which makes the element
         `(x, y, weights)`; or anything else, which makes it `(parsed, weights)`.
       remainder: `pad`: copies of weight 0 fill the last step of an epoch; `drop`: that step is left out.
-      weights: `mask`: 1 real, 0 padding. `mean`: G / real rows instead of 1, so that Keras' mean over the batch size is
-        the mean over the real rows; in a mixture for each source by itself, so that it keeps its share of the mean.
+      weights: `mask`: 1 for real rows, 0 for padding. `mean`: G / real rows instead of 1, so that Keras' mean over the
+        batch size is the mean over the real rows; in a mixture this holds per source, so that each keeps its share.
         `none`, in evaluation: the element is (images, labels), each record is one row and nothing is padding, so that
         Keras' `loss`, `metrics` and `predict` are exact. The last batches have fewer rows; give each replica 4 or more.
-      streams: K; None: 1 where the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64, or
-        beyond that for G > 8,192 (docs/order.md, Defaults). Evaluation always has 1.
+      streams: K; None: 1 if the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64, or more
+        for G > 8,192 (docs/order.md, Defaults). Evaluation always has 1.
       shuffle_bytes: decoded bytes that are shuffled together, over the whole job.
       shard: the replicas whose rows to return: a `tf.distribute.InputContext` or a `Shard`; None: all.
       on_corrupt: `raise`: a corrupt record is an error that names it. `skip`: its row gets weight 0 (and another
         record's values); the logger `pipeline` reports it, and `pipeline.skipped_records` lists them.
       max_corrupt: how many different records may be skipped.
-      record_ids: add a last component, int64 (rows,): each row's record id, its number in the split; in a mixture
-        a source's follow those of the source before.
-      portable: read with TensorFlow's own ops, so that the dataset runs in other processes too, such as the workers of
+      record_ids: add a last component, int64 (rows,): each row's record id, its number in the split. In a mixture, ids
+        of a source follow those of the source before.
+      portable: read with TensorFlow's own ops, so that the dataset also runs in other processes, such as the workers of
         tf.data service; they must see `data_dir` under the same path. It is slower, and always reads by windows.
       cache_dir: a folder on a disk of this machine for copies of a remote data set's shards, which all its processes
         share. Shards are fetched whole, ahead of their window (docs/reading.md); the order does not depend on it.
-      cache_bytes: that the copies may take; None: 90% of what the disk has left for them.
+      cache_bytes: that the copies may take; None: 90% of the space that the disk has left.
 
     Returns:
       A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels
-      int64 (rows,), weights float32 (rows,); with `parse`, what it gives, and weights.
+      int64 (rows,), weights float32 (rows,); with `parse`, of its result and weights.
 
     Raises:
-      DataError: no valid data set, or a shard that is missing, cut or corrupt; if only iterating finds that, it raises
+      DataError: no valid data set, or a shard is missing, cut or corrupt. If only iterating finds that, it raises
         `tf.errors.OpError` with the same text.
-      UsageError: an argument that cannot work; the message names the values that would.
+      UsageError: an argument cannot work; the message names values that would.
     """
-    # The arguments, by name. Within a user's tf.function autograph adds locals of its own, so the fields are picked.
+    # All arguments by name. `of` picks the fields, because autograph adds locals inside a user's tf.function.
     request = Request.of(locals())
     from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
 

@@ -1,8 +1,9 @@
-"""`InputMeter`: how long any loop waits for its input, and how much it gets."""
+"""`InputMeter`: measures how long any loop waits for its input, and how much it gets."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,12 +22,12 @@ Batch = TypeVar("Batch")
 
 
 class Content(NamedTuple):
-    """What one batch, or several, hold.
+    """The content of one or several batches.
 
     Attributes:
       batches: their number.
       rows: over all local replicas.
-      padding: rows of weight 0; None where there are no weights, or they lie on a device.
+      padding: rows of weight 0; None if there are no weights, or they are in a device's memory.
       num_bytes: of all numbers; strings are not counted.
     """
 
@@ -47,12 +48,12 @@ class Content(NamedTuple):
 
 
 def content_of(batch: Any, weights: int | None) -> Content:
-    """Returns what a batch holds.
+    """Returns the content of a batch.
 
     Args:
       batch: arrays of NumPy, TensorFlow, PyTorch or JAX, or values of replicas, in any structure of tuples, lists and
         dicts.
-      weights: the index of the component with one weight per row, if `batch` is a tuple; None: there is none.
+      weights: index of the component with one weight per row, if `batch` is a tuple; None: there is none.
 
     Raises:
       UsageError: there is no such component.
@@ -60,7 +61,7 @@ def content_of(batch: Any, weights: int | None) -> Content:
     num_bytes = sum(map(_bytes_of, _leaves(batch)))
     of_rows = _weights(batch, weights)
     if not of_rows:
-        return Content(1, sum(map(_rows_of, _first(batch))), None, num_bytes)
+        return Content(1, sum(int(leaf.shape[0]) if len(leaf.shape) else 1 for leaf in _first(batch)), None, num_bytes)
     rows = sum(math.prod(leaf.shape) for leaf in of_rows)
     if not all(map(_is_on_host, of_rows)):
         return Content(1, rows, None, num_bytes)
@@ -68,7 +69,7 @@ def content_of(batch: Any, weights: int | None) -> Content:
 
 
 def _weights(batch: Any, index: int | None) -> list[Any]:
-    """Returns the weights, one array per replica; none if that component holds no floats."""
+    """Returns the weights, one array per replica; none if that component does not have floats."""
     if index is None or not isinstance(batch, tuple | list) or len(batch) < 2:
         return []
     if not -len(batch) <= index < len(batch):
@@ -99,17 +100,13 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _first(value: Any) -> list[Any]:
-    """Returns the first array of a structure, of each local replica."""
+    """Returns the first array of a structure for each local replica."""
     parts = _parts(value)
     if parts is None:
         return [value]
     if isinstance(value, tuple | list | Mapping):
         return next((found for part in parts if (found := _first(part))), [])
     return [leaf for part in parts for leaf in _first(part)]
-
-
-def _rows_of(array: Any) -> int:
-    return int(array.shape[0]) if len(array.shape) else 1
 
 
 def _bytes_of(array: Any) -> int:
@@ -145,20 +142,20 @@ def _is_on_host(array: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a loop has got of its input so far, and how long it waited for it.
+    """How much a loop has got from its input so far, and how long it has waited for it.
 
-    Times and rates are of all batches but the first, which includes the start of the input: from the moment when the
+    Times and rates leave out the first batch, which includes the start of the input: they are from the moment when the
     loop got the first batch to the moment when it got the latest.
 
     Attributes:
-      total: what all batches hold.
-      first: what the first one holds; nothing where the first is not part of `total`.
+      total: content of all batches.
+      first: content of the first; empty if the first is not part of `total`.
       start_seconds: that the loop waited for the first batch.
       seconds: since then.
-      waiting_seconds: of these, in `next`.
-      resident_bytes: memory of this process now; 0 where it is unknown.
-      peak_bytes: the most since it began; 0 where it is unknown.
-      cache: what the caches of all inputs of this process did (`cache_dir` of `input_fn`).
+      waiting_seconds: part of these that the loop waited in `next`.
+      resident_bytes: memory of this process now; 0: unknown.
+      peak_bytes: the most that it has had; 0: unknown.
+      cache: counts of the caches of all inputs of this process (`cache_dir` of `input_fn`).
     """
 
     total: Content
@@ -172,7 +169,7 @@ class Snapshot:
 
     @property
     def waiting_share(self) -> float:
-        """Of the time, 0..1: 0 is a loop that never waits for its input, 1 one that does nothing else."""
+        """Part of the time that the loop waits for its input: 0 if never, 1 if it does nothing else."""
         return self.waiting_seconds / self.seconds if self.seconds else 0.0
 
     @property
@@ -187,7 +184,7 @@ class Snapshot:
 
     @property
     def padding_per_second(self) -> float | None:
-        """Rows of weight 0 per second; None where they are unknown."""
+        """Rows of weight 0 per second; None: unknown."""
         padding = self._timed.padding
         return None if padding is None else self._rate(padding)
 
@@ -197,7 +194,7 @@ class Snapshot:
         return self._rate(self._timed.num_bytes)
 
     def since(self, earlier: Snapshot) -> Snapshot:
-        """Returns what came after an earlier snapshot of the same meter: the figures of an interval."""
+        """Returns the figures of the interval since an earlier snapshot of the same meter."""
         return dataclasses.replace(
             self,
             total=self.total.plus(earlier.total, -1),
@@ -240,18 +237,18 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
             ...
         print(batches)  # waited 3.1% of 12.4 s (first batch after 0.52 s); 80.6 batches/s, 5,161 rows/s, ...
 
-    It wraps whatever `for` accepts: datasets, what `distribute` returns, a `StepIterator`, PyTorch's DataLoader,
-    generators. What else it is asked for (`get_state`, `set_state`, `element_spec`, ...) is that of the wrapped object,
+    It wraps anything that `for` accepts: datasets, the result of `distribute`, a `StepIterator`, PyTorch's DataLoader,
+    generators. All other attributes (`get_state`, `set_state`, `element_spec`, ...) are those of the wrapped object,
     whose state does not depend on being measured. For `tf.train.Checkpoint` keep the iterator itself:
     `iterator = iter(dataset)`, `Checkpoint(iterator=iterator)`, `InputMeter(iterator)`.
 
     It measures in Python: iterate outside `tf.function`, and pass the batch in. Keras' `fit` does not take this object,
-    but takes a generator of it: `model.fit((batch for batch in meter), steps_per_epoch=...)`. There a thread of Keras
-    asks for batches ahead of the steps, so that `waiting_share` is the share of the time in which that thread waited,
-    which is more than the steps did.
+    but takes a generator of it: `model.fit((batch for batch in meter), steps_per_epoch=...)`. A thread of Keras then
+    asks for batches ahead of the steps, so that `waiting_share` is the part of the time that this thread waited, which
+    is more than the steps waited.
 
-    A batch costs about ten microseconds. Weights in a device's memory are not looked at, as the loop would wait for
-    the device: padding is then None.
+    A batch costs about ten microseconds. The meter does not look at weights in a device's memory, because the loop
+    would wait for the device; `padding` is then None.
     """
 
     def __init__(self, batches: Iterable[Batch], *, weights: int | None = -1) -> None:
@@ -259,11 +256,11 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
 
         Args:
           batches: an iterator; or an iterable, which each `for` starts again, as it would without a meter.
-          weights: the index of the batch's component with one weight per row: -1, the last, as of `input_fn`; -2 with
-            `record_ids`. None: there are no weights. A component that holds no floats is not taken for weights.
+          weights: index of the batch's component with one weight per row: -1, the last, as in `input_fn`; -2 with
+            `record_ids`. None: there are no weights. A component without floats is not taken for weights.
 
         Raises:
-          UsageError: an argument that cannot work.
+          UsageError: an argument cannot work.
         """
         if not isinstance(batches, Iterable):
             raise UsageError(f"batches={batches!r}: must be something that can be iterated over")
@@ -277,12 +274,12 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
         self._began = self._latest = self._start = self._waiting = 0.0
 
     def __iter__(self) -> InputMeter[Batch]:
-        """Begins an iteration over the wrapped object with the next batch; of an iterator, continues."""
+        """Starts an iteration over the wrapped object with the next batch; an iterator continues."""
         self._iterator = None
         return self
 
     def __next__(self) -> Batch:
-        """Returns the next batch, whatever it is; raises what the wrapped iterator raises."""
+        """Returns the next batch; raises what the wrapped iterator raises."""
         before = self._clock()
         try:
             if self._iterator is None:
@@ -302,7 +299,7 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
         return batch
 
     def snapshot(self) -> Snapshot:
-        """Returns the figures up to the latest batch; `snapshot().since(earlier)` are those of an interval."""
+        """Returns the figures up to the latest batch; `snapshot().since(earlier)` gives those of an interval."""
         used = memory.used()
         return Snapshot(
             self._total,
@@ -319,15 +316,11 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
         return str(self.snapshot())
 
     def __getattr__(self, name: str) -> Any:
-        """Returns the wrapped object's attribute, where there is no own."""
-        if name.startswith("__") or "wrapped" not in self.__dict__:  # while it is copied or pickled
+        """Returns an attribute of the wrapped object."""
+        if name.startswith("__") or "wrapped" not in self.__dict__:  # while the meter is copied or pickled
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.wrapped, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the wrapped object, if it can be pickled; the copy starts to measure from zero."""
-        return _wrapped, (self.wrapped, self._weights)
-
-
-def _wrapped(batches: Iterable[Batch], weights: int | None) -> InputMeter[Batch]:
-    return InputMeter(batches, weights=weights)
+        """Pickles the wrapped object, if that can be pickled; the copy measures from zero."""
+        return functools.partial(InputMeter, weights=self._weights), (self.wrapped,)

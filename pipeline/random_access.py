@@ -1,4 +1,4 @@
-"""Any example of a split by its number, without TensorFlow: for PyTorch's DataLoader, and for looking at data."""
+"""Any example of a split by its number, without TensorFlow, for PyTorch's DataLoader and for looking at data."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pipeline.records import tf_example
 from pipeline.request import check_cache
 
 Example = dict[str, Any]
-_KEPT_BYTES = 16 << 20  # 16 MiB of decompressed members, for examples that follow each other
+_KEPT_BYTES = 16 << 20  # 16 MiB of decompressed members, for accesses to examples near each other
 
 
 class Location(NamedTuple):
-    """The location of a record: the shard's path, its number there, the byte offset of its frame before compression."""
+    """The location of a record: the shard's path, its number there, its frame's byte offset before compression."""
 
     file: str
     record: int
@@ -38,10 +38,10 @@ class Location(NamedTuple):
 class RandomAccess:
     """A split as a sequence: `RandomAccess("demo/digits", "train[:90%]")[7]`.
 
-    Example i is the one with record id i (`input_fn(record_ids=True)`). Only the records' locations are kept in memory;
-    each record is read, and its CRC checked, on access. Of a compressed shard the GZIP member that holds the record is
-    decompressed, about 1 MiB; the latest members are kept. It may be used by many threads, and sent to other processes
-    of this machine.
+    Example i has record id i (`input_fn(record_ids=True)`). Only the records' locations are kept in memory; each record
+    is read, and its CRC checked, on access. In a compressed shard, the GZIP member with the record is decompressed,
+    about 1 MiB; the latest members are kept. Many threads may use it, and it can be pickled for other processes of this
+    machine.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class RandomAccess:
         """Opens a split.
 
         Args:
-          data_dir: a folder that `beam_jobs.convert` made; also a URL. `gs://` loads TensorFlow.
+          data_dir: a folder made by `beam_jobs.convert` or `pipeline.index`; also a URL. `gs://` loads TensorFlow.
           split: a split or a slice of one, such as `train[:90%]` or `train[:10%]+test`.
           decode: False: `image` is the stored bytes.
-          cache_dir, cache_bytes: as of `input_fn`; the first access to a shard then fetches all of it.
+          cache_dir, cache_bytes: as for `input_fn`; the first access to a shard then fetches all of it.
 
         Raises:
-          DataError: no valid data set, or a shard that is missing or cut.
-          UsageError: an unknown split, a compressed shard that can only be read forward, or a cache that cannot be.
+          DataError: no valid data set, or a shard is missing or cut.
+          UsageError: an unknown split, a compressed shard that can only be read forward, or a cache that cannot work.
         """
         check_cache(data_dir, cache_dir, cache_bytes)
         manifest = manifests.load(data_dir)
@@ -109,12 +109,12 @@ class RandomAccess:
         """Returns one example, or a list for a slice or a sequence of numbers.
 
         Returns:
-          A dict by feature, of `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others by
-          the manifest, arrays of their shape and dtype (object for strings), NumPy scalars or bytes where that is ().
-          From a data set that `pipeline.index` made {"record": bytes}.
+          A dict by feature: `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others as in
+          the manifest: arrays of their shape and dtype (object for strings), or if the shape is (), NumPy scalars or
+          bytes. {"record": bytes} if `pipeline.index` made the data set.
 
         Raises:
-          DataError: the record is corrupt, or not as the manifest says; the message has its location.
+          DataError: the record is corrupt, or not as the manifest says; with its location.
           IndexError: there is no such example.
         """
         if isinstance(index, slice):
@@ -124,7 +124,7 @@ class RandomAccess:
         return self._example(*self._find(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """Returns the examples of these numbers; this is how PyTorch's DataLoader fetches a batch."""
+        """Returns the examples with these numbers; PyTorch's DataLoader calls this to fetch a batch."""
         found = [self._find(index) for index in indices]
         if self._shards.file(0).is_remote:  # several requests at a time
             return self._shards.in_parallel(lambda segment_and_record: self._example(*segment_and_record), found)
@@ -137,13 +137,13 @@ class RandomAccess:
         """Returns the location of an example's record.
 
         Raises:
-          DataError: the offsets of the shard's records are missing or corrupt.
+          DataError: the shard's sidecar of offsets is missing or corrupt.
           IndexError: there is no such example.
         """
         return self._location(*self._find(index))
 
     def _find(self, index: Any) -> tuple[int, int]:
-        """Returns an example's segment and its number in that segment's shard."""
+        """Returns the segment of an example, and the number of its record in the segment's shard."""
         number = operator.index(index)
         if not -len(self) <= number < len(self):
             raise IndexError(f"example {number}: there are {len(self)}, so it must be in {-len(self)}..{len(self) - 1}")

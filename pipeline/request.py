@@ -1,4 +1,4 @@
-"""The arguments of an input, checked once."""
+"""The arguments of `input_fn`: their types, defaults and checks."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Size: TypeAlias = "str | tuple[int, int] | None"
 
 WEIGHTS = ("mask", "mean", "none")
 POLICIES = ("raise", "skip")  # for corrupt records
-MAX_CORRUPT = 100  # that are skipped
+MAX_CORRUPT = 100  # records to skip at most
 HOST, DEVICE = PLACES = ("host", "device")  # that distort
-DISTORT_KEY, DISTORT_EPOCH = "distort_key", "distort_epoch"  # of the rows that a device distorts
-_LEAST = {  # whole numbers, and the least that each may be
+DISTORT_KEY, DISTORT_EPOCH = "distort_key", "distort_epoch"  # features of the rows that a device distorts
+_LEAST = {  # options that are whole numbers, and the smallest value of each
     "global_batch_size": 1,
     "streams": 1,
     "shuffle_bytes": 1,
@@ -43,7 +43,7 @@ _LEAST = {  # whole numbers, and the least that each may be
     "max_corrupt": 0,
     "cache_bytes": 1,
 }
-_OPTIONAL = ("streams", "epochs", "cache_bytes")  # that may be None
+_OPTIONAL = ("streams", "epochs", "cache_bytes")  # those of them that may be None
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
@@ -62,7 +62,7 @@ class OrderOptions(TypedDict, total=False):
 
 
 class JobOptions(OrderOptions, total=False):
-    """The options of `input_fn` that all workers of a job share: every one but `shard`."""
+    """The options of `input_fn` that all workers of a job share: all but `shard`."""
 
     features: Sequence[str]
     distort_on: str
@@ -89,8 +89,8 @@ class Request:
     """The arguments of `input_fn`, checked as far as they can be without the data set.
 
     Raises:
-      TypeError: an option that `input_fn` lacks, or a missing one that it requires.
-      UsageError: a value that cannot work.
+      TypeError: `input_fn` has no such option, or requires one that is missing.
+      UsageError: a value cannot work.
     """
 
     data_dir: PathLike | Sources
@@ -121,7 +121,7 @@ class Request:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Request:
-        """Returns the request of the arguments that are its fields, by name; others are left out."""
+        """Returns the request with the arguments, by name, that are fields of it; ignores others."""
         return cls(**{field.name: arguments[field.name] for field in dataclasses.fields(cls)})
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class Request:
             )
 
     def _check_unweighted(self) -> None:
-        """Raises UsageError if rows that do not count cannot be left out."""
+        """Raises UsageError if another option rules out `weights="none"`."""
         for name, why in (
             ("training", "training takes full batches; use 'mean' for Keras, else 'mask'"),
             ("start_step", "an evaluation begins at its first record; leave it out"),
@@ -205,7 +205,7 @@ class Request:
             )
 
     def _check_device(self) -> None:
-        """Raises UsageError if a device cannot distort."""
+        """Raises UsageError if another option rules out `distort_on="device"`."""
         if self.distort in (None, "none"):
             what = "parse: the parse function returns everything that is fed" if self.parse else "no distort"
             raise UsageError(f"distort_on={DEVICE!r} with {what}; leave it out")
@@ -220,23 +220,23 @@ class Request:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Of a mixture; none where there is one data set."""
+        """The sources of a mixture; empty for a single data set."""
         return () if isinstance(self.data_dir, str | os.PathLike) else self.data_dir  # type: ignore[return-value]
 
     @property
     def folder(self) -> PathLike:
-        """The data set's folder; of a mixture, the first source's."""
+        """The data set's folder; in a mixture, that of the first source."""
         found: PathLike = self.sources[0].data_dir if self.sources else self.data_dir  # type: ignore[assignment]
         return found
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(height, width) that every image is stretched to; None: as stored."""
+        """(height, width) to which every image is stretched; None: images stay as stored."""
         return parse_size(self.resize)
 
     @property
     def crops(self) -> bool:
-        """Whether the recipe chooses the part of an image that is decoded."""
+        """Whether the recipe chooses the part of each image to decode."""
         return isinstance(self.distort, str) and recipes.crops(self.distort)
 
     @property
@@ -246,7 +246,7 @@ class Request:
 
 
 def check_cache(data_dir: PathLike, cache_dir: Any, cache_bytes: Any) -> None:
-    """Raises UsageError if `cache_dir` cannot be the folder of a cache."""
+    """Raises UsageError if `cache_dir` cannot be the folder of a cache, or is missing."""
     if cache_dir is None:
         if cache_bytes is not None:
             raise UsageError(f"cache_bytes={cache_bytes}: is the size of a cache; give its folder as cache_dir, too")
@@ -260,14 +260,14 @@ def check_cache(data_dir: PathLike, cache_dir: Any, cache_bytes: Any) -> None:
 
 
 def parse_size(size: Any, flag: str = "resize") -> tuple[int, int] | None:
-    """Returns a size as (height, width): of `224x160`, (224, 160), or None.
+    """Returns a size, given as `224x160` or (224, 160), as (height, width); None if it is empty.
 
     Raises:
-      UsageError: it is no size.
+      UsageError: it is not a size.
     """
     if not size:
         return None
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None  # autograph, inside a tf.function, knows no `:=`
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None  # no `:=`, which autograph does not know
     if match:
         return int(match[1]), int(match[2])
     if isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(n, int) and 0 < n < 10**5 for n in size):

@@ -1,7 +1,7 @@
 """A request with its data set, or several of them: the records, their order and their size, without TensorFlow.
 
-A mixture has an input for each source. Source i takes G_i rows of every global batch, on its own way through its own
-epochs. Rows lie in blocks: of gcd(G_0, G_1, ...) equal blocks each has its part of every source's rows, so that any
+A mixture has an input for each source. Source i fills G_i rows of every global batch and has its own epochs. A batch
+consists of gcd(G_0, G_1, ...) equal blocks, each with the same number of rows of a source as every other block. So any
 number of replicas that divides every G_i gets the same number of rows of each source.
 """
 
@@ -36,12 +36,12 @@ class ResolvedRequest:
     """A request, its data set, and the order of the examples.
 
     Attributes:
-      request: what is asked for.
+      request: the arguments of `input_fn`.
       manifest: of the data set.
       selection: the records.
       spec: the arguments of the order.
       order: the order.
-      statistics: the manifest whose image_mean and image_std normalise.
+      statistics: the manifest with the image_mean and image_std that recipes normalise by.
     """
 
     request: Request
@@ -53,23 +53,23 @@ class ResolvedRequest:
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, channels) of the images before they are distorted; None: the recipe or parser makes them.
+        """(height, width, channels) of the images before they are distorted; None: the recipe or parser decides.
 
         Raises:
-          UsageError: there are no images, and no function that parses what there is.
+          UsageError: the records are not images, and there is no function that parses them.
         """
         return _image_shape(self.request, self.manifest)
 
     def check_pairs(self, num_replicas: int = 1) -> None:
-        """Raises UsageError if rows are mixed in pairs, but a replica or a stream has an odd number of them."""
+        """Raises UsageError if the recipe mixes pairs of rows, but a replica or a stream has an odd number of them."""
         if self.request.mixes and self.order.training:
             check_pairs(repr(self.request.distort), self.spec.global_batch_size, self.spec.streams, num_replicas)
 
     def last_step(self) -> int:
-        """Returns the global step at which the input ends; MAX_STEP: it is endless.
+        """Returns the global step before which the input ends; MAX_STEP: it is endless.
 
         Raises:
-          UsageError: the input would begin after it.
+          UsageError: the input would begin after its end.
         """
         start, epochs = self.request.start_step, self.request.epochs
         if epochs is None and self.order.training:
@@ -82,15 +82,15 @@ class ResolvedRequest:
 
 
 def resolve(request: Request, record_bytes: int | None = None) -> ResolvedRequest:
-    """Returns a request with the records and the order that its data set gives.
+    """Returns a request with the records and the order of its data set.
 
     Args:
-      request: what is asked for.
-      record_bytes: that an example took in a window of another run, whatever the request says.
+      request: for one data set.
+      record_bytes: bytes of an example in a window, if they are known from another run; None: the request decides.
 
     Raises:
       DataError: no valid data set in `data_dir`.
-      UsageError: a value that cannot work with this data set.
+      UsageError: a value cannot work with this data set.
     """
     manifest = manifests.load(request.folder)
     if record_bytes is None:
@@ -119,7 +119,7 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
 
 
 def _statistics(request: Request, manifest: Manifest) -> Manifest:
-    """Returns the manifest of the data set whose statistics normalise."""
+    """Returns the manifest with the statistics that recipes normalise by."""
     if request.statistics is None or request.statistics == request.folder:
         return manifest
     found = manifests.load(request.statistics)
@@ -134,9 +134,9 @@ def _statistics(request: Request, manifest: Manifest) -> Manifest:
 
 
 def _check(request: Request, manifest: Manifest) -> None:
-    """Raises UsageError if a data set does not provide what is asked for.
+    """Raises UsageError if a data set does not provide what the request needs.
 
-    Without images nothing may be asked of them, but the order is known all the same.
+    Without images the order is still known, so only options that need images are an error.
     """
     if request.parse is not None:
         return
@@ -166,7 +166,7 @@ def _image_shape(request: Request, manifest: Manifest) -> tuple[int, int, int] |
 
 
 def _record_bytes(request: Request, manifest: Manifest, selection: Selection) -> int:
-    """Returns the bytes of an example in a window: decoded pixels, or the stored mean if they vary."""
+    """Returns the bytes of an example in a window: of its decoded pixels, or the stored mean if their number varies."""
     shape = _image_shape(request, manifest) if manifest.has_images else None
     if shape:
         return math.prod(shape)
@@ -176,11 +176,11 @@ def _record_bytes(request: Request, manifest: Manifest, selection: Selection) ->
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """What is fed: a data set, or a mixture of them.
+    """A resolved input: a data set, or a mixture of several.
 
     Attributes:
-      request: for all of it.
-      parts: of each source; one where there is one data set.
+      request: the arguments of `input_fn`.
+      parts: one for each source; a single data set has one.
     """
 
     request: Request
@@ -188,7 +188,7 @@ class Mixture:
 
     @property
     def first(self) -> ResolvedRequest:
-        """The source whose epochs are counted and whose statistics normalise; all sources give alike batches."""
+        """The first source, whose epochs count and whose statistics normalise."""
         return self.parts[0]
 
     @property
@@ -198,11 +198,11 @@ class Mixture:
 
     @property
     def steps_per_epoch(self) -> int:
-        """T, of the first source."""
+        """T of the first source."""
         return self.first.order.steps_per_epoch
 
     def check_pairs(self, num_replicas: int = 1) -> None:
-        """Raises UsageError if rows are mixed in pairs, but a replica or stream has an odd number of rows."""
+        """Raises UsageError if a recipe mixes pairs of rows, but a replica or stream has an odd number of them."""
         for part, source in zip(self.parts, self.request.sources or (None,), strict=True):
             with of_source(self.request, source):
                 part.check_pairs(num_replicas)
@@ -213,7 +213,7 @@ def resolve_all(request: Request) -> Mixture:
 
     Raises:
       DataError: no valid data set.
-      UsageError: a value that cannot work with these data sets, or sources that do not fit together.
+      UsageError: a value cannot work with these data sets, or the sources do not fit together.
     """
     parts = []
     for part, source in zip(parts_of(request), request.sources or (None,), strict=True):
@@ -224,7 +224,7 @@ def resolve_all(request: Request) -> Mixture:
 
 
 def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str]) -> None:
-    """Raises UsageError if the rows of two sources do not fit together, naming both and what differs."""
+    """Raises UsageError, with both names and the difference, if the rows of two sources do not fit together."""
     for other, source in zip(parts[1:], names[1:], strict=True):
         for name, own in _facts(parts[0]).items():
             theirs = _facts(other)[name]
@@ -235,7 +235,7 @@ def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str]) -> None:
 
 
 def _facts(part: ResolvedRequest) -> dict[str, str]:
-    """Returns in words what all sources must have in common."""
+    """Returns the properties, in words, that all sources must have in common."""
     manifest, request = part.manifest, part.request
     facts = {"the number of classes": str(len(manifest.class_names)), "class names": ", ".join(manifest.class_names)}
     if request.parse is not None:
@@ -252,10 +252,10 @@ def _facts(part: ResolvedRequest) -> dict[str, str]:
 
 
 def parts_of(request: Request) -> tuple[Request, ...]:
-    """Returns the request for each source's rows, an input like any other; of one data set, itself.
+    """Returns the request for each source's rows; for a single data set, the request itself.
 
-    Each has its share of `shuffle_bytes`, and another seed: with one seed, equally long sources would be permuted
-    alike, and the same records would meet in every epoch. The first keeps the seed, and says where the run ends.
+    Each part has its share of `shuffle_bytes`, and another seed: with the same seed, sources of the same length would
+    be permuted alike, and the same records would meet in every epoch. The first keeps the seed and the run's end.
 
     Raises:
       UsageError: a source has no row, or a value cannot work with its rows.
@@ -281,7 +281,7 @@ def _part(request: Request, number: int, source: Source, rows: int) -> Request:
 
 
 def check_replicas(request: Request, num_replicas: int, what: str = "replicas") -> None:
-    """Raises UsageError if the replicas do not divide the global batch, and in a mixture each source's rows."""
+    """Raises UsageError if the replicas do not divide the global batch or, in a mixture, each source's rows of it."""
     if not request.sources:
         sharding.check_replicas(request.global_batch_size, num_replicas)
     else:
@@ -294,7 +294,7 @@ def _weights(request: Request) -> tuple[list[float], list[str]]:
 
 @contextlib.contextmanager
 def of_source(request: Request, source: object) -> Iterator[None]:
-    """Context in which a UsageError of a mixture names the source."""
+    """Makes a UsageError in the block name the source, if the request has several."""
     try:
         yield
     except UsageError as error:

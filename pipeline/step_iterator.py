@@ -1,4 +1,4 @@
-"""The input as an iterator of NumPy arrays whose state can be stored: for loops outside Keras and tf.distribute."""
+"""The input as an iterator of NumPy arrays whose state can be stored, for loops outside Keras and tf.distribute."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         images, labels, weights = next(batches)
         state = json.dumps(batches.get_state())  # in another process: batches.set_state(json.loads(state))
 
-    An element is what `input_fn` gives, as NumPy arrays: numbers in the tensors' own memory, uncopied and read-only;
+    An element is that of `input_fn`, as NumPy arrays: numbers in the memory of the tensors, not copied and read-only;
     strings, and features that vary in length, as arrays of objects, one per row.
 
-    The state is the step and the order spec, whatever was read ahead. It is the same for all shards of a job, which may
-    resume with any number of them. With `local_replicas` > 1 a step is that many elements, one per replica: element i
-    is of step i // local_replicas, and there is a state between steps only.
+    The state is the step and the order spec, and does not depend on what was read ahead. It is the same for all shards
+    of a job, which may resume with any number of them. With `local_replicas` > 1 a step has as many elements, one per
+    replica: element i belongs to step i // local_replicas, and only between steps is there a state.
 
     Attributes:
       spec: the arguments of the order.
     """
 
     def __init__(self, data_dir: PathLike | Sources, split: str = "train", **options: Unpack[InputOptions]) -> None:
-        """Makes the iterator; shards are opened for the first element.
+        """Checks the arguments; shards are opened for the first element.
 
         Args:
-          data_dir, split: as of `input_fn`.
+          data_dir, split: as for `input_fn`.
           **options: of `input_fn`; global_batch_size and training are required.
 
         Raises:
           DataError: no valid data set in `data_dir`.
-          UsageError: an argument that cannot work; those of shards and images are checked with the first element.
+          UsageError: an argument cannot work; some about shards and images are checked with the first element.
         """
         self._start(Request(data_dir, split, **options))
 
@@ -59,12 +59,12 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         shard = as_shard(self._request.shard)
         self._replicas = shard.local_replicas if shard else 1
         self._open: list[Iterator[Any]] = []  # the dataset's iterator, once there is one
-        # At the interpreter's end too: else it waits for TensorFlow's threads that read ahead, and they for it.
+        # Also when the interpreter exits: it would wait for TensorFlow's threads that read ahead, and they for it.
         weakref.finalize(self, self._open.clear)
         self._seek(self._request.start_step)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the arguments and the state, as `get_state` gives it: the copy continues at the next element.
+        """Pickles the arguments and the state of `get_state`, so that the copy continues with the next element.
 
         Raises:
           UsageError: in the middle of a step of several local replicas.
@@ -85,7 +85,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
 
         Raises:
           DataError: a shard is missing, changed or corrupt.
-          UsageError: an argument that cannot work.
+          UsageError: an argument cannot work.
         """
         if not self._open:
             self._open.append(iter(make_dataset(dataclasses.replace(self._request, start_step=self._first))))
@@ -100,7 +100,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         return arrays
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what `set_state` needs to resume here, as JSON can hold it: `step`, `spec`, `spec_digest`.
+        """Returns the state from which `set_state` resumes here, for JSON: `step`, `spec`, `spec_digest`.
 
         Raises:
           UsageError: in the middle of a step of several local replicas.
@@ -114,16 +114,16 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         return {"step": self.step, "spec": json.loads(self.spec.to_json()), "spec_digest": self.spec.digest}
 
     def set_state(self, state: Mapping[str, Any], *, allow_order_change: bool = False) -> None:
-        """Continues at the step of a state; nothing before it is read, except the beginning of a compressed shard.
+        """Continues at the step of a state. Nothing before it is read, except the beginning of a compressed shard.
 
         A split that is kept in memory is read again, unless no element was taken yet.
 
         Args:
           state: from `get_state`, of any shard of the job.
-          allow_order_change: take that step of this order, although the state belongs to another order.
+          allow_order_change: continue at that step of this order even if the state belongs to another order.
 
         Raises:
-          UsageError: not a state, or one of another order; the message names the fields that differ.
+          UsageError: this is not a state, or one of another order; the message names the fields that differ.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("spec"), Mapping) or "step" not in state:
             raise UsageError(f"state={state!r}: must be what get_state gave, with step, spec and spec_digest")

@@ -1,4 +1,4 @@
-"""The user's functions inside a graph: their errors in one line, and no draws that depend on when a row is made."""
+"""Calls of the user's functions inside a graph: errors in one line, and no random draws that depend on time."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import tensorflow as tf
 
 from pipeline.errors import PipelineError, UsageError, of_user
 
-# Ops of tf.random's functions, and of tf.random.Generator, that keep a state; the stateless ones are called Stateless*.
+# The ops of tf.random and tf.random.Generator that keep a state. The names of stateless ones begin with Stateless.
 _STATEFUL_DRAW = re.compile(
     "(Random|Rng|Multinomial|TruncatedNormal|ParameterizedTruncatedNormal|Stateful(Random|Standard|Truncated|Uniform))"
 )
 
 
 def as_given(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function as `tf.data.Dataset.map` would call it: converted by AutoGraph where that is on."""
+    """Returns a function as `tf.data.Dataset.map` would call it: converted by AutoGraph if that is on."""
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
 def call(name: str, function: Callable[..., Any], *arguments: tf.Tensor) -> Any:
-    """Returns what a function gives for tensors, in whatever structure.
+    """Calls a user's function on tensors; returns its result in whatever structure it has.
 
     Args:
-      name: the argument of `input_fn` that the function was given as, for messages.
-      function: the user's.
-      *arguments: what it is called with.
+      name: the argument of `input_fn` that is the function, for messages.
+      function: the user's function.
+      *arguments: of the call.
 
     Raises:
-      UsageError: it fails, or draws random numbers that are not a function of its arguments.
+      UsageError: it fails, or draws random numbers that do not depend on its arguments alone.
     """
     specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
     try:

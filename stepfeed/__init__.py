@@ -2,8 +2,8 @@
 
     from stepfeed import input_fn
 
-It does what `from pipeline import input_fn` does, but where another file or folder has the name of our package, the
-error says so. Names are loaded on first use.
+This is `from pipeline import input_fn`, except that an error says so if another file or folder has the name of our
+package. Names are loaded on first use.
 """
 
 from __future__ import annotations

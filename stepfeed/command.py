@@ -1,7 +1,7 @@
 """`stepfeed convert`, `stepfeed train`, ...: all commands under one name. `python -m stepfeed` is the same.
 
-Each is the code of `python -m MODULE`, which stays. Nothing but the command itself is imported, so that
-`stepfeed --help` and a typo are answered at once.
+Each runs the code of `python -m MODULE`. Only the command itself is imported, so that `stepfeed --help` and a typo are
+answered at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from stepfeed import shadowed
 
-# By name: the module, and what it does.
+# Name: (module, what it does).
 COMMANDS = {
     "convert": ("beam_jobs.convert", "make sharded TFRecords of a data set or of your own files"),
     "validate": ("beam_jobs.validate", "check a data set against its manifest, byte by byte"),
@@ -70,7 +70,7 @@ def _help() -> str:
 
 
 def _run(name: str, arguments: list[str]) -> NoReturn:
-    """Runs a command as `python -m` does, but for the name that its messages begin with."""
+    """Runs a command as `python -m` does, except that its messages begin with `stepfeed NAME`."""
     module = COMMANDS[name][0]
     try:
         command = _loaded(module)
@@ -86,7 +86,7 @@ def _run(name: str, arguments: list[str]) -> NoReturn:
 
 
 def _loaded(module: str) -> Any:
-    """Returns the module of a command; refuses a file of the user's that has the name of one of our packages."""
+    """Loads the module of a command; exits if a file of the user has the name of one of our packages."""
     for package in ("pipeline", module.split(".", maxsplit=1)[0]):
         try:
             shadowed.check(package)
@@ -96,7 +96,7 @@ def _loaded(module: str) -> Any:
 
 
 def _completion(arguments: list[str]) -> str:
-    """Returns the script that makes a shell complete commands, their flags, and files."""
+    """Returns the script by which a shell completes commands, their flags, and files."""
     if len(arguments) != 1 or arguments[0] not in _SHELLS:
         _refuse(f"completion: give one of {', '.join(_SHELLS)}")
     flags = {name: _flags(module) for name, (module, _) in COMMANDS.items()}
@@ -130,7 +130,7 @@ complete -o nospace -o filenames -F _stepfeed stepfeed"""
 
 
 def _flags(module: str) -> list[str]:
-    """Returns the flags of a command; none where what it needs is not installed."""
+    """Returns the flags of a command; none if a package that it needs is not installed."""
     out, command = io.StringIO(), _loaded(module)
     # A missing package is an ImportError, or a UsageError, which is a ValueError.
     with contextlib.suppress(ImportError, ValueError, SystemExit), contextlib.redirect_stdout(out):

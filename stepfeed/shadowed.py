@@ -1,4 +1,4 @@
-"""Notices a user's file or folder that has the name of one of our packages, and comes first."""
+"""Notices a file or folder of the user that has the name of one of our packages and is found first."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _HOME = pathlib.Path(__file__).resolve().parents[1]  # all packages are installe
 
 
 def check(package: str) -> None:
-    """Checks that `import <package>` gives ours; imports nothing.
+    """Checks, without importing it, that `import <package>` finds our package.
 
     Raises:
-      ImportError: it gives another file or folder, which the line names.
+      ImportError: it finds another file or folder, which the error names.
     """
     found = _found(package)
     if found and pathlib.Path(os.path.realpath(found)) != _HOME / package:

@@ -1,4 +1,4 @@
-"""What a recipe is; and the two that need no code of ours: no distortion, and the user's own function."""
+"""The interface of recipes; and the two without code of ours: no distortion, and the user's own function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_NUMBERS = (tf.string, tf.variant, tf.resource)
 
 @dataclasses.dataclass(frozen=True)
 class ImageStatistics:
-    """Per channel, of the training images' pixels in 0..255."""
+    """Mean and standard deviation of the training images' pixels, 0..255, per channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -25,12 +25,12 @@ class ImageStatistics:
 class Recipe:
     """A distortion of a batch and its evaluation twin, with static shapes.
 
-    It gives each row the same bits in a batch of any size: XLA may sum floats in another order there, so sums are of
-    whole numbers.
+    Each row gets the same bits in a batch of any size. XLA may sum floats in another order in another batch, so only
+    whole numbers are summed.
 
     Attributes:
-      compiled: whether both are run as one XLA function.
-      takes_floats: whether it also takes what a recipe before it has normalised; else uint8 alone.
+      compiled: whether distortion and twin are each compiled as one XLA function.
+      takes_floats: whether it also takes floats that a recipe before it has normalised; else only uint8.
       sets_size: whether it decides the height and width of the result.
     """
 
@@ -40,20 +40,20 @@ class Recipe:
 
     @property
     def mixing(self) -> Mixing | None:
-        """What mixes the rows of the distorted batch and their labels; None: nothing."""
+        """Mixes the rows of the distorted batch and their labels; None: they are not mixed."""
         return None
 
     @property
     def normalizes(self) -> bool:
-        """Whether the result depends on the training images' statistics, in an evaluation too."""
+        """Whether the result depends on the training images' statistics, also in evaluation."""
         return False
 
     def gives_floats(self, floats: bool) -> bool:
-        """Says whether the result is float32, of images that are that or not; else it is uint8."""
+        """Returns whether the result is float32, not uint8; `floats` says whether the images are."""
         return floats
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError if images of this (height, width, channels) cannot be distorted; here any can."""
+        """Raises UsageError if images of this (height, width, channels) cannot be distorted; here they all can."""
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the distorted batch.
@@ -66,12 +66,12 @@ class Recipe:
         raise NotImplementedError
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns the batch without randomness, in the shape and range that `distort` gives."""
+        """Returns the batch without randomness, in the shape and range of `distort`."""
         raise NotImplementedError
 
 
 class Augmentation(Recipe):
-    """A distortion that keeps shape and dtype; evaluation gets the images as they are."""
+    """A distortion that keeps shape and dtype; in evaluation the images stay as they are."""
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys, statistics
@@ -82,7 +82,7 @@ class Mixed(NamedTuple):
     """Rows after mixing.
 
     Attributes:
-      images: of the shape and dtype that they had.
+      images: of the same shape and dtype as before.
       labels: float32 (rows, classes), probabilities.
     """
 
@@ -99,9 +99,9 @@ class Mixing(Protocol):
         Args:
           images: (rows, height, width, channels), an even number of rows.
           labels: float32 (rows, classes).
-          keys: as of `Recipe.distort`.
+          keys: as for `Recipe.distort`.
           epoch: int64 scalar, or (rows,).
-          real: bool (rows,): the rows that may be mixed, if their partners are real, too.
+          real: the rows that may be mixed if their partners are real, too; bool (rows,).
         """
 
 
@@ -120,17 +120,17 @@ class Undistorted(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class UserDistorted(Recipe):
-    """Calls `function(images, keys)` in training and in evaluation; not compiled, as it may use any op."""
+    """Calls `function(images, keys)` in training and in evaluation; not compiled, because it may use any op."""
 
     compiled: ClassVar[bool] = False
 
     function: Callable[[tf.Tensor, tf.Tensor], Any]
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns what the user's function gives.
+        """Returns the result of the user's function.
 
         Raises:
-          UsageError: the function fails, or returns anything but a tensor of numbers with as many rows.
+          UsageError: the function fails, or does not return a tensor of numbers with as many rows.
         """
         del statistics
         given, rows = user_function.call("distort", self.function, images, keys), images.shape[0]
@@ -148,17 +148,17 @@ class UserDistorted(Recipe):
 
 
 class Crop(Protocol):
-    """The part of an image that is decoded, and the size that it is resized to."""
+    """The part of an image to decode, and the size to which it is resized."""
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the result."""
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Returns int32 (4,) or (rows, 4): top, left, height and width of the part of images of this size, in pixels.
+        """Returns top, left, height and width of the part in pixels: int32 (4,) or (rows, 4).
 
         Args:
-          height, width: int32 scalars, or (rows,).
+          height, width: of the images, int32 scalars, or (rows,).
           key: uint64 of the same shape, for `pipeline.uniform(key, draw)`.
         """
 
@@ -170,7 +170,7 @@ def check_argument(recipe: str, argument: str, value: float, least: float, most:
 
 
 def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorSpec:
-    """Returns the shape (rows, height, width, channels) and dtype that a recipe gives; rows is 1, nothing is computed.
+    """Returns the shape, (1, height, width, channels), and dtype of a recipe's result for an image; computes nothing.
 
     Raises:
       UsageError: the recipe cannot take such images.
@@ -193,7 +193,7 @@ def check_bounds(name: str, value: float, least: float, most: float) -> None:
 def check_fits(
     recipe: str, argument: str, value: int, least: int, most: int, image_shape: tuple[int, int, int]
 ) -> None:
-    """Raises UsageError if an argument of a recipe is not within the bounds that the images set."""
+    """Raises UsageError if an argument of a recipe is not within bounds that depend on the images."""
     if not least <= value <= most:
         height, width, _ = image_shape
         raise UsageError(

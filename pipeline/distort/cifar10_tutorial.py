@@ -18,8 +18,8 @@ from pipeline.distort.base import ImageStatistics, check_bounds, check_fits
 from pipeline.distort.geometry import CropFirst
 from pipeline.order import hashing_tf
 
-_EXACT = 1 << 24  # below it, float32 has all whole numbers
-_TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; changing them changes what a seed gives
+_EXACT = 1 << 24  # float32 has all whole numbers below it
+_TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; to change them changes the images of a seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Cifar10Tutorial(CropFirst):
 
     Attributes:
       crop: height and width of the result, pixels.
-      flip: mirror half of the images.
-      brightness: added to an image, uniform in +-brightness; cancelled again where `standardize` is on.
+      flip: whether to mirror half of the images.
+      brightness: a number uniform in +-brightness is added to an image; `standardize` cancels it.
       contrast_low, contrast_high: an image's distance from its channel means is multiplied by a number in this range.
-      standardize: give each image mean 0 and standard deviation 1; off: pixels on the scale 0..255.
+      standardize: whether to give each image mean 0 and standard deviation 1; else pixels stay on the scale 0..255.
     """
 
     sets_size: ClassVar[bool] = True
@@ -73,7 +73,7 @@ class Cifar10Tutorial(CropFirst):
         spread = self.contrast_high - self.contrast_low
         contrast = hashing_tf.uniform(keys, _CONTRAST) * spread + self.contrast_low
         scale, means, shift = self._colour(lanes, contrast, brightness, channels)
-        if self.flip:  # after the sums, which do not depend on it: so XLA computes the flip once
+        if self.flip:  # after the sums, which do not depend on it, so that XLA computes the flip once
             lanes = kernels.flip(lanes, hashing_tf.uniform(keys, _FLIP) < 0.5, channels)
         return _apply(lanes, scale, means, shift, channels)
 
@@ -87,11 +87,11 @@ class Cifar10Tutorial(CropFirst):
     def _colour(
         self, lanes: tf.Tensor, contrast: tf.Tensor, brightness: tf.Tensor, channels: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Folds contrast, brightness and standardisation into `(x - means) * scale + shift`.
+        """Folds contrast, brightness and standardisation into `(x - means) * scale + shift`; returns these three.
 
         With channel means m, their mean M, contrast c and brightness b, the tutorial's image is c (x - m) + m + b. Its
         mean is M + b, its variance c^2 mean((x - m)^2) + mean((m - M)^2), so b cancels in the standardised image. Sums
-        of pixels and of their squares are whole numbers, and exact in any order.
+        of pixels and of their squares are whole numbers, which are exact in any order.
 
         Returns:
           scale (rows,); means and shift (rows, width * channels).
@@ -113,7 +113,7 @@ class Cifar10Tutorial(CropFirst):
 
 
 def _sums(lanes: tf.Tensor, channels: int) -> list[tf.Tensor]:
-    """Returns each channel's sum, and that of the squares, float64 (rows, channels), of rows of lanes."""
+    """Returns each channel's sum of pixels, and of their squares, of rows of lanes: float64 (rows, channels)."""
     rows, height, width = lanes.shape
     values = tf.cast(lanes, tf.float32 if height * 255**2 < _EXACT else tf.float64)
     # The barrier keeps XLA from merging the sums over rows and over lanes into one scalar loop, 5 times slower.
@@ -123,7 +123,7 @@ def _sums(lanes: tf.Tensor, channels: int) -> list[tf.Tensor]:
 
 
 def _to_lanes(values: tf.Tensor, width: int) -> tf.Tensor:
-    """Returns float64 (rows, channels) as float32 (rows, width * channels)."""
+    """Repeats numbers per channel, float64 (rows, channels), for all lanes: float32 (rows, width * channels)."""
     (lanes,) = xla.optimization_barrier(tf.tile(tf.cast(values, tf.float32), [1, width // values.shape[1]]))
     return lanes
 

@@ -1,4 +1,4 @@
-"""Several recipes one after another; and a recipe applied to batches, on the host or on a device."""
+"""Several recipes one after another, and the distortion of batches by a recipe, on the host or on a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.distort.base import ImageStatistics, Mixed, Mixing, Recipe, Undist
 from pipeline.distort.geometry import CropFirst, CroppingRecipe, OfCrops
 from pipeline.errors import UsageError
 
-DRAWS = 64  # of a key, for each recipe: number i of them has the draws 64i to 64i + 63
+DRAWS = 64  # of a key, per recipe: recipe i has the draws 64i to 64i + 63
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Composed(Recipe):
       recipes: two or more.
 
     Raises:
-      UsageError: they cannot follow each other so.
+      UsageError: they cannot follow each other in this order.
     """
 
     compiled: ClassVar[bool] = False  # as a whole
@@ -56,11 +56,6 @@ class Composed(Recipe):
             floats, sized = recipe.gives_floats(floats), name if recipe.sets_size else sized
 
     @property
-    def cropping(self) -> CroppingRecipe | None:
-        """The recipe that chooses the part of an image that is decoded, if there is one."""
-        return cropping_of(self.recipes[0])
-
-    @property
     def mixing(self) -> Mixing | None:
         mixing = self.recipes[-1].mixing
         return mixing and _Later(mixing, len(self.recipes) - 1)
@@ -73,7 +68,7 @@ class Composed(Recipe):
         return functools.reduce(lambda given, recipe: recipe.gives_floats(given), self.recipes, floats)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError if one of them cannot take what the one before it gives of such images."""
+        """Raises UsageError if one of them cannot take the result of the one before it, for images of this shape."""
         for recipe in self.recipes:
             image_shape = tuple(output_spec(recipe, image_shape).shape[1:])
 
@@ -90,7 +85,7 @@ class Composed(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class _Later:
-    """A mixing with the draws of its place."""
+    """A mixing that uses the draws of its place among the recipes."""
 
     mixing: Mixing
     place: int
@@ -100,20 +95,19 @@ class _Later:
 
 
 def cropping_of(recipe: Recipe | None) -> CroppingRecipe | None:
-    """Returns the recipe that chooses the part of an image that is decoded, if there is one."""
-    if isinstance(recipe, Composed):
-        return recipe.cropping
-    return recipe if isinstance(recipe, CroppingRecipe) else None
+    """Returns the recipe that chooses the part of each image to decode, if there is one."""
+    first = recipe.recipes[0] if isinstance(recipe, Composed) else recipe
+    return first if isinstance(first, CroppingRecipe) else None
 
 
 def crop_first_of(recipe: Recipe | None) -> CropFirst | None:
-    """Returns the recipe that begins by taking a part of each image, if there is one."""
+    """Returns the recipe that begins by taking a crop of each image, if there is one."""
     first = recipe.recipes[0] if isinstance(recipe, Composed) else recipe
     return first if isinstance(first, CropFirst) else None
 
 
 def of_crops(recipe: Recipe) -> Recipe:
-    """Returns a recipe that has a `crop_first_of`, to be called with these parts."""
+    """Returns a recipe that begins with crops, for images that are these crops already."""
     first = crop_first_of(recipe)
     assert first is not None
     if isinstance(recipe, Composed):
@@ -128,26 +122,26 @@ def _applied(
     keys: tf.Tensor,
     statistics: ImageStatistics,
 ) -> tf.Tensor:
-    """Returns what a function of a recipe gives, compiled by itself where the recipe is compiled."""
+    """Returns the result of a function of a recipe, which is compiled by itself if the recipe is compiled."""
     call = functools.partial(function, statistics=statistics)
     applied: tf.Tensor = (kernels.separate(call) if recipe.compiled else call)(images, keys)
     return applied
 
 
 def _keys(keys: tf.Tensor, place: int) -> tf.Tensor:
-    """Returns the keys whose draw d is draw DRAWS * place + d of the given ones."""
+    """Returns keys whose draw d is the draw DRAWS * place + d of the given keys."""
     return keys + tf.constant(DRAWS * place, tf.uint64) if place else keys
 
 
 def batchwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of one batch, or of several, which are computed as one.
+    """Returns a function that also takes several batches, and computes them as one.
 
     Args:
-      function: of tensors (rows, ...), the last of them (rows,); gives tensors in any structure, and each row the same
-        bits in a batch of any size.
+      function: of tensors (rows, ...), the last of them (rows,); returns tensors in any structure, with the same bits
+        for a row in a batch of any size.
 
     Returns:
-      The function, which also takes and gives (batches, rows, ...).
+      The function, which also takes and returns tensors (batches, rows, ...).
     """
 
     def of_one_or_several(*arguments: tf.Tensor) -> Any:
@@ -165,12 +159,12 @@ class Distortion:
     """Distorts batches and mixes their rows.
 
     Attributes:
-      recipe: what it does.
+      recipe: the distortion.
       statistics: of the training images.
-      num_classes: of the labels, for recipes that mix these.
+      num_classes: of the labels, for recipes that mix them.
       training: False: the recipe's evaluation twin, without mixing.
-      keys_of: from an epoch and its rows to their keys, uint64; XLA compiles it with the recipe.
-      images_of: from the images as they are given to uint8 (rows, height, width, channels); XLA compiles it, too.
+      keys_of: returns the keys, uint64, of an epoch and its rows; XLA compiles it with the recipe.
+      images_of: shapes the images uint8 (rows, height, width, channels); XLA compiles it, too.
     """
 
     recipe: Recipe
@@ -183,14 +177,14 @@ class Distortion:
     def __call__(
         self, images: tf.Tensor, labels: Any, epoch: tf.Tensor, rows: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, Any]:
-        """Returns the images and the labels; those of a recipe that mixes are probabilities, in evaluation, too.
+        """Returns the images and the labels, which are probabilities if the recipe mixes, also in evaluation.
 
         Args:
-          images: for `images_of`; one batch, or several of them with one axis more.
+          images: for `images_of`; one batch, or several with one axis more in front.
           labels: int64 (rows,).
           epoch: int64 scalar, or (rows,).
           rows: for `keys_of`, (rows,).
-          real: bool (rows,): the rows that may be mixed, if their partners are real, too.
+          real: the rows that may be mixed if their partners are real, too; bool (rows,).
         """
         if self.recipe.mixing:
             labels = tf.one_hot(labels, self.num_classes)
@@ -216,7 +210,7 @@ class Distortion:
     def _mixed(self, images: tf.Tensor, labels: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor, real: tf.Tensor) -> Mixed:
         assert self.recipe.mixing is not None
         mix = self.recipe.mixing.mix
-        # Pairs lie side by side, in a group as in a batch, and nothing is summed over rows.
+        # Several batches can be mixed as one: pairs lie side by side in both, and nothing is summed over rows.
         mixed: Mixed = batchwise(lambda images, labels, keys, real: mix(images, labels, keys, epoch, real))(
             images, labels, self.keys_of(epoch, rows), real
         )

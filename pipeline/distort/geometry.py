@@ -1,4 +1,4 @@
-"""Recipes that choose which part of an image is seen, and where: crops, shifts, flips, affine maps, sizes."""
+"""Recipes that move, crop or resize images: crops, shifts, flips, affine maps, sizes."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ _ROTATE, _SCALE, _DOWN, _RIGHT, _SHEAR = range(5)  # draws of affine
 
 
 class CropFirst(Recipe):
-    """A distortion of a crop of each image. Who has the images in memory may take the crops, and call `of_crops`."""
+    """A distortion that begins with a crop. A caller that has all images in memory may take the crops itself.
+
+    It then applies `composed.of_crops(recipe)` to them.
+    """
 
     @property
     def padding(self) -> int:
-        """How many pixels of zeros are put around an image first; 0: a crop lies inside the image."""
+        """Pixels of zeros to put around an image first; 0: crops lie inside the image."""
         return 0
 
     def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
-        """Returns the height and width of the crops of images of this (height, width, channels)."""
+        """Returns the height and width of crops of images of this (height, width, channels)."""
         raise NotImplementedError
 
     def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the top and the left of each image's crop, int32 of `keys`' shape, in pixels, padding included.
+        """Returns the top and left of each image's crop in the padded image: int32 of the shape of `keys`, in pixels.
 
         Args:
           image_shape: (height, width, channels), without the padding.
-          keys: as of `distort`.
+          keys: as for `distort`.
         """
         raise NotImplementedError
 
     def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns what `distort` does, of the crops, uint8 (rows, *crop_size, channels)."""
+        """Returns the result of `distort`, given the crops, uint8 (rows, *crop_size, channels)."""
         raise NotImplementedError
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -51,10 +54,10 @@ class CropFirst(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class OfCrops(Recipe):
-    """The distortion of a `CropFirst` whose crops are taken already; in evaluation these are the images.
+    """The distortion of a `CropFirst` for crops that are taken already; in evaluation it gets whole images.
 
     Attributes:
-      recipe: that recipe.
+      recipe: the `CropFirst`.
     """
 
     recipe: CropFirst
@@ -74,9 +77,9 @@ class OfCrops(Recipe):
 
 
 class _FlippedNormalised(Recipe):
-    """Ends with a flip and with normalising by the training images' statistics, each unless it is turned off."""
+    """Base of recipes that end by flipping, and normalising by the training statistics, if these are not turned off."""
 
-    flip_draw: ClassVar[int]  # decides which images are mirrored
+    flip_draw: ClassVar[int]  # the draw that decides which images are mirrored
     flip: bool
     normalize: bool
 
@@ -99,7 +102,7 @@ class _FlippedNormalised(Recipe):
 
 
 class _RandomShift(CropFirst):
-    """Begins with an image of the same size, moved by up to `padding` pixels in each direction."""
+    """Base of recipes that begin by moving the image by up to `padding` pixels in each direction."""
 
     def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
         return image_shape[:2]
@@ -112,7 +115,7 @@ class _RandomShift(CropFirst):
 
 @dataclasses.dataclass(frozen=True)
 class Shift(_RandomShift):
-    """Shift by up to `pixels` in each direction, zeros moving in; float32 in [0, 1]. A 6 never becomes a 9."""
+    """Shifts by up to `pixels` in each direction, filled with zeros; float32 in [0, 1]. A 6 never becomes a 9."""
 
     pixels: int = 2
 
@@ -124,7 +127,7 @@ class Shift(_RandomShift):
         return True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError if a shift may leave nothing of an image."""
+        """Raises UsageError if a shift could leave nothing of an image."""
         check_fits("shift", "pixels", self.pixels, 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
@@ -142,14 +145,14 @@ class Shift(_RandomShift):
 
 @dataclasses.dataclass(frozen=True)
 class PadCropFlip(_FlippedNormalised, _RandomShift):
-    """Zero-pad, crop to the image's own size, flip, normalise by the training images' mean and standard deviation.
+    """Pads with zeros, crops to the image's own size, flips, normalises by the training images' statistics.
 
     The augmentation of the ResNet paper's CIFAR-10 runs (He et al. 2015, section 4.2).
 
     Attributes:
       pad: pixels on each side.
-      flip: mirror half of the images.
-      normalize: off: uint8, 0..255.
+      flip: whether to mirror half of the images.
+      normalize: whether to normalise; else the result is uint8, 0..255.
     """
 
     flip_draw: ClassVar[int] = _FLIP
@@ -162,7 +165,7 @@ class PadCropFlip(_FlippedNormalised, _RandomShift):
         check_bounds("pad", self.pad, 0, 64)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError if a crop may hold nothing of an image."""
+        """Raises UsageError if a crop could contain nothing of an image."""
         check_fits("pad_crop_flip", "pad", self.pad, 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
@@ -178,7 +181,7 @@ class Flip(Augmentation):
     """Mirrors some of the images, left to right.
 
     Attributes:
-      prob: the part of the images.
+      prob: part of the images to mirror.
     """
 
     takes_floats: ClassVar[bool] = True
@@ -195,16 +198,16 @@ class Flip(Augmentation):
 
 @dataclasses.dataclass(frozen=True)
 class Affine(Augmentation):
-    """Rotates, scales, shears and shifts each image at once: one bilinear interpolation; uint8.
+    """Rotates, scales, shears and shifts each image in one bilinear interpolation; uint8.
 
-    Sheared, scaled, then rotated about the middle, then shifted, as by torchvision's RandomAffine.
+    The order is that of torchvision's RandomAffine: shear, scale, rotation about the middle, shift.
 
     Attributes:
-      rotate: degrees, uniform in +-rotate; counter-clockwise.
+      rotate: degrees counter-clockwise, uniform in +-rotate.
       scale: the image is enlarged by a factor uniform in 1-scale..1+scale.
       shift: part of the height and of the width, each uniform in +-shift.
       shear: degrees by which the vertical leans, uniform in +-shear.
-      fill: what moves in, a pixel's value.
+      fill: value of the pixels that move in.
     """
 
     rotate: float = 15.0
@@ -225,16 +228,16 @@ class Affine(Augmentation):
         lean = tf.tan(kernels.symmetric(keys, _SHEAR) * math.radians(self.shear))
         shift = [kernels.symmetric(keys, draw) * self.shift * n for draw, n in ((_RIGHT, width), (_DOWN, height))]
         cos, sin = tf.cos(angle) / factor, tf.sin(angle) / factor
-        # From a place in the result back to the image: the shift, the rotation and the shear taken back.
+        # The map goes from a place in the result back to the image, so it inverts shift, rotation and shear.
         matrix = [[cos - lean * sin, -sin - lean * cos], [sin, cos]]
         return kernels.transform(images, about_the_middle(matrix, shift, (height, width)), self.fill)
 
 
 def about_the_middle(matrix: list[list[tf.Tensor]], shift: list[tf.Tensor], size: tuple[int, int]) -> tf.Tensor:
-    """Returns the map from (x, y, 1) of the result to (x, y) of the image, as `kernels.transform` takes it.
+    """Returns the map from (x, y, 1) of the result to (x, y) of the image, for `kernels.transform`.
 
     Args:
-      matrix: float64 (rows,) each, 2x2: about the middle of the image.
+      matrix: 2x2, about the middle of the image; float64 (rows,) each.
       shift: of the result, pixels to the right and down.
       size: (height, width).
     """
@@ -248,9 +251,9 @@ def about_the_middle(matrix: list[list[tf.Tensor]], shift: list[tf.Tensor], size
 
 @dataclasses.dataclass(frozen=True)
 class Resize(Recipe):
-    """Stretches images to one size, uint8: bilinear, antialiased where it makes them smaller.
+    """Stretches images to one size, uint8: bilinear, antialiased if they are made smaller.
 
-    As `tf.image.resize(..., antialias=True)`, rounded.
+    The result is that of `tf.image.resize(..., antialias=True)`, rounded.
 
     Attributes:
       height, width: of the result, pixels.
@@ -274,12 +277,12 @@ class Resize(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class CroppingRecipe(_FlippedNormalised):
-    """Decodes a part of each PNG or JPEG; flips it, and normalises it by the training images' mean and deviation.
+    """Base of recipes that decode a part of each PNG or JPEG, flip it and normalise it by the training statistics.
 
     Attributes:
       size: height and width of the result, pixels.
-      flip: mirror half of the images.
-      normalize: off: uint8, 0..255.
+      flip: whether to mirror half of the images.
+      normalize: whether to normalise; else the result is uint8, 0..255.
     """
 
     sets_size: ClassVar[bool] = True
@@ -292,7 +295,7 @@ class CroppingRecipe(_FlippedNormalised):
         check_bounds("size", self.size, 1, 4096)
 
     def crop(self, training: bool) -> Crop:
-        """Returns the part of each image that is decoded."""
+        """Returns the part of each image to decode."""
         raise NotImplementedError
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -303,7 +306,7 @@ class CroppingRecipe(_FlippedNormalised):
 def _box(
     height: tf.Tensor, width: tf.Tensor, tall: tf.Tensor, wide: tf.Tensor, key: tf.Tensor | None = None, draw: int = 0
 ) -> tf.Tensor:
-    """Returns the boxes, as `Crop.box`, of parts of this size: in the middle, or as draws `draw` and the next say."""
+    """Returns boxes, as `Crop.box` does, of parts `tall` x `wide`: in the middle, or placed by `draw` and the next."""
     if key is None:
         top, left = (height - tall) // 2, (width - wide) // 2
     else:
@@ -316,7 +319,7 @@ def _box(
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(CroppingRecipe):
-    """A random part as large as the result, so nothing is resized: crop, flip, normalise; the middle in evaluation.
+    """Crops a random part of the size of the result, without resizing, flips, normalises; in evaluation, the middle.
 
     Smaller images are scaled up so that the shorter side fits.
     """
@@ -339,14 +342,14 @@ class _SquareCrop:
 
 @dataclasses.dataclass(frozen=True)
 class RandomResizedCrop(CroppingRecipe):
-    """A part of random size and shape, resized: crop, resize, flip, normalise.
+    """Crops a part of random size and shape, resizes, flips, normalises.
 
-    In evaluation the middle: `central` of the shorter side, as in 224 of 256. Source: Szegedy et al., Going deeper with
-    convolutions (2015), section 6: 8% to 100% of the area, shapes of 3/4 to 4/3.
+    In evaluation it crops the middle: `central` of the shorter side, such as 224 of 256. Source: Szegedy et al., Going
+    deeper with convolutions (2015), section 6: 8% to 100% of the area, shapes of 3/4 to 4/3.
 
     Attributes:
-      min_area: the least part of the image's area.
-      max_shape: width / height is at most this, and at least its inverse.
+      min_area: smallest part of the image's area.
+      max_shape: largest width / height; the smallest is its inverse.
       central: part of the shorter side in evaluation.
     """
 
@@ -374,7 +377,7 @@ class _RandomCrop:
     max_shape: float
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Returns random boxes; a part that would be wider or taller than the image ends at its border."""
+        """Returns random boxes; one that would be wider or taller than the image ends at its border."""
         image_area = tf.cast(height, tf.float32) * tf.cast(width, tf.float32)
         area = image_area * (self.min_area + (1 - self.min_area) * hashing_tf.uniform(key, 0))
         shape = tf.exp(math.log(self.max_shape) * (2 * hashing_tf.uniform(key, 1) - 1))

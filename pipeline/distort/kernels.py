@@ -1,9 +1,9 @@
-"""What the recipes do to the pixels of a whole batch, as XLA compiles it best on the CPU.
+"""Operations on the pixels of a whole batch, in the form that XLA compiles best on the CPU.
 
-Crops and flips keep a row of an image as one axis of `width * channels` lanes, so that the loops which follow run over
-a long contiguous axis. One gather of slices costs a third of a gather of pixels.
+Crops and flips keep a row of an image as one axis of `width * channels` lanes, so that later loops run over a long
+contiguous axis. One gather of slices costs a third of a gather of pixels.
 
-Pixels (uint8) stay integers: parameters are computed in float64, which is one number per image, row or column, and
+Pixels (uint8) stay integers. Parameters, of which there is one per image, row or column, are computed in float64 and
 rounded to fixed point. So the result does not depend on how XLA orders or fuses sums, and is the same to the byte with
 any number of rows.
 """
@@ -24,9 +24,9 @@ from pipeline.order import hashing_tf
 
 _PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit 31 bits
 _SHARE = 16  # bits of the fractions of shares and coefficients
-WEIGHT_BITS = 12  # bits of a weight of `resize`: its products and their sums are exact in float32
+WEIGHT_BITS = 12  # bits of a weight of `resize`, so that its products and their sums are exact in float32
 BETWEEN_BITS = 4  # bits of fraction that `resize` keeps between its two passes
-_MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; of more, as a product of matrices
+_MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; more are summed by a product of matrices
 
 
 def random_below(bound: tf.Tensor | int, keys: tf.Tensor, draw: int) -> tf.Tensor:
@@ -40,7 +40,7 @@ def symmetric(keys: tf.Tensor, draw: int) -> tf.Tensor:
 
 
 def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Returns each image's own crop, as rows of lanes. Compiles inside XLA only.
+    """Returns a crop of each image as rows of lanes. Compiles only inside XLA.
 
     Args:
       images: (rows, image height, image width, channels), static shape.
@@ -67,7 +67,7 @@ def central_crop(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
 
 
 def flip(lanes: tf.Tensor, flipped: tf.Tensor, channels: int) -> tf.Tensor:
-    """Returns (rows, height, width * channels) with the rows where `flipped` (bool (rows,)) mirrored left to right."""
+    """Mirrors images, (rows, height, width * channels), left to right where `flipped`, bool (rows,)."""
     rows, height, width = lanes.shape
     pixels = tf.reshape(lanes, (rows, height, width // channels, channels))
     mirrored = tf.reshape(tf.reverse(pixels, [2]), lanes.shape)
@@ -75,7 +75,7 @@ def flip(lanes: tf.Tensor, flipped: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def flip_images(images: tf.Tensor, flipped: tf.Tensor) -> tf.Tensor:
-    """Returns images (rows, height, width, channels), mirrored where `flipped` (bool (rows,)) says so."""
+    """Mirrors images, (rows, height, width, channels), left to right where `flipped`, bool (rows,)."""
     rows, height, width, channels = images.shape
     lanes = tf.reshape(images, (rows, height, width * channels))
     return to_images(flip(lanes, flipped, channels), channels)
@@ -88,24 +88,25 @@ def to_images(lanes: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def normalise(images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-    """Returns float32 images with the training images' mean and standard deviation taken out, channel by channel."""
-    std = tf.maximum(tf.constant(statistics.std, tf.float32), 1e-3)  # a channel that never varies
+    """Normalises images by the training images' mean and standard deviation, channel by channel: float32."""
+    std = tf.maximum(tf.constant(statistics.std, tf.float32), 1e-3)  # a constant channel has 0
     return (tf.cast(images, tf.float32) - tf.constant(statistics.mean, tf.float32)) / std
 
 
 def separate(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that XLA compiles by itself, unless it is called inside another compiled one.
 
-    In one function XLA fuses what makes pixels into each place that reads one, and computes it again there.
+    Within one function XLA would fuse the computation of a pixel into each place that reads it, and repeat it there.
     """
     compiled: Callable[..., Any] = tf.function(function, jit_compile=True, autograph=False)
     return compiled
 
 
 def computed(values: tf.Tensor) -> tf.Tensor:
-    """Returns the values; XLA computes them once, not again for each use that it fuses them into.
+    """Returns the values so that XLA computes them once, and not again in each use into which it fuses them.
 
-    On the CPU XLA drops its own barriers before it fuses. It does not see through a condition that depends on a value.
+    On the CPU XLA drops its own barriers before it fuses, but it does not see through a condition that depends on a
+    value.
     """
     (values,) = xla.optimization_barrier(values)
     always = tf.cast(tf.reshape(values, (-1,))[0], tf.int32) & 1 < 2
@@ -114,7 +115,7 @@ def computed(values: tf.Tensor) -> tf.Tensor:
 
 
 def partners(rows: tf.Tensor) -> tf.Tensor:
-    """Returns row i xor 1 in the place of row i, of an even number of rows."""
+    """Returns rows, of an even number, in which row i is row i xor 1."""
     pairs = tf.reshape(rows, (rows.shape[0] // 2, 2, *rows.shape[1:]))
     return tf.reshape(tf.reverse(pairs, [1]), rows.shape)
 
@@ -122,7 +123,7 @@ def partners(rows: tf.Tensor) -> tf.Tensor:
 def inside(
     top: tf.Tensor, left: tf.Tensor, height: tf.Tensor | int, width: tf.Tensor | int, size: tuple[int, int]
 ) -> tf.Tensor:
-    """Returns bool (rows, *size, 1): the pixels in each image's box, int32 (rows,), which may reach beyond it."""
+    """Returns which pixels lie in each image's box, bool (rows, *size, 1). The box, int32 (rows,), may reach beyond."""
     y, x = tf.range(size[0])[None, :], tf.range(size[1])[None, :]
     top, bottom, left, right = (edge[:, None] for edge in (top, top + height, left, left + width))
     return ((y >= top) & (y < bottom))[:, :, None, None] & ((x >= left) & (x < right))[:, None, :, None]
@@ -139,7 +140,7 @@ def to_pixels(values: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def blend(images: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """Returns images with a share of others, float64 that broadcasts to them; of the images' dtype."""
+    """Returns images with a share of others, in the images' dtype; the share is float64 and broadcasts to them."""
     if images.dtype == tf.uint8:
         one, other = (tf.cast(pixels, tf.int32) for pixels in (images, others))
         return to_pixels(one * (1 << _SHARE) + fixed(share, _SHARE) * (other - one), _SHARE)
@@ -148,15 +149,15 @@ def blend(images: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
 
 
 def transform(images: tf.Tensor, matrix: tf.Tensor, fill: int) -> tf.Tensor:
-    """Returns images seen through affine maps, bilinear; outside of an image, and blended at its border, is `fill`.
+    """Applies affine maps to images, with bilinear interpolation; `fill` surrounds an image and blends with its border.
 
-    The coordinates of a pixel are the sum of a term of its column and one of its row: so only those are computed in
+    The coordinates of a pixel are the sum of a term for its column and one for its row, so only these are computed in
     float64.
 
     Args:
       images: uint8 (rows, height, width, channels).
-      matrix: float64 (rows, 2, 3): from the (x, y, 1) of a pixel of the result to its (x, y) in the image.
-      fill: a pixel's value.
+      matrix: maps (x, y, 1) of a pixel of the result to (x, y) in the image; float64 (rows, 2, 3).
+      fill: value of a pixel.
     """
     rows, height, width, channels = images.shape
     across, down = (tf.range(n, dtype=tf.float64)[None, :] for n in (width, height))
@@ -179,29 +180,29 @@ def transform(images: tf.Tensor, matrix: tf.Tensor, fill: int) -> tf.Tensor:
 
 
 def mix_channels(images: tf.Tensor, matrix: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
-    """Returns uint8 images, matrix @ pixel + offset; float64 (rows, channels, channels).
+    """Replaces each pixel by matrix @ pixel + offset; returns uint8 images.
 
     Args:
       images: uint8 (rows, height, width, channels).
-      matrix: `matrix[i, d, c]` is what channel c of image i gives to channel d.
+      matrix: `matrix[i, d, c]` is the factor of channel c of image i in channel d; float64 (rows, channels, channels).
       offset: float64 (rows, channels).
     """
     factors, offsets = fixed(matrix, _SHARE), fixed(offset, _SHARE)
     parts = [
         factors[:, None, None, :, c] * tf.cast(images[..., c : c + 1], tf.int32) for c in range(images.shape[3])
-    ]  # all channels of the result at once: stacked one behind the other, they would be computed without vectors
+    ]  # all channels of the result at once, because XLA computes stacked ones without vector instructions
     return to_pixels(sum(parts, offsets[:, None, None, :]), _SHARE)
 
 
 def look_up(images: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
-    """Returns uint8 images whose values are replaced as tables, uint8 (rows, channels, 256), say."""
+    """Replaces the values of uint8 images by those of tables, uint8 (rows, channels, 256)."""
     rows, _, _, channels = images.shape
     first = tf.reshape(tf.range(rows * channels) * 256, (rows, 1, 1, channels))
     return tf.gather(tf.reshape(tables, (-1,)), first + tf.cast(images, tf.int32))
 
 
 def histograms(images: tf.Tensor) -> tf.Tensor:
-    """Returns how often each value is in each channel, int32 (rows, channels, 256), of uint8 images."""
+    """Returns how often each value occurs in each channel of uint8 images: int32 (rows, channels, 256)."""
     rows, _, _, channels = images.shape
     first = tf.reshape(tf.range(rows * channels) * 256, (rows, 1, 1, channels))
     places = tf.reshape(first + tf.cast(images, tf.int32), (-1, 1))
@@ -210,9 +211,9 @@ def histograms(images: tf.Tensor) -> tf.Tensor:
 
 
 def sums_below(counts: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of the counts of all lower values, of int32 (..., 256): `tf.cumsum(exclusive=True)`.
+    """Returns for each value the sum of the counts of all lower ones, int32 (..., 256): `tf.cumsum(exclusive=True)`.
 
-    XLA makes each value of a `tf.cumsum` a sum of 256; here it is a sum of 16 and one of 16 such sums.
+    XLA computes each value of a `tf.cumsum` as a sum of 256 numbers; here it is a sum of 16 and one of 16 such sums.
     """
     parts = tf.reshape(counts, (*counts.shape[:-1], 16, 16))
     lower = tf.range(16)[:, None] > tf.range(16)  # [value, other value]
@@ -222,7 +223,7 @@ def sums_below(counts: tf.Tensor) -> tf.Tensor:
 
 
 def sums_of_lines(one: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the sums along axis 1 of two tensors of one shape and dtype, in one pass over what they are made from."""
+    """Returns the sums along axis 1 of two tensors of one shape and dtype, in one pass over the data."""
     zero = tf.TensorSpec((), one.dtype)
 
     @tf.function(autograph=False)
@@ -235,16 +236,16 @@ def sums_of_lines(one: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
 
 
 def over_pixels(images: tf.Tensor, reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
-    """Returns int32 (rows, channels): a sum, least or greatest value over each image; first along the lanes."""
+    """Reduces each image to its sum, least or greatest value per channel: int32 (rows, channels)."""
     rows, height, width, channels = images.shape
     lanes = tf.cast(tf.reshape(images, (rows, height, width * channels)), tf.int32)
     return computed(reduce(tf.reshape(computed(reduce(lanes, axis=1)), (rows, width, channels)), axis=1))
 
 
 def whole_weights(before: int, after: int) -> NDArray[np.float32]:
-    """Returns (after, before): what each pixel of a line gives to each of the resized line, times 2^WEIGHT_BITS.
+    """Returns the weight of each old pixel of a line in each new one, times 2^WEIGHT_BITS: (after, before).
 
-    A triangle about the pixel's place in the old line, of the width of the larger of both pixels.
+    The weights of a pixel are a triangle around its place in the old line, as wide as the larger of both pixels.
     """
     places = (np.arange(after)[:, None] + 0.5) * (before / after)
     weights = np.maximum(0.0, 1.0 - np.abs(np.arange(before)[None, :] + 0.5 - places) / max(before / after, 1.0))
@@ -254,9 +255,9 @@ def whole_weights(before: int, after: int) -> NDArray[np.float32]:
 
 
 def resize(images: tf.Tensor, new_height: int, new_width: int) -> tf.Tensor:
-    """Returns uint8 images resized: bilinear, antialiased where they are made smaller.
+    """Returns resized images, uint8: bilinear, antialiased if they are made smaller.
 
-    Weights and what is between the two passes are whole numbers, which float32 sums exactly.
+    The weights, and the values between the two passes, are whole numbers, which float32 sums exactly.
     """
     rows, height, width, channels = images.shape
     lanes = tf.cast(tf.reshape(images, (rows, height, width * channels)), tf.float32)
@@ -267,11 +268,11 @@ def resize(images: tf.Tensor, new_height: int, new_width: int) -> tf.Tensor:
 
 
 def _weighted(lines: tf.Tensor, whole: NDArray[np.float32]) -> tf.Tensor:
-    """Returns (rows, n, lanes) of (rows, m, lanes): sums by weights (n, m)."""
+    """Returns weighted sums of lines: (rows, n, lanes) of (rows, m, lanes), with weights (n, m)."""
     taps = int((whole != 0).sum(axis=1).max())
     if taps > _MOST_TAPS:
         return tf.einsum("oh,bhl->bol", tf.constant(whole), lines)
-    places = np.argsort(whole == 0, axis=1, kind="stable")[:, :taps]  # of the weights that are not 0
+    places = np.argsort(whole == 0, axis=1, kind="stable")[:, :taps]  # where the weights are not 0
     kept = np.take_along_axis(whole, places, axis=1)
     return sum(
         tf.gather(lines, tf.constant(places[:, t], tf.int32), axis=1) * tf.constant(kept[:, t, None])

@@ -1,6 +1,6 @@
 """Recipes that mix row i of a batch with row i xor 1, and their labels: mixup, cutmix, or a random choice per row.
 
-Each row draws by itself how much of its partner it gets. A row is left unmixed if it or its partner is padding or
+Each row draws for itself how much of its partner it gets. A row is left unmixed if it or its partner is padding or
 replaces a corrupt record.
 """
 
@@ -22,14 +22,14 @@ _MOST_ALPHA = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class MixingRecipe(Augmentation):
-    """What the recipes that mix have in common.
+    """Base of the recipes that mix.
 
     Attributes:
-      prob: the part of the rows that are mixed.
-      until_epoch: from this epoch on, counted from 0, nothing is mixed; None: always.
+      prob: part of the rows to mix.
+      until_epoch: from this epoch on, counted from 0, nothing is mixed; None: rows are always mixed.
     """
 
-    compiled: ClassVar[bool] = False  # `distort` hands images on, which an XLA function would copy; `mix` is compiled
+    compiled: ClassVar[bool] = False  # `distort` only hands images on, which XLA would copy; `mix` is compiled
     takes_floats: ClassVar[bool] = True
     name: ClassVar[str]
 
@@ -59,7 +59,7 @@ class MixingRecipe(Augmentation):
         return Mixed(images, labels * (1.0 - of_label) + kernels.partners(labels) * of_label)
 
     def _mixed(self, images: tf.Tensor, keys: tf.Tensor, mixed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the images, and the share of each that is its partner's: float64 (rows,), 0 where not `mixed`."""
+        """Returns the images, and their partners' share of each: float64 (rows,), 0 where not `mixed`."""
         raise NotImplementedError
 
 
@@ -71,7 +71,7 @@ class Mixup(MixingRecipe):
     """The weighted mean of two images and of their labels. Source: Zhang et al., mixup (2017).
 
     Attributes:
-      alpha: the weight is of the distribution Beta(alpha, alpha).
+      alpha: the weight has the distribution Beta(alpha, alpha).
     """
 
     name: ClassVar[str] = "mixup"
@@ -88,10 +88,10 @@ class Mixup(MixingRecipe):
 
 @dataclasses.dataclass(frozen=True)
 class CutMix(MixingRecipe):
-    """A rectangle of an image is its partner's; labels are mixed by area. Source: Yun et al., CutMix (2019).
+    """Pastes a rectangle of the partner into each image; mixes labels by area. Source: Yun et al., CutMix (2019).
 
     Attributes:
-      alpha: the rectangle's area, before what lies outside is cut off, is of the distribution Beta(alpha, alpha).
+      alpha: the rectangle's area, before parts outside the image are cut off, has the distribution Beta(alpha, alpha).
     """
 
     name: ClassVar[str] = "cutmix"
@@ -112,7 +112,7 @@ class MixupOrCutMix(MixingRecipe):
 
     Attributes:
       mixup_alpha, cutmix_alpha: `alpha` of mixup and of cutmix.
-      cutmix_prob: the part of the mixed rows that get cutmix.
+      cutmix_prob: part of the mixed rows that get cutmix.
     """
 
     name: ClassVar[str] = "mixup_or_cutmix"
@@ -137,7 +137,7 @@ class MixupOrCutMix(MixingRecipe):
 
 
 def symmetric_beta(alpha: float, keys: tf.Tensor) -> tf.Tensor:
-    """Returns float64 of the shape of `keys`, of the distribution Beta(alpha, alpha).
+    """Returns draws from the distribution Beta(alpha, alpha), float64 of the shape of `keys`.
 
     Source: Devroye, Random variate generation in one line of code (1996), after Bailey's polar method for Student's t.
     """
@@ -152,7 +152,7 @@ def _blended(images: tf.Tensor, share: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def _pasted(images: tf.Tensor, keys: tf.Tensor, area: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns images with a rectangle of their partners, of this part of the area, and the part that lies inside."""
+    """Pastes a rectangle of the partner, of this part of the area, into each image; returns the part inside, too."""
     size = images.shape[1], images.shape[2]
     tall, wide = (tf.cast(tf.sqrt(area) * n, tf.int32) for n in size)
     middle = (kernels.random_below(n, keys, draw) for n, draw in zip(size, (_TOP, _LEFT), strict=True))

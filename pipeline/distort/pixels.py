@@ -1,4 +1,4 @@
-"""Recipes that change or cover an image's pixels where they are: scale, colours, erased parts."""
+"""Recipes that change the values of pixels, but do not move them: scale, colours, erased parts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, check_a
 from pipeline.errors import UsageError
 from pipeline.order import hashing_tf
 
-GREY = (0.299, 0.587, 0.114)  # the luma of ITU-R BT.601, as Pillow's and torchvision's grey
-# NTSC's Y, I and Q of red, green and blue: hue is an angle in the plane of I and Q.
+GREY = (0.299, 0.587, 0.114)  # the luma of ITU-R BT.601, which is Pillow's and torchvision's grey
+# NTSC's Y, I and Q of red, green and blue. Hue is an angle in the plane of I and Q.
 _YIQ = np.array([GREY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # draws of color_jitter
 _TO_GREY = np.tile(GREY, (3, 1))
@@ -24,7 +24,7 @@ _TURN = np.array([np.diag([1.0, 0, 0]), np.diag([0, 1.0, 1.0]), [[0, 0, 0], [0, 
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(Recipe):
-    """Takes out the training images' mean and standard deviation, channel by channel; float32."""
+    """Normalises by the training images' mean and standard deviation, channel by channel; float32."""
 
     @property
     def normalizes(self) -> bool:
@@ -43,16 +43,16 @@ class Normalize(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class ColorJitter(Augmentation):
-    """Random brightness, contrast, saturation, then hue; uint8, clipped once at the end.
+    """Changes brightness, contrast, saturation, then hue at random; uint8, clipped once at the end.
 
     The four are one matrix and an offset, as in DALI's `color_twist`: hue turns the colours in the plane of I and Q.
-    (torchvision's ColorJitter turns the hue of HSV, clips after each step and draws their order.)
+    (torchvision's ColorJitter turns the hue of HSV, clips after each step, and draws the order of the steps.)
 
     Attributes:
       brightness: pixels are multiplied by a number in 1-brightness..1+brightness.
-      contrast: so is their distance from the image's mean grey.
-      saturation: so is their distance from their own grey.
-      hue: the colours are turned by up to this part of a full turn, to either side.
+      contrast: their distance from the image's mean grey is multiplied by a number in 1-contrast..1+contrast.
+      saturation: their distance from their own grey is multiplied by a number in 1-saturation..1+saturation.
+      hue: colours are turned to either side by up to this part of a full turn.
     """
 
     brightness: float = 0.4
@@ -78,7 +78,7 @@ class ColorJitter(Augmentation):
         channels = images.shape[3]
         draws = (self.brightness, self.contrast, self.saturation)
         bright, contrast, saturation = (1.0 + part * kernels.symmetric(keys, draw) for draw, part in enumerate(draws))
-        # Grey stays what it is where saturation and hue change; so does the offset, which is grey.
+        # Saturation and hue do not change greys, and so not the offset, which is grey.
         offset = mean_grey(images) * bright * (1.0 - contrast)
         matrix = (bright * contrast)[:, None, None]
         if channels == 3:
@@ -94,7 +94,7 @@ def check_channels(recipe: str, image_shape: tuple[int, int, int]) -> None:
 
 
 def hue_matrix(angle: tf.Tensor) -> tf.Tensor:
-    """Returns float64 (rows, 3, 3): turns RGB colours by an angle (rows,), in radians; greys stay as they are."""
+    """Returns matrices that turn RGB colours by an angle (rows,) in radians, and keep greys: float64 (rows, 3, 3)."""
     inverse = np.linalg.inv(_YIQ)
     luma, cosine, sine = (inverse @ part @ _YIQ for part in _TURN)
     cos, sin = (wave(angle)[:, None, None] for wave in (tf.cos, tf.sin))
@@ -102,7 +102,7 @@ def hue_matrix(angle: tf.Tensor) -> tf.Tensor:
 
 
 def mean_grey(images: tf.Tensor) -> tf.Tensor:
-    """Returns the mean over each image's pixels of their grey, float64 (rows,), of uint8 images."""
+    """Returns the mean grey of each uint8 image: float64 (rows,)."""
     _, height, width, channels = images.shape
     sums = kernels.over_pixels(images, tf.reduce_sum)
     parts = tf.constant(GREY if channels == 3 else (1.0,), tf.float64)
@@ -111,13 +111,13 @@ def mean_grey(images: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Cutout(Augmentation):
-    """Covers a square with the training images' mean colour, which is 0 once images are normalised.
+    """Covers a square with the training images' mean colour, which is 0 if images are normalised.
 
-    Its middle is any pixel, so a part of it may lie outside. Source: DeVries and Taylor, Improved Regularization of
-    Convolutional Neural Networks with Cutout (2017).
+    Its middle is any pixel, so that a part of it may lie outside. Source: DeVries and Taylor, Improved Regularization
+    of Convolutional Neural Networks with Cutout (2017).
 
     Attributes:
-      size: pixels on a side.
+      size: side of the square, pixels.
     """
 
     takes_floats: ClassVar[bool] = True
@@ -129,7 +129,7 @@ class Cutout(Augmentation):
         check_fits("cutout", "size", self.size, 1, min(image_shape[:2]), image_shape)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns covered images; floats, which are normalised, are covered by 0."""
+        """Returns covered images; the cover of floats, which are normalised, is 0."""
         size = images.shape[1], images.shape[2]
         top, left = (kernels.random_below(n, keys, draw) - self.size // 2 for draw, n in enumerate(size))
         cover = tf.zeros((), images.dtype)
@@ -140,15 +140,15 @@ class Cutout(Augmentation):
 
 @dataclasses.dataclass(frozen=True)
 class RandomErasing(Augmentation):
-    """Covers a rectangle of random size and shape with noise, in some of the images; uint8.
+    """Covers a rectangle of random size and shape with noise in some of the images; uint8.
 
-    Source: Zhong et al., Random Erasing Data Augmentation (2017), RE-R, shapes uniform in their logarithm. A rectangle
-    that would be taller or wider than the image ends at its border.
+    Source: Zhong et al., Random Erasing Data Augmentation (2017), RE-R, with shapes uniform in their logarithm. A
+    rectangle that would be taller or wider than the image ends at its border.
 
     Attributes:
-      prob: the part of the images.
-      min_area, max_area: the rectangle's part of the image's area, uniform between these.
-      max_shape: its height / width is at most this, and at least its inverse.
+      prob: part of the images to change.
+      min_area, max_area: the rectangle's part of the image's area is uniform between these.
+      max_shape: largest height / width of the rectangle; the smallest is its inverse.
     """
 
     prob: float = 0.5
@@ -179,7 +179,7 @@ class RandomErasing(Augmentation):
 
 
 def _noise(keys: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-    """Returns uint8 (rows, *shape), uniform: the bytes of splitmix64(key + i), the lowest first."""
+    """Returns uniform noise, uint8 (rows, *shape): the bytes of splitmix64(key + i), lowest first."""
     size = math.prod(shape)
     hashes = hashing_tf.splitmix64(keys[:, None] + tf.cast(tf.range(-(-size // 8)), tf.uint64)[None, :])
     return tf.reshape(tf.reshape(tf.bitcast(hashes, tf.uint8), (keys.shape[0], -1))[:, :size], (-1, *shape))

@@ -1,8 +1,8 @@
 """RandAugment: some of fourteen operations, all of one magnitude.
 
 Source: Cubuk et al., RandAugment: Practical automated data augmentation with a reduced search space (2020). The
-operations and their ranges are those of torchvision.transforms.RandAugment with its 31 magnitudes. What moves an image
-is bilinear here.
+operations and their ranges are those of torchvision.transforms.RandAugment with its 31 magnitudes. Operations that move
+an image are bilinear here.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from pipeline.order import hashing_tf
 
 Distortion: TypeAlias = Callable[..., tf.Tensor]
 
-_LEAST_BLOCK, _BLOCKS = 16, 16  # images that are computed together: fewer cost as much; and how many such of a batch
+_LEAST_BLOCK = 16  # images to compute together; fewer cost as much
+_BLOCKS = 16  # of a batch
 OPERATIONS = (
     "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
     "sharpness", "posterize", "solarize", "auto_contrast", "equalize",
 )  # fmt: skip
-MOST = 30  # the greatest magnitude
+MOST = 30  # greatest magnitude
 _MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.9
-_MOST_BITS = 4  # that posterize takes
+_MOST_BITS = 4  # that posterize drops
 _MOVING = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-_COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # what is computed together, for the images alone that drew it
+_COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # groups that are computed only for the images that drew them
 _GROUP = [next((g for g, names in enumerate(_COSTLY) if name in names), len(_COSTLY)) for name in OPERATIONS]
 
 
 def by_group(images: tf.Tensor, group: tf.Tensor, functions: Sequence[Distortion], *arguments: tf.Tensor) -> tf.Tensor:
-    """Returns images with `functions[g](images, *arguments)` for the rows of group g; others stay as they are.
+    """Applies `functions[g](images, *arguments)` to the rows of group g; other rows stay as they are.
 
-    The rows are sorted by group, those that stay before all others. Each function then computes little more than the
-    rows of its group, a block of them at a time, which costs hardly more than a row of a whole batch. Compiles inside
-    XLA only.
+    The rows are sorted by group, with those that stay in front. Each function then computes little more than the rows
+    of its group, a block at a time, which costs hardly more per row than a whole batch. Compiles only inside XLA.
 
     Args:
       images: (rows, height, width, channels).
       group: int32 (rows,), 0 and up.
-      functions: each of some rows of the images and the arguments; gives images of the same shape and dtype.
-      *arguments: tensors of as many rows.
+      functions: each takes some rows of the images and the arguments, and returns images of the same shape and dtype.
+      *arguments: tensors with as many rows as the images.
     """
     rows = images.shape[0]
     block = min(rows, max(_LEAST_BLOCK, rows // _BLOCKS))
@@ -66,17 +66,17 @@ def by_group(images: tf.Tensor, group: tf.Tensor, functions: Sequence[Distortion
 def _in_blocks(
     function: Distortion, given: Sequence[tf.Tensor], done: tf.Tensor, first: tf.Tensor, stop: tf.Tensor, block: int
 ) -> tf.Tensor:
-    """Returns `done` with what the function makes of the given rows from `first` to `stop`.
+    """Returns `done` with the results of a function for the given rows from `first` to `stop`.
 
-    Up to a block of the rows behind these are overwritten as well: the next groups come later.
+    Up to a block of later rows is overwritten, too; these belong to the next groups, which are done later.
     """
 
     def one(first: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        def held(values: tf.Tensor) -> tf.Tensor:  # as `kernels.computed`: XLA cannot know that there is always a row
+        def held(values: tf.Tensor) -> tf.Tensor:  # like `kernels.computed`: XLA cannot know that this is always true
             return tf.cond(first < stop, lambda: values, lambda: tf.zeros_like(values))
 
         some = [held(tf.slice(each, [first] + [0] * (each.shape.rank - 1), [block, *each.shape[1:]])) for each in given]
-        made = held(function(*some))  # what is fused into the places where rows lie is not vectorized
+        made = held(function(*some))  # else XLA would fuse it into the update, and not vectorize it
         return first + block, xla.dynamic_update_slice(done, made, [first, 0, 0, 0])
 
     return tf.while_loop(lambda first, _: first < stop, one, (first, done))[1]
@@ -84,14 +84,14 @@ def _in_blocks(
 
 @dataclasses.dataclass(frozen=True)
 class RandAugment(Augmentation):
-    """Does `n` operations to each image, each drawn from the fourteen; uint8.
+    """Applies `n` operations to each image, each drawn from the fourteen; uint8.
 
-    Draw 2i is operation i, draw 2i + 1 the direction in which it goes.
+    Draw 2i is operation i, draw 2i + 1 its direction.
 
     Attributes:
-      n: operations, one after another.
-      m: their magnitude, 0 to 30.
-      fill: what moves in, a pixel's value.
+      n: number of operations, one after another.
+      m: magnitude of all of them, 0 to 30.
+      fill: value of the pixels that move in.
     """
 
     n: int = 2
@@ -113,18 +113,19 @@ class RandAugment(Augmentation):
         return images
 
     def apply(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
-        """Returns uint8 images after one operation each.
+        """Applies one operation to each image; returns uint8 images.
 
         Args:
           images: uint8 (rows, height, width, 1 or 3).
-          operation: int32 (rows,), of OPERATIONS.
-          sign: float64 (rows,), 1 or -1.
+          operation: index in OPERATIONS, int32 (rows,).
+          sign: direction of the operation, 1 or -1, float64 (rows,).
         """
         applied: tf.Tensor = kernels.separate(self._applied)(images, operation, sign)
         return applied
 
     def _applied(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
-        images = kernels.computed(self._reduced(self._recoloured(images, operation, sign), operation))
+        recoloured = _recoloured(images, operation, self._factor(sign))
+        images = kernels.computed(self._reduced(recoloured, operation))
         return by_group(
             images, tf.gather(_GROUP, operation), (self._moved, self._sharpened, _equalized), operation, sign
         )
@@ -134,15 +135,12 @@ class RandAugment(Augmentation):
         chosen = tf.gather(np.array(maps), 2 * operation + tf.cast(sign > 0, tf.int32))
         return kernels.transform(images, chosen, self.fill)
 
-    def _recoloured(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
-        return _recoloured(images, operation, self._factor(sign))
-
     def _sharpened(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
         del operation
         return _sharpened(images, self._factor(sign))
 
     def _reduced(self, images: tf.Tensor, operation: tf.Tensor) -> tf.Tensor:
-        """Returns images with fewer bits, or with what is bright inverted."""
+        """Returns images with fewer bits (posterize), or with bright values inverted (solarize)."""
         each = lambda name: _is(operation, name)[:, None, None, None]  # noqa: E731
         bits = round(_MOST_BITS * self.m / MOST)
         images = tf.where(each("posterize"), images & (256 - (1 << bits)), images)
@@ -160,18 +158,18 @@ def _drawn(number: int, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _is(operation: tf.Tensor, *names: str) -> tf.Tensor:
-    """Returns bool (rows,): whether the operation is one of those."""
+    """Returns whether each row's operation is one of these: bool (rows,)."""
     return tf.reduce_any(operation[:, None] == [OPERATIONS.index(name) for name in names], axis=1)
 
 
 def _map(operation: str, part: float, size: tuple[int, int]) -> NDArray[np.float64]:
     """Returns the map of an operation, (2, 3), for `kernels.transform`; the identity if it moves nothing.
 
-    Shears keep the upper left pixel, rotation the middle.
+    Shears keep the upper left pixel in place, rotations the middle.
 
     Args:
-      operation: of OPERATIONS.
-      part: -1..1: of the greatest magnitude.
+      operation: one of OPERATIONS.
+      part: of the greatest magnitude, -1..1.
       size: (height, width).
     """
     if operation == "rotate":
@@ -188,7 +186,7 @@ def _map(operation: str, part: float, size: tuple[int, int]) -> NDArray[np.float
 
 
 def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Returns images multiplied, away from their own grey or the image's mean one, or stretched to 0..255."""
+    """Returns images after brightness, color, contrast or auto_contrast; others stay as they are."""
     channels = images.shape[3]
     stretched = _is(operation, "auto_contrast")
     factor = tf.where(_is(operation, "brightness", "color", "contrast"), factor, 1.0)
@@ -208,9 +206,9 @@ def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> t
 
 
 def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Returns images sharpened or smoothed; their borders stay, as in Pillow.
+    """Returns images sharpened or smoothed; their borders stay as they are, like in Pillow.
 
-    Smoothed is a pixel 5 times and its eight neighbours, by 13.
+    A smoothed pixel is 5 times the pixel plus its eight neighbours, divided by 13.
     """
     pixels = tf.cast(images, tf.int32)
     _, height, width, _ = images.shape
@@ -224,7 +222,7 @@ def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 
 def _equalized(images: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-    """Returns images whose values are spread evenly, channel by channel, as Pillow's ImageOps.equalize does."""
+    """Spreads the values of images evenly, channel by channel, as Pillow's ImageOps.equalize does."""
     counts = kernels.histograms(images)
     below = kernels.sums_below(counts)
     values = tf.range(256)

@@ -1,8 +1,8 @@
 """Named distortions of a whole batch: `cifar10_tutorial`, `pad_crop_flip(pad=2) | cutout(size=8) | mixup`, `none`.
 
-A recipe is a frozen dataclass whose fields are its arguments. It is stateless: all its randomness comes from one
-uint64 key per example, so that a record is distorted alike on any replica, host or device. docs/distortions.md has the
-grammar and a table.
+A recipe is a frozen dataclass whose fields are its arguments. It has no state: all its randomness comes from one uint64
+key per example, so that a record is distorted alike on any replica, host or device. docs/distortions.md has the grammar
+and a table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.errors import UsageError, unknown
 if TYPE_CHECKING:
     from pipeline.distort.base import Recipe
 
-RECIPES = {  # their classes, and the modules of these
+RECIPES = {  # name: (module, class)
     "affine": ("geometry", "Affine"),
     "cifar10_tutorial": ("cifar10_tutorial", "Cifar10Tutorial"),
     "color_jitter": ("pixels", "ColorJitter"),
@@ -36,7 +36,7 @@ RECIPES = {  # their classes, and the modules of these
     "resize": ("geometry", "Resize"),
     "shift": ("geometry", "Shift"),
 }
-ARGUMENTS = {  # the fields of these classes, by which a misspelt argument is told before TensorFlow is loaded
+ARGUMENTS = {  # the fields of these classes, to notice a misspelt argument before TensorFlow is loaded
     "affine": ("rotate", "scale", "shift", "shear", "fill"),
     "cifar10_tutorial": ("crop", "flip", "brightness", "contrast_low", "contrast_high", "standardize"),
     "color_jitter": ("brightness", "contrast", "saturation", "hue"),
@@ -60,11 +60,11 @@ MIXING = ("cutmix", "mixup", "mixup_or_cutmix")  # the MixingRecipes
 
 
 def make_recipe(text: str, flag: str = "distort") -> Recipe:
-    """Returns the recipe that `text` names: names, or names with arguments as in a Python call, with `|` between them.
+    """Returns the recipe of a text: names, or names with arguments as in a Python call, with `|` between them.
 
     Args:
       text: `cifar10_tutorial(crop=28)`, `pad_crop_flip | cutout(size=8)`.
-      flag: what the user called it, for errors.
+      flag: name of the flag or argument that has the text, for errors.
 
     Raises:
       UsageError: no such recipe or argument (the nearest is suggested), a value out of its bounds, or recipes that
@@ -79,10 +79,10 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
 
 
 def check_names(text: str, flag: str) -> list[tuple[str, dict[str, object]]]:
-    """Returns the calls that `text` consists of, their names and those of their arguments checked; loads none.
+    """Returns the calls in a text, (name, arguments) each. Checks the names, without loading the recipes.
 
     Raises:
-      UsageError: it is no recipe, or there is no such recipe or argument (the nearest is suggested).
+      UsageError: it is not a recipe, or there is no such recipe or argument (the nearest is suggested).
     """
     calls = parse_calls(text, flag, "a recipe")
     for name, arguments in calls:
@@ -97,7 +97,7 @@ def check_names(text: str, flag: str) -> list[tuple[str, dict[str, object]]]:
 
 
 def _class(module: str, name: str) -> Any:
-    """Returns a class, loaded by name: its module loads TensorFlow."""
+    """Loads a class by name, because its module loads TensorFlow."""
     return getattr(importlib.import_module(f"{__package__}.{module}"), name)
 
 
@@ -111,7 +111,7 @@ def _made(name: str, arguments: dict[str, object], flag: str) -> Recipe:
 
 
 def _check_type(what: str, value: object, default: object) -> None:
-    """Raises UsageError if a value is not of the default's type; a default of None stands for an optional int."""
+    """Raises UsageError if a value does not have the default's type; a default of None means an optional int."""
     if default is None:
         if value is not None and type(value) is not int:
             raise UsageError(f"{what}: needs int, such as 80, or None")
@@ -120,10 +120,10 @@ def _check_type(what: str, value: object, default: object) -> None:
 
 
 def crops(text: str) -> bool:
-    """Says whether the first recipe that `text` names is one of `CROPPING`; loads none."""
+    """Returns whether the first recipe in a text is one of `CROPPING`, without loading it."""
     return text.partition("|")[0].partition("(")[0].strip() in CROPPING
 
 
 def mixes(text: str) -> bool:
-    """Says whether the last recipe that `text` names is one of `MIXING`; loads none."""
+    """Returns whether the last recipe in a text is one of `MIXING`, without loading it."""
     return text.rpartition("|")[2].partition("(")[0].strip() in MIXING

@@ -1,7 +1,7 @@
-"""The few array operations that the window plan is written in, and NumPy's version of them.
+"""The few array operations that window plans are written in, and NumPy's version of them.
 
-`pipeline.order.tensors` has the same operations for tensors. What both have by themselves (arithmetic, comparison,
-indexing) is used directly.
+`pipeline.order.tensors` has the same operations for tensors. Operations that both have in the same form (arithmetic,
+comparison, indexing) are used directly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
-Array = Any  # NDArray or tf.Tensor: int64, or bool where a mask is wanted
+Array = Any  # NDArray or tf.Tensor: int64, or bool for a mask
 Number = Any  # a scalar Array, or an int
 
 
@@ -42,22 +42,22 @@ class Arrays(Protocol):
         """Returns the largest of values (any,) and a bound."""
 
     def size(self, values: Array) -> Number:
-        """Returns how many values (n,) there are."""
+        """Returns the number of values (n,)."""
 
     def total(self, values: Array) -> Number:
         """Returns the sum of an array."""
 
     def all_of_row(self, mask: Array) -> Array:
-        """Returns for each row of a mask (n, m) whether it is true throughout, bool (n,)."""
+        """Returns which rows of a mask (n, m) are true throughout: bool (n,)."""
 
     def reshape(self, values: Array, shape: Sequence[int]) -> Array:
-        """Returns the values in another shape; -1 is as many as there are."""
+        """Returns the values in another shape; -1 stands for as many as are left."""
 
     def sums_before(self, values: Array) -> Array:
         """Returns the sum of all values before each (n,)."""
 
     def repeat(self, values: Array, counts: Array | int) -> Array:
-        """Returns each value as often as its count says, or all as often as one number."""
+        """Returns each value repeated by its count, or all by one number."""
 
     def gather(self, values: Array | NDArray[np.int64], index: Array) -> Array:
         """Returns the values at an index of any shape."""
@@ -69,7 +69,7 @@ class Arrays(Protocol):
         """Returns values (n,) with new ones (m,) at an index (m,)."""
 
     def searchsorted(self, ascending: Array, values: Array, side: Literal["left", "right"]) -> Array:
-        """Returns where values would be inserted, as `numpy.searchsorted`."""
+        """Returns the places where values would be inserted, like `numpy.searchsorted`."""
 
     def stack(self, columns: Sequence[Array]) -> Array:
         """Returns columns (n,) as a matrix (n, columns)."""

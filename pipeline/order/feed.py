@@ -1,11 +1,11 @@
-"""What one input pipeline feeds: its rows of every global batch, the windows it reads, and what each of them gives.
+"""Plans the part of an order that one input pipeline feeds: its rows of every global batch, and the windows it reads.
 
-This is the only statement of it. `input_fn` and `pipeline.audit` evaluate it with NumPy; datasets that run in other
+The plan is defined only here. `input_fn` and `pipeline.audit` evaluate it with NumPy; datasets that run in other
 processes evaluate it with tensors (`arrays`).
 
-A worker reads its streams window by window, all of them at the same window number w. A step whose rows begin in
-window w and end in w + 1 belongs to w + 1; its rows of window w are kept as the *tail*. Neither is ever empty: a window
-without a record, and every tail, has one row more, which no step takes.
+A worker reads its streams window by window, all of them at the same window number w. A step whose rows begin in window
+w and end in w + 1 belongs to w + 1; its rows of window w are kept as the *tail*. Neither is ever empty: a window
+without a record, and every tail, has an additional row, which no step takes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pipeline.order.sharding import Shard
 
 
 class LaidShards(NamedTuple):
-    """The shards (or the selected parts of them: segments) as an epoch lays them, int64 (S,) each.
+    """The shards (or the selected parts of them: segments) in the order of an epoch, int64 (S,) each.
 
     Attributes:
-      arrays: what evaluates it.
+      arrays: evaluates it.
       segments: their numbers in the selection.
-      first_records: the id of each one's first record.
-      ends: positions where they end.
-      counts: their records.
+      first_records: id of the first record of each.
+      ends: position after the last record of each.
+      counts: number of records of each.
     """
 
     arrays: Arrays
@@ -51,7 +51,7 @@ class LaidShards(NamedTuple):
         )
 
     def between(self, begin: Array, end: Array) -> tuple[Array, Array]:
-        """Returns what lies at positions begin[i]..end[i]-1, one interval after the other.
+        """Returns the records at positions begin[i]..end[i]-1, one interval after the other.
 
         Returns:
           The pieces, int64 (p, 3): segment, first record and end; and the ids of their records, int64 (n,).
@@ -73,23 +73,23 @@ class LaidShards(NamedTuple):
 
 
 class WindowPlan(NamedTuple):
-    """What one window reads and feeds, as int64 arrays where nothing else is said.
+    """The records that a window reads, and the elements that it feeds. Arrays are int64 unless stated otherwise.
 
-    Its records are read into n rows, of which there is one at least. Rows of the *tail*, which the window before left,
-    are numbered -1, -2, ...
+    The records are read into n >= 1 rows. Rows of the *tail*, which the window before has left, have the numbers -1,
+    -2, ...
 
     Attributes:
       epoch: scalar.
-      pieces: (p, 3): segment, first record and end of what is read, in this order.
-      records: (n,): the record id in each row.
-      slots: (n,): the row of each record, in the order in which they are read.
-      num_elements: scalar: the elements that this window completes, one per step and replica.
-      take: (elements, rows of a replica): the rows of each element.
-      real: bool (elements, rows of a replica): which of them are not padding.
-      real_rows: (elements,): rows of each element's global batch that are not padding.
-      next_tail: (m,): the rows of this window and its tail that the next window's elements need; m >= 1.
-      contiguous: (2,): elements from the first of these numbers to before the second have their rows one after the
-        other in the window, which begins with them.
+      pieces: segment, first record and end of what is read, in this order; (p, 3).
+      records: record id in each row, (n,).
+      slots: row of each record, in the order of reading, (n,).
+      num_elements: number of elements that this window completes, one per step and replica; scalar.
+      take: rows of each element, (elements, rows of a replica).
+      real: which of these are not padding, bool (elements, rows of a replica).
+      real_rows: rows of each element's global batch that are not padding, (elements,).
+      next_tail: rows of this window and its tail that elements of the next window need, (m,) with m >= 1.
+      contiguous: elements from the first of these two numbers to before the second have their rows one after the other
+        at the beginning of the window; (2,).
     """
 
     epoch: Number
@@ -104,12 +104,12 @@ class WindowPlan(NamedTuple):
     contiguous: Array
 
     def with_contiguous_elements(self, arrays: Arrays) -> WindowPlan:
-        """Returns the plan that has the rows of an element next to each other, so that nothing must be gathered."""
+        """Returns a plan in which the rows of most elements lie next to each other, so that they need no gather."""
         first, stop = self._complete_elements(arrays)
         taken = arrays.reshape(self.take[first:stop], [-1])
         count = (stop - first) * self.take.shape[1]
         slots = arrays.put(arrays.where(self.slots >= 0, -1, 0), taken, arrays.range(count))
-        # The others follow: rows of a step that another window completes, of a padded one, or of other replicas.
+        # Other rows follow: of a step that another window completes, of a padded step, or of other replicas.
         is_other = arrays.where(slots < 0, 1, 0)
         slots = arrays.where(slots < 0, count + arrays.sums_before(is_other), slots)
 
@@ -125,7 +125,7 @@ class WindowPlan(NamedTuple):
         )
 
     def _complete_elements(self, arrays: Arrays) -> tuple[Number, Number]:
-        """Returns the bounds of the elements without a row of the tail, as the first ones have, or of padding."""
+        """Returns the bounds of the elements without rows of the tail (the first have them) and without padding."""
         numbers = arrays.range(self.num_elements)
         lies_here = arrays.all_of_row(self.take >= 0)
         first = arrays.most(arrays.where(lies_here, 0, numbers + 1), 0)
@@ -134,7 +134,7 @@ class WindowPlan(NamedTuple):
 
 
 def make_feed(order: Order, shard: Shard | None, arrays: Arrays) -> Feed:
-    """Returns the part of every global batch that a shard feeds; None: all of it, as one replica.
+    """Returns the feed of a shard; None: of the whole global batch, as one replica.
 
     Raises:
       UsageError: the replicas do not divide the global batch.
@@ -151,9 +151,9 @@ class Feed:
 
     Attributes:
       order: the order.
-      arrays: what evaluates it; numbers and arrays below are of its kind, int64.
-      first_row: of the rows of every global batch that it feeds; also an int64 scalar tensor.
-      local_replicas: L; each gets the next `replica_rows` of them.
+      arrays: evaluates it; numbers and arrays below are of its kind, int64.
+      first_row: first row of every global batch that is fed; may be an int64 scalar tensor.
+      local_replicas: L; each gets the next `replica_rows` rows.
       replica_rows: rows of a replica.
     """
 
@@ -170,11 +170,11 @@ class Feed:
 
     @property
     def streams(self) -> range:
-        """The streams that fill them, where `first_row` is an int."""
+        """The streams that fill these rows; `first_row` must be an int."""
         return range(*self._stream_range())
 
     def _stream_range(self) -> tuple[Number, Number]:
-        """Returns the first of the streams and the one after the last, of the type of `first_row`."""
+        """Returns the first stream and the one after the last, of the type of `first_row`."""
         width = self.order.rows_per_stream
         return self.first_row // width, -(-(self.first_row + self.rows) // width)
 
@@ -183,25 +183,25 @@ class Feed:
         return self.arrays.range(stop - first) + first
 
     def _stream_bounds(self) -> tuple[Array, Array]:
-        """Returns where the streams begin and their lengths, (streams,) each."""
+        """Returns the first position and the length of each stream, (streams,) each."""
         numbers, bounds = self._stream_numbers(), self.order.stream_bounds()
         starts = self.arrays.gather(bounds, numbers)
         return starts, self.arrays.gather(bounds, numbers + 1) - starts
 
     def window_bounds(self, window: Array) -> tuple[Array, Array]:
-        """Returns the positions where a window (0..W-1; any shape that broadcasts) of each stream begins and ends."""
+        """Returns the first position of a window of each stream, and its end; `window` (0..W-1) broadcasts."""
         starts, lengths = self._stream_bounds()
         count = self.order.windows
         return starts + window * lengths // count, starts + (window + 1) * lengths // count
 
     @property
     def window_records(self) -> int:
-        """Records of the largest window, over all streams, at most."""
+        """Upper bound of a window's records, over all streams."""
         _, lengths = self._stream_bounds()
         return int(self.arrays.total(self.arrays.maximum(-(-lengths // self.order.windows), 1)))
 
     def steps_before(self, window: Number) -> Number:
-        """Returns the steps of an epoch that are complete before a window (0..W); T at the end."""
+        """Returns the number of steps of an epoch that are complete before a window (0..W); T before W."""
         _, lengths = self._stream_bounds()
         read = self.arrays.least(window * lengths // self.order.windows, self.order.num_records)
         steps = self.arrays.minimum(read // self.order.rows_per_stream, self.order.steps_per_epoch)
@@ -216,21 +216,22 @@ class Feed:
         return self.arrays.least(-(-(at + 1) * windows // maximum(lengths, 1)) - 1, windows)
 
     def window_numbers(self, first_step: int, last_step: int) -> tuple[Number, int]:
-        """Returns the first of the windows that a run reads, counted over all epochs, and the one after the last.
+        """Returns the first window that a run reads and the one after the last, counted over all epochs.
 
         Args:
-          first_step, last_step: global steps, from the first to before the last; MAX_STEP is without end.
+          first_step: global step at which the run begins.
+          last_step: global step before which it ends; MAX_STEP: never.
         """
         epoch, step = divmod(first_step, self.order.steps_per_epoch)
         epochs = -(-last_step // self.order.steps_per_epoch)
         return epoch * self.order.windows + self.first_window(step), min(epochs * self.order.windows, MAX_STEP)
 
     def epoch_and_window(self, number: Number) -> tuple[Number, Number]:
-        """Returns the epoch of a window that is counted over all epochs, and its number there."""
+        """Returns the epoch of a window, counted over all epochs, and its number in that epoch."""
         return number // self.order.windows, number % self.order.windows
 
     def first_element(self, first_step: int, epoch: Number, window: Number) -> Number:
-        """Returns the number of a window's first element that a run feeds: not those before its first step."""
+        """Returns the number of a window's first element that a run feeds; those before belong to earlier steps."""
         first_epoch, step = divmod(first_step, self.order.steps_per_epoch)
         skipped = self.arrays.maximum(step - self.steps_before(window), 0) * self.local_replicas
         return self.arrays.where(epoch == first_epoch, skipped, 0)
@@ -258,11 +259,11 @@ class Feed:
         )
 
     def _read(self, epoch: Number, window: Number, first_step: Number) -> tuple[Array, Array, _WindowRows]:
-        """Returns the pieces and the records that a window reads, and where the positions of its streams lie."""
+        """Returns the pieces and records that a window reads, and the rows of its positions."""
         arrays = self.arrays
         starts, lengths = self._stream_bounds()
         begin, end = self.window_bounds(window)
-        # A stream without a position reads, in its last window, the one that its padding copies.
+        # A stream without positions reads in its last window the record that its padding copies.
         end += arrays.where((window == self.order.windows - 1) & (lengths == 0), 1, 0)
         pieces, records = LaidShards.of(self.order, epoch, arrays).between(begin, end)
         tail_begin = starts + first_step * self.order.rows_per_stream
@@ -271,7 +272,7 @@ class Feed:
         return pieces, arrays.concat([records, unused]), rows
 
     def _permuted(self, epoch: Number, window: Number, sizes: Array) -> Array:
-        """Returns the row that each position of the window is read to, (n + 1,), stream after stream, and a zero."""
+        """Returns the row of each position of the window, stream after stream, and a zero at the end; (n + 1,)."""
         arrays = self.arrays
         if self.order.training:
             keys = arrays.key(Domain.WINDOW, self.order.seed, epoch, self._stream_numbers(), window)
@@ -281,7 +282,7 @@ class Feed:
         return arrays.concat([rows, arrays.range(1)])
 
     def _rows_of_steps(self, rows: _WindowRows, steps: Array) -> tuple[Array, Array]:
-        """Returns the window's rows, or the tail's, of the rows fed at steps (s,), and which are real: (s, rows)."""
+        """Returns the rows, of the window or its tail, that are fed at steps (s,), and which are real: (s, rows)."""
         fed = self.arrays.range(self.rows) + self.first_row
         width = self.order.rows_per_stream
         streams = fed // width - self._stream_range()[0]
@@ -289,11 +290,11 @@ class Feed:
         return rows.at(self.arrays, positions, streams), real
 
     def _positions(self, streams: Array, offsets: Array) -> tuple[Array, Array]:
-        """Returns the positions of streams' offsets, and which are real; past its end a stream copies its last window.
+        """Returns the positions of offsets in streams, and which are real; padding copies a stream's last window.
 
         Args:
-          streams: (n,): local numbers.
-          offsets: (s, n): counted from the stream's first position.
+          streams: local numbers, (n,).
+          offsets: from the stream's first position, (s, n).
         """
         arrays, windows = self.arrays, self.order.windows
         starts, lengths = (arrays.gather(bounds, streams) for bounds in self._stream_bounds())
@@ -303,7 +304,7 @@ class Feed:
         return starts + arrays.where(real, offsets, padding), real
 
     def _next_tail(self, rows: _WindowRows, stop: Number) -> Array:
-        """Returns the rows of positions that are read, and are of the steps from `stop` on; one unused row more."""
+        """Returns the rows of positions that are read but belong to steps from `stop` on, and an unused row."""
         arrays = self.arrays
         starts, _ = self._stream_bounds()
         begin = starts + stop * self.order.rows_per_stream
@@ -314,13 +315,13 @@ class Feed:
 
 
 class _WindowRows(NamedTuple):
-    """Where the positions of a window lie, and those of its tail.
+    """The rows of the positions of a window and its tail.
 
     Attributes:
-      begin: (streams,): the first position of each stream's window.
-      sizes: (streams,): positions in each.
-      row_of: (n + 1,): the row of each position, stream after stream.
-      tail_begin: (streams,): the first position of each stream's tail, which ends where the window begins.
+      begin: first position of each stream's window, (streams,).
+      sizes: number of positions in each, (streams,).
+      row_of: row of each position, stream after stream, (n + 1,).
+      tail_begin: first position of each stream's tail, which ends where the window begins; (streams,).
     """
 
     begin: Array
@@ -329,7 +330,7 @@ class _WindowRows(NamedTuple):
     tail_begin: Array
 
     def at(self, arrays: Arrays, positions: Array, streams: Array) -> Array:
-        """Returns the rows, or -1 - the tail's rows, of positions (..., m) of local streams (m,)."""
+        """Returns the rows of positions (..., m) of local streams (m,); those of the tail are negative."""
         begin = arrays.gather(self.begin, streams)
         offset = positions - begin + arrays.gather(arrays.sums_before(self.sizes), streams)
         row = arrays.gather(self.row_of, arrays.where(positions >= begin, offset, 0))

@@ -1,6 +1,6 @@
-"""The integer hash that every permutation and every random draw comes from, in NumPy.
+"""The integer hash behind every permutation and every random draw, in NumPy.
 
-`pipeline.order.hashing_tf` has the same functions for tensors; a test holds that both give the same numbers.
+`pipeline.order.hashing_tf` has the same functions for tensors. A test checks that both return the same numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ U64 = NDArray[np.uint64]
 GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
-_BLOCK = 1 << 14  # 128 KiB of uint64: a block and its scratch stay in a core's cache
+_BLOCK = 1 << 14  # 128 KiB of uint64, so that a block and its scratch stay in a core's cache
 
 
 class Domain(enum.IntEnum):
@@ -40,7 +40,7 @@ def splitmix64(x: ArrayLike) -> U64:
 
 
 def _mix(states: U64) -> None:
-    """Replaces states, uint64 (n,), by their outputs, a block at a time."""
+    """Replaces states, uint64 (n,), by their outputs in place, a block at a time."""
     scratch = np.empty(min(len(states), _BLOCK), np.uint64)
     with np.errstate(over="ignore"):
         for start in range(0, len(states), _BLOCK):
@@ -55,7 +55,7 @@ def _mix(states: U64) -> None:
 
 
 def derive_key(domain: Domain, *arguments: ArrayLike) -> U64:
-    """Returns the uint64 key of integer arguments (scalars or arrays that broadcast), one hash round an argument."""
+    """Returns the uint64 key of integer arguments (scalars or arrays that broadcast), with a round of the hash each."""
     key = splitmix64(np.uint64(domain))
     for argument in arguments:
         key = splitmix64(key ^ np.asarray(argument, np.int64).astype(np.uint64))
@@ -65,9 +65,9 @@ def derive_key(domain: Domain, *arguments: ArrayLike) -> U64:
 def permutation(key: ArrayLike, n: int) -> NDArray[np.int64]:
     """Returns a permutation of 0..n-1: the argsort of splitmix64(key + i) read as signed 64-bit.
 
-    Distinct states have distinct hashes, so there is one argsort. It is found by sorting numbers whose upper bits are
-    the hash's and whose lower bits are i, which takes a third of the time of `np.argsort`. The few hashes that are
-    equal in the upper bits are then put in order by all of their bits.
+    Distinct states have distinct hashes, so there is only one argsort. It is found by sorting numbers with the upper
+    bits of the hash and the lower bits of i, which takes a third of the time of `np.argsort`. The few hashes with equal
+    upper bits are then sorted by all of their bits.
     """
     numbers = _hashes(key, np.arange(n, dtype=np.uint64))
     low = np.uint64((1 << max(n - 1, 0).bit_length()) - 1)
@@ -84,7 +84,7 @@ def permutation(key: ArrayLike, n: int) -> NDArray[np.int64]:
 
 
 def _hashes(key: ArrayLike, index: U64) -> U64:
-    """Returns splitmix64(key + index) in the place of `index`, uint64 (n,)."""
+    """Replaces `index`, uint64 (n,), by splitmix64(key + index) in place; returns it."""
     with np.errstate(over="ignore"):
         index += np.asarray(key, np.uint64)
     _mix(index)
@@ -92,7 +92,7 @@ def _hashes(key: ArrayLike, index: U64) -> U64:
 
 
 def _ties(ordered: U64, low: np.uint64) -> NDArray[np.intp]:
-    """Returns the places of numbers that differ from a neighbour in the bits of `low` alone, ascending."""
+    """Returns the places, ascending, of numbers that differ from a neighbour only in the bits of `low`."""
     found = [np.zeros(0, np.intp)]
     for start in range(0, len(ordered) - 1, _BLOCK):
         block = ordered[start : start + _BLOCK + 1]
@@ -105,8 +105,8 @@ def uniform(keys: ArrayLike, draw: int) -> NDArray[np.float32]:
     """Returns draw number `draw` of each key: float32 in [0, 1), the top 24 bits of the hash.
 
     Args:
-      keys: uint64, any shape; one an example, from `derive_key`.
-      draw: which of the key's numbers, 0 and up.
+      keys: uint64, any shape; one per example, from `derive_key`.
+      draw: number of the draw, 0 and up.
     """
     with np.errstate(over="ignore"):
         hashes = splitmix64(np.asarray(keys, np.uint64) + np.uint64(draw))

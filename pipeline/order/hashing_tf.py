@@ -1,4 +1,4 @@
-"""`pipeline.order.hashing` for tensors, in integer ops only: equal on host and device, inside XLA and outside."""
+"""`pipeline.order.hashing` for tensors, with integer ops only, so that host and device, XLA or not, agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def splitmix64(x: tf.Tensor) -> tf.Tensor:
 def derive_key(domain: Domain, *arguments: tf.Tensor | int) -> tf.Tensor:
     """Returns the uint64 key of int64 arguments (scalars or tensors that broadcast)."""
     known = list(itertools.takewhile(lambda argument: isinstance(argument, int), arguments))
-    key = _u64(int(hashing.derive_key(domain, *known)))  # needs no nodes in the graph
+    key = _u64(int(hashing.derive_key(domain, *known)))  # in NumPy, which saves nodes in the graph
     for argument in arguments[len(known) :]:
         key = splitmix64(tf.bitwise.bitwise_xor(key, tf.bitcast(tf.convert_to_tensor(argument, tf.int64), tf.uint64)))
     return key
@@ -47,7 +47,7 @@ def permutation(key: tf.Tensor, n: int | tf.Tensor) -> tf.Tensor:
 
 
 def uniform(keys: tf.Tensor, draw: int) -> tf.Tensor:
-    """Returns draw number `draw` of each key: float32 in [0, 1), `keys`' shape."""
+    """Returns draw number `draw` of each key: float32 in [0, 1), of the shape of `keys`."""
     hashes = splitmix64(keys + _u64(draw))
     top = tf.cast(tf.bitwise.right_shift(hashes, _u64(40)), tf.int32)
     return tf.cast(top, tf.float32) * tf.constant(2**-24, tf.float32)

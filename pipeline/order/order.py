@@ -1,7 +1,7 @@
 """The arguments of the order of examples, and what follows from them for the whole job (docs/order.md).
 
-Positions 0..N-1 of an epoch are cut into K streams, a stream into W windows, each window is permuted on its own;
-step t takes positions tq..(t+1)q-1 of every stream, q = G / K. `pipeline.order.feed` says what becomes of them.
+Positions 0..N-1 of an epoch are cut into K streams, and each stream into W windows, which are permuted one by one. Step
+t takes positions tq..(t+1)q-1 of every stream, with q = G / K. `pipeline.order.feed` plans the rows that they fill.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pipeline.order.sharding import (  # noqa: F401, some are imported from here
 )
 
 ORDER_VERSION = 1
-MAX_STREAMS = 64  # more readers than this do not help one job; fewer divisors of G would be left
-STREAM_ROWS = 128  # of very large batches, which many workers share: no two of them should need the same stream
-STREAM_BYTES = 1 << 20  # 1 MiB, of its window: one request to an object store
-MAX_STEP = 1 << 62  # where an endless run ends
+MAX_STREAMS = 64  # more readers do not help a job, and would leave fewer divisors of G
+STREAM_ROWS = 128  # per stream in very large batches, which many workers share, so that no two need the same stream
+STREAM_BYTES = 1 << 20  # 1 MiB of a stream's window, which is one request to an object store
+MAX_STEP = 1 << 62  # at which an endless run ends
 
 I64 = NDArray[np.int64]
 MIXTURE_VERSION = 1  # of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
@@ -41,14 +41,14 @@ class OrderSpec:
 
     Attributes:
       manifest_digest: identity of the data (`Manifest.digest`).
-      split: the split argument, slices included.
+      split: the split argument, including slices.
       seed: of every permutation and distortion.
       global_batch_size: G, rows of a step over all replicas.
       streams: K.
       shuffle_bytes: decoded bytes that the windows of all streams may take together.
       remainder: `pad` or `drop`.
       training: False: the identity instead of every permutation, K = 1.
-      record_bytes: that an example takes in a window.
+      record_bytes: bytes of an example in a window.
       version: of the rules in this module.
     """
 
@@ -74,7 +74,7 @@ class OrderSpec:
 
     def differences(self, other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Returns {field: (here, other's)} of the fields in which a stored spec differs."""
-        if "sources" in other:  # of a mixture
+        if "sources" in other:  # a mixture
             return {"sources": (1, other["sources"])}
         mine = dataclasses.asdict(self)
         fields = sorted(mine.keys() | other.keys())
@@ -87,7 +87,8 @@ class Order:
 
     Attributes:
       counts: records of each segment (a shard or the selected part of one), in the manifest's order; zeros allowed.
-      global_batch_size, streams, windows, remainder, seed, training: as in the spec; `windows` a stream.
+      global_batch_size, streams, remainder, seed, training: as in the spec.
+      windows: W, per stream.
     """
 
     counts: tuple[int, ...]
@@ -119,12 +120,17 @@ class Order:
         return steps_per_epoch(self.num_records, self.global_batch_size, self.remainder)
 
     def stream_bounds(self) -> I64:
-        """Returns positions where the streams begin and the last ends, int64 (K + 1,)."""
+        """Returns the first position of each stream, and the end of the last: int64 (K + 1,)."""
         return np.arange(self.streams + 1, dtype=np.int64) * self.num_records // self.streams
 
 
 def make_order(spec: OrderSpec, counts: tuple[int, ...], record_bytes: int) -> Order:
-    """Returns the order that a spec gives to segments of `counts` records, each `record_bytes` decoded.
+    """Returns the order of segments of `counts` records by a spec.
+
+    Args:
+      spec: the arguments of the order.
+      counts: records of each segment.
+      record_bytes: decoded bytes of a record.
 
     Raises:
       UsageError: G, K or shuffle_bytes cannot work with this data; the message names the values and the nearest ones.
@@ -152,10 +158,10 @@ def steps_per_epoch(num_records: int, global_batch_size: int, remainder: str) ->
 
 
 def checked_steps(split: str, num_records: int, global_batch_size: int, remainder: str) -> int:
-    """Returns T as `steps_per_epoch`.
+    """Returns T, like `steps_per_epoch`.
 
     Raises:
-      UsageError: an unknown remainder, or no step in an epoch.
+      UsageError: an unknown remainder, or an epoch without a step.
     """
     if remainder not in REMAINDERS:
         raise unknown("remainder", str(remainder), REMAINDERS)
@@ -178,10 +184,10 @@ def default_streams(
     shuffle_bytes: int,
     in_pairs: bool = False,
 ) -> int:
-    """Returns K: 1 where the decoded split fits shuffle_bytes, else the largest divisor of G up to 64.
+    """Returns K: 1 if the decoded split fits shuffle_bytes, else the largest divisor of G up to 64.
 
-    Of batches of more than 8,192 rows it is up to G / 128, as far as there are shards and each window has 1 MiB. Where
-    rows are mixed in pairs, it is a divisor of G / 2.
+    For batches of more than 8,192 rows it may be up to G / 128, but no more than there are shards, and so that each
+    window has 1 MiB. If rows are mixed in pairs, it is a divisor of G / 2.
     """
     if num_records * record_bytes <= shuffle_bytes:
         return 1
@@ -192,10 +198,10 @@ def default_streams(
 
 @dataclasses.dataclass(frozen=True)
 class MixtureSpec:
-    """The arguments of the order of several sources: those of each, whose `global_batch_size` is its share.
+    """The arguments of the order of several sources.
 
     Attributes:
-      parts: in the order of the sources.
+      parts: of each source; its `global_batch_size` is its share of G.
     """
 
     parts: tuple[OrderSpec, ...]
@@ -235,21 +241,24 @@ Spec: TypeAlias = OrderSpec | MixtureSpec
 
 
 def times_read(streams: int, workers: int) -> float:
-    """Returns how often all workers together read the split in an epoch: 1 where no stream is shared.
+    """Returns how many times all workers together read the split in an epoch: 1 if no two share a stream.
 
-    Workers and streams cut the global batch at W - 1 and K - 1 rows, of which gcd(W, K) - 1 are the same, so that there
-    are W + K - gcd(W, K) pairs of a worker and a stream that it reads.
+    Workers and streams cut the global batch at W - 1 and K - 1 rows, of which gcd(W, K) - 1 are the same. So there are
+    W + K - gcd(W, K) pairs of a worker and a stream that it reads.
     """
     return (workers + streams - math.gcd(workers, streams)) / streams
 
 
 def streams_read_once(global_batch_size: int, streams: int, workers: int) -> int:
-    """Returns the number of streams, nearest to K, of which each belongs to one worker; W must divide G."""
+    """Returns the number of streams nearest to K with which no two workers share a stream; W must divide G."""
     return min((workers * k for k in divisors(global_batch_size // workers)), key=lambda k: (abs(k - streams), k))
 
 
 def sharing_note(spec: OrderSpec, order: Order, workers: int) -> str | None:
-    """Returns how often the split is read and the flags that make it once; None where it is, or is kept in memory."""
+    """Returns a note on how often the split is read, with flags by which it is read once.
+
+    None: it is read once already, is kept in memory, or this is an evaluation.
+    """
     times = times_read(spec.streams, workers)
     if times == 1 or not spec.training or (order.windows == 1 and order.streams == 1):
         return None

@@ -1,4 +1,4 @@
-"""What divides the global batch: replicas, streams, workers; `Shard`, the rows of it that an input pipeline feeds."""
+"""The division of the global batch between replicas, streams and workers; `Shard`, the part of an input pipeline."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 from pipeline.errors import UsageError
 
-SHUFFLE_BYTES = 1 << 30  # 1 GiB: MNIST, CIFAR and the like fit and are shuffled as a whole
+SHUFFLE_BYTES = 1 << 30  # 1 GiB, so that MNIST, CIFAR and the like fit and are shuffled as a whole
 REMAINDERS = ("pad", "drop")
 _INT64 = 1 << 63
 
 
 def whole_number(name: str, value: Any, least: int = -_INT64) -> int:
-    """Returns `value` as an int; NumPy's integers are accepted, truth values are not.
+    """Returns `value` as an int. NumPy's integers are accepted, truth values are not.
 
     Raises:
       UsageError: it is not a whole number, or not in least..2^63 - 1.
@@ -34,19 +34,19 @@ def whole_number(name: str, value: Any, least: int = -_INT64) -> int:
 
 
 def truth_value(name: str, value: Any) -> bool:
-    """Returns `value` as a bool; NumPy's are accepted, numbers are not.
+    """Returns `value` as a bool. NumPy's are accepted, numbers are not.
 
     Raises:
       UsageError: it is neither True nor False.
     """
-    numpy = sys.modules.get("numpy")  # loaded by whoever made a value of its type; here it would cost --help 0.1 s
+    numpy = sys.modules.get("numpy")  # loaded if there is a value of its type; an import would cost --help 0.1 s
     if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_)):
         return bool(value)
     raise UsageError(f"{name}={value!r}: must be True or False")
 
 
 def check_replicas(global_batch_size: int, num_replicas: int) -> None:
-    """Raises UsageError if R does not divide G, naming both and the nearest G that work."""
+    """Raises UsageError, with the nearest G that work, if R does not divide G."""
     if global_batch_size < 1:
         raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
     if global_batch_size % num_replicas:
@@ -57,7 +57,7 @@ def check_replicas(global_batch_size: int, num_replicas: int) -> None:
 
 
 def check_virtual_replicas(global_batch_size: int, virtual_replicas: int, num_replicas: int) -> None:
-    """Raises UsageError if R does not divide V, or V does not divide G, naming them and the nearest that work."""
+    """Raises UsageError, with the nearest values that work, if R does not divide V or V does not divide G."""
     virtual_replicas = whole_number("virtual_replicas", virtual_replicas, 1)
     if global_batch_size % num_replicas:  # no V works
         common = divisors(math.gcd(virtual_replicas, global_batch_size))
@@ -76,7 +76,7 @@ def check_virtual_replicas(global_batch_size: int, virtual_replicas: int, num_re
 
 
 def check_streams(global_batch_size: int, streams: int) -> None:
-    """Raises UsageError if K does not divide G, naming both and the nearest K that work."""
+    """Raises UsageError, with the nearest K that work, if K does not divide G."""
     if global_batch_size < 1:
         raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
     if streams < 1 or global_batch_size % streams:
@@ -88,10 +88,10 @@ def check_streams(global_batch_size: int, streams: int) -> None:
 
 
 def check_pairs(recipe: str, global_batch_size: int, streams: int, num_replicas: int = 1) -> None:
-    """Raises UsageError if rows are mixed in pairs, but a replica or a stream has an odd number of them.
+    """Raises UsageError if a replica or a stream has an odd number of rows, for a recipe that mixes pairs of rows.
 
     Args:
-      recipe: what mixes, for the error.
+      recipe: in words, for the error.
       global_batch_size: G; R and K divide it.
       streams: K.
       num_replicas: R.
@@ -112,7 +112,7 @@ def check_pairs(recipe: str, global_batch_size: int, streams: int, num_replicas:
 
 
 def divisors(value: int) -> set[int]:
-    """Returns the divisors of a number; of one beyond 2^40 those up to 2^20, and what these leave."""
+    """Returns the divisors of a number; beyond 2^40 only those up to 2^20 and their quotients."""
     found = [k for k in range(1, min(math.isqrt(value), 1 << 20) + 1) if value % k == 0]
     return {*found, *(value // k for k in found)}
 
@@ -123,7 +123,7 @@ def _nearest_multiples(value: int, divisor: int) -> str:
 
 
 class InputContext(Protocol):
-    """What is used of `tf.distribute.InputContext`."""
+    """The attributes of `tf.distribute.InputContext` that are used here."""
 
     input_pipeline_id: int
     num_input_pipelines: int
@@ -135,9 +135,9 @@ class Shard:
     """One input pipeline of several, for `distribute_datasets_from_function`, Horovod, JAX and the like.
 
     Attributes:
-      index: which input pipeline this is, 0..count-1 (a Horovod or JAX rank).
+      index: number of this input pipeline, 0..count-1 (a Horovod or JAX rank).
       count: input pipelines in the job.
-      local_replicas: replicas that this one feeds, the same for every one.
+      local_replicas: replicas that each input pipeline feeds.
     """
 
     index: int
@@ -158,7 +158,7 @@ class Shard:
         return self.count * self.local_replicas
 
     def replica_rows(self, local_replica: int, global_batch_size: int) -> tuple[int, int]:
-        """Returns the rows [start, stop) of the global batch that local replica i gets.
+        """Returns the rows [start, stop) of the global batch that a local replica gets.
 
         Raises:
           UsageError: R does not divide the global batch.
@@ -170,10 +170,10 @@ class Shard:
 
 
 def as_shard(shard: Shard | InputContext | None) -> Shard | None:
-    """Returns a `tf.distribute.InputContext` as a `Shard`; a Shard or None as it is.
+    """Returns a `tf.distribute.InputContext` as a `Shard`; a `Shard` or None as it is.
 
     Raises:
-      UsageError: it is neither, or the context's workers have unequal numbers of replicas.
+      UsageError: it is none of these, or the context's workers have unequal numbers of replicas.
     """
     if shard is None or isinstance(shard, Shard):
         return shard

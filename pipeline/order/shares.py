@@ -1,4 +1,4 @@
-"""How many rows of every step each source of a mixture has: the same on any number of replicas."""
+"""The share of each source of a mixture in the rows of every step, whatever the number of replicas."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import UsageError
 
-_LOOKED_AT = 4096  # batch sizes on either side, for an error to name one that works
-_LARGEST = 1 << 20  # rows of a batch that anybody is advised to take
+_LOOKED_AT = 4096  # batch sizes to try on either side, for an error to name one that works
+_LARGEST = 1 << 20  # rows of the largest batch that an error suggests
 
 
 def shares_of(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Returns the rows of each weight, by largest remainder; of equal remainders the earlier weight's is the larger."""
+    """Returns the rows of each weight by the largest remainder method; of equal remainders the earlier one wins."""
     exact = _as_written(weights)
     quotas = [rows * weight / sum(exact) for weight in exact]
     shares = [math.floor(quota) for quota in quotas]
@@ -28,10 +28,10 @@ def shares_of(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def rows_in_blocks(shares: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Returns which rows each source has where all are joined, int64 (share,) each, in its order.
+    """Returns the rows of each source in the joint batch, int64 (share,) each, in the source's order.
 
-    The joint rows are equal blocks, as many as the greatest common divisor of the shares; each has the next rows of
-    every source, one source behind the other.
+    The batch consists of equal blocks, as many as the greatest common divisor of the shares. Each block has the next
+    rows of the first source, then of the second, and so on.
     """
     blocks = math.gcd(*shares)
     each = np.array(shares, np.int64) // blocks
@@ -40,7 +40,7 @@ def rows_in_blocks(shares: Sequence[int]) -> list[NDArray[np.int64]]:
 
 
 def checked_shares(rows: int, weights: Sequence[float], names: Sequence[str]) -> tuple[int, ...]:
-    """Returns `shares_of`.
+    """Returns the rows of each weight, like `shares_of`.
 
     Raises:
       UsageError: a source has no row.
@@ -59,7 +59,7 @@ def checked_shares(rows: int, weights: Sequence[float], names: Sequence[str]) ->
 
 
 def _as_written(weights: Sequence[float]) -> list[Fraction]:
-    """Returns the weights as decimal fractions, of which no sum is rounded, or too large."""
+    """Returns the weights as decimal fractions, whose sums are neither rounded nor too large."""
     return [Fraction(repr(float(weight))) for weight in weights]
 
 
@@ -70,14 +70,14 @@ def _short(number: Fraction) -> str:
 def check_divided(
     rows: int, weights: Sequence[float], names: Sequence[str], parts: int, what: str = "replicas"
 ) -> None:
-    """Raises UsageError if `parts` does not divide every share, naming the nearest weights and rows that work.
+    """Raises UsageError, with the nearest weights and rows that work, if `parts` does not divide every share.
 
     Args:
       rows: G.
       weights: of the sources.
       names: of the sources.
       parts: R, or V.
-      what: these are, for the error.
+      what: name of these parts, for the error.
     """
     shares = checked_shares(rows, weights, names)
     if not any(share % parts for share in shares):
@@ -95,7 +95,7 @@ def check_divided(
 
 
 def _nearest_rows(rows: int, weights: Sequence[float], parts: int) -> list[int]:
-    """Returns the nearest global batch below and above of which every share is a multiple of `parts`."""
+    """Returns the nearest smaller and larger global batch in which every share is a multiple of `parts`."""
 
     def works(size: int) -> bool:
         return all(share and share % parts == 0 for share in shares_of(size, weights))
