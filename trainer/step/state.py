@@ -20,6 +20,7 @@ from trainer.step import optimizers
 from trainer.step.optimizers import Averages, Schedule
 from trainer.task.base import WEIGHT, Measure, RowMeasure, Sums, Task
 from trainer.task.compiled import CompiledMeasure
+from trainer.topology import keep_order_of_sums
 
 DECAY = 0.9  # of moving averages: that of the CIFAR-10 tutorial's losses (cifar10.py)
 _WIDTH = 2  # the axis of a batch of images
@@ -120,6 +121,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
     Raises:
       UsageError: the model cannot take the data, or a flag contradicts it.
     """
+    keep_order_of_sums()
     keras.config.set_dtype_policy(dtype_policy(config.model.precision))
     keras.utils.set_random_seed(config.order.seed)
     with strategy.scope():

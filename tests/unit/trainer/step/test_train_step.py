@@ -9,6 +9,7 @@ from trainer.checkpoint.manager import EpochSums
 from trainer.models.resnet import resnet20
 
 RATE = 0.5  # of the steppers
+LARGE = 2800  # rows and columns of a matrix of 31 MB
 
 
 def endless(stepper, batch):
@@ -136,6 +137,28 @@ def test_neither_summaries_nor_a_key_log_change_a_bit_of_the_state(recipe, repli
     assert len(found[0]) > 8
     for one in shown[1:]:  # what is only printed may be rounded otherwise
         assert one == pytest.approx(shown[0], rel=1e-6)
+
+
+def with_a_large_layer_that_is_used_often():
+    inputs = keras.Input((4, 3, 1))
+    values = keras.layers.Dense(LARGE)(keras.layers.Flatten()(inputs))
+    layer = keras.layers.Dense(LARGE, "tanh")
+    branches = [layer(values * factor) for factor in range(1, 9)]
+    return keras.Model(inputs, keras.layers.Dense(5)(keras.layers.Concatenate()(branches)))
+
+
+def test_the_gradient_of_a_layer_that_is_used_often_has_the_same_bits_each_time(make_stepper, batch):
+    """Its eight summands take more memory than TensorFlow takes a CPU to have, which let each be added when it came."""
+    stepper = make_stepper(build=with_a_large_layer_that_is_used_often)
+    rows = tuple(map(tf.constant, batch))
+
+    @tf.function(autograph=False)
+    def gradients():
+        return stepper.gradients.of(tf.constant(0, tf.int64), tf.constant(3.0), stepper.state.values(), rows).gradients
+
+    first, *others = [[gradient.numpy().tobytes() for gradient in gradients()] for _ in range(4)]
+    assert len(first[2]) == LARGE * LARGE * 4
+    assert all(other == first for other in others)
 
 
 @pytest.mark.parametrize("virtual", [False, True])
