@@ -39,7 +39,7 @@ _SITE = ("site-packages", "dist-packages")  # folders into which pip installs
 _OURS = ("pipeline", "trainer", "beam_jobs", "stepfeed")
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Flags that replace something or lift a protection: no hint may lead a user to them.
-_NEVER_SUGGESTED = frozenset({"overwrite", "allow_order_change", "allow_model_change", "update"})
+_NEVER_SUGGESTED = frozenset({"overwrite", "allow_order_change", "allow_model_change", "update", "fresh"})
 
 
 class PipelineError(Exception):

@@ -18,6 +18,7 @@ from trainer import lazy_imports
 from trainer.callbacks.base import Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
+from trainer.checkpoint import fresh
 from trainer.cluster import lock, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
@@ -132,7 +133,9 @@ def _train(
             plans.prepare_folder("--log_keys", config.run.log_keys)
     # Nobody is told of another job: where it is this one, started twice, the others wait for the first chief.
     only_job = lock.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()
-    with only_job, Interrupt(COMMAND) as interrupt:
+    with only_job, Interrupt(COMMAND) as interrupt, fresh.advised(config):
+        with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
+            config = fresh.begin(config, cluster.is_chief)
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         if config.output.log_device_placement:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow says it

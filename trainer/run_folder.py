@@ -48,6 +48,11 @@ class RunFolder:
         return self.path / "launch"
 
     @property
+    def fresh_note(self) -> pathlib.Path:
+        """Which job has begun anew in the folder, and whether it was still removing the run before it."""
+        return self.path / ".trainer.fresh"
+
+    @property
     def metrics_note(self) -> pathlib.Path:
         """The first lines of the --metrics_jsonl files that the run has begun."""
         return self.path / ".trainer.metrics"

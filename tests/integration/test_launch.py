@@ -54,6 +54,19 @@ def failing(*starts):
     return {"worker 1": list(starts)}
 
 
+def test_a_folder_is_emptied_once_and_not_by_a_restart(launch, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "ckpt-700.index").touch()
+    job = launch("--num_workers=2", plan=failing({"do": "kill", "at": 8, "save": 4}), trainer=("--fresh",))
+    code, _, err = job.end()
+    assert code == 0, err
+    assert [(model / f"starts-worker-{index}").read_text() for index in (0, 1)] == ["2", "2"]  # of the first start, too
+    assert [path.name for path in model.glob("ckpt-*.index")] == ["ckpt-4.index"]
+    assert (model / ".trainer.fresh").read_text().startswith("begun")
+    assert job.status()["command"][-2:] == ["--strategy=multiworker", "--nofresh"]
+
+
 def test_two_workers_to_the_end(launch):
     job = launch("--num_workers=2")
     code, out, err = job.end()

@@ -82,6 +82,7 @@ SEEN: dict[str, dict[str, str]] = {
         "cache_dir": "integration/test_cache.py::test_trainer_and_evaluation_use_one_cache",
         "cache_bytes": "integration/test_cache.py::test_trainer_and_evaluation_use_one_cache",
         "model_dir": "integration/test_train.py::test_what_is_trained_already_is_evaluated",
+        "fresh": "integration/test_fresh.py::test_the_folder_alone_begins_anew_with_the_flags_of_its_run",
         "strategy": "integration/test_train.py::test_two_replicas_learn_the_digits",
         "num_replicas": "integration/test_train.py::test_two_replicas_learn_the_digits",
         "join_timeout": "integration/test_faults.py::test_a_worker_that_never_comes",

@@ -18,8 +18,8 @@ from pipeline.files.write import replace
 from trainer.run_folder import BEST, RunFolder
 
 PREFIX = "ckpt"
-_LIST = "checkpoint"  # the file that `tf.train.latest_checkpoint` reads
-_SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written
+LIST = "checkpoint"  # the file that `tf.train.latest_checkpoint` reads
+SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written
 _DATA = "is a data set (it has a manifest.json), not the folder of a run"
 _NAME = re.compile(rf"(?:(?P<folder>{BEST})(?:/|$))?(?:{PREFIX}-)?(?P<step>\d+)?")
 
@@ -83,7 +83,7 @@ class CheckpointFiles:
         path = path_of(self.folder, step)
         with errors.named(str(path), "cannot be saved"):
             self._check_folder()
-            with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self.folder) as scratch:
+            with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self.folder) as scratch:
                 try:
                     write(os.path.join(scratch, path.name))
                 finally:
@@ -116,7 +116,7 @@ class CheckpointFiles:
         """
         self._check_folder()  # which remembers the folder's identity
         with errors.named(self.folder, "cannot be written to"):
-            for scratch in self.folder.glob(f"{_SCRATCH}*"):
+            for scratch in self.folder.glob(f"{SCRATCH}*"):
                 # Killed between its renames, a save that replaces its step leaves new data with the old index.
                 index = list(scratch.glob(f"{PREFIX}-*.index"))
                 if index and not list(scratch.glob(f"{PREFIX}-*.data-*")):
@@ -140,13 +140,13 @@ class CheckpointFiles:
 
     def _listed(self) -> list[str]:
         """Returns the names in TensorFlow's list. It is written after saves and before removals: all were complete."""
-        file = self.folder / _LIST
+        file = self.folder / LIST
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
         return re.findall(r'^all_model_checkpoint_paths: "([^"]*)"', text, re.MULTILINE)
 
     def _list(self, steps: Sequence[int]) -> None:
         """Writes TensorFlow's list, a CheckpointState in text form; `tf.train.latest_checkpoint` returns the last."""
-        file = self.folder / _LIST
+        file = self.folder / LIST
         if not steps:
             file.unlink(missing_ok=True)
             return

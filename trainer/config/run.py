@@ -26,6 +26,9 @@ class RunFlags:
     model_dir: str = flag(
         text="folder of checkpoints and logs; a run resumes from the newest checkpoint in it", per_machine=True
     )
+    fresh: bool = flag(
+        False, "begin anew: remove the run that is in --model_dir; refused where other files lie there, too"
+    )
     strategy: str = flag(
         "one_device",
         "one_device, mirrored, central_storage; multiworker, parameter_server: processes of TF_CONFIG or "

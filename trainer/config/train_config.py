@@ -62,6 +62,7 @@ class TrainConfig:
         check_all(
             *(self._check_cluster, self._check_aggregation, self._check_parts, self._check_parameter_server),
             *(self._check_virtual_replicas, self._check_headspace, self._check_ranked),
+            self._check_fresh,
         )
 
     def _check_virtual_replicas(self) -> None:
@@ -77,6 +78,16 @@ class TrainConfig:
                 f"--headspace={self.output.headspace} with --log_keys={self.run.log_keys}: waiting for input is not "
                 "measured then; give one of them"
             )
+
+    def _check_fresh(self) -> None:
+        start = self.model.initialize_from
+        if self.run.fresh and start is not None:
+            folder, weights = os.path.realpath(self.run.model_dir), os.path.realpath(start)
+            if os.path.commonpath([folder, weights]) == folder:
+                raise UsageError(
+                    f"--initialize_from={start} with --fresh: lies in --model_dir={self.run.model_dir}, which is "
+                    "emptied before; use another --model_dir"
+                )
 
     def _check_ranked(self) -> None:
         if self.steps.ranks and not self.data.evaluates:

@@ -29,7 +29,7 @@ _IMAGE = re.compile(rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 MOST_NUMBER = 2**31 - 1  # in Kubernetes: seconds, counts, users and groups
 # What the launcher sets itself for each process.
-_SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT")
+_SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT", "STEPFEED_FRESH")
 _SLURM_NAMES = re.compile(r"[A-Za-z0-9_.,+@/-]+")
 _LONGEST_IMAGE = 255
 

@@ -18,6 +18,7 @@ from trainer import plan as plans
 from trainer.callbacks.base import Callbacks, Phase
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
+from trainer.checkpoint import fresh
 from trainer.cluster import lock, rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
@@ -111,7 +112,9 @@ def _lead(
         plans.prepare_folder("--model_dir", config.run.folder.path)
         heartbeat.job(plan.last_step, config.order.global_batch_size)
     # Nobody is told of another job: where it is this one, started twice, the others wait for the first chief.
-    with lock.held(config.run.folder):
+    with lock.held(config.run.folder), fresh.advised(config):
+        with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
+            config = fresh.begin(config)
         callbacks = Callbacks(live, heartbeat)
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         with lazy_imports.loading():
@@ -131,7 +134,7 @@ def _serve(
     with lazy_imports.loading():
         from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
 
-    training.serve(config, plan, roles, interrupt, heartbeat)
+    training.serve(fresh.begin(config, is_chief=False), plan, roles, interrupt, heartbeat)
 
 
 def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pipeline.commands.text import count_of
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
 from trainer import plan
+from trainer.checkpoint import fresh
 from trainer.cluster import lock, tf_config
 from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, sharing
@@ -42,7 +43,11 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
       JobFailedError: it failed.
     """
     placement, counts = _checked(job, tuple(program or process.program()))
-    with lock.held(job.folder, placement.folder, "runs a job"), Stopping() as stopping:
+    config = job.config
+    with lock.held(job.folder, placement.folder, "runs a job"), Stopping() as stopping, fresh.advised(config):
+        if config.run.fresh:  # here, once: a process that is started again resumes
+            with lock.held(job.folder):
+                fresh.begin(config)
         screen = _screen()
         try:
             _run(placement, counts, screen, stopping)
@@ -84,7 +89,8 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
     plan.prepare_folder("--model_dir", job.folder.path)
     for name in ("logs", "heartbeats"):
         plan.prepare_folder("--model_dir", folder / name)
-    return Placement(job, (*program, *job.flags), tuple(shares), bool(found), folder), counts
+    flags = (*job.flags, "--nofresh") if job.config.run.fresh else job.flags
+    return Placement(job, (*program, *flags), tuple(shares), bool(found), folder), counts
 
 
 def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stopping) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from trainer.callbacks import heartbeat
+from trainer.checkpoint import fresh
 from trainer.cluster.tf_config import VARIABLE
 from trainer.launching.job import Job
 
@@ -74,14 +76,16 @@ def environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]:
 
 def variables(job: Job) -> list[Manifest]:
     """Returns the variables that all processes have: the launcher's, those of --env and of --secret_env."""
-    given, secrets = job.launch.processes.variables, job.launch.kubernetes.secrets
+    given, hidden = job.launch.processes.variables, job.launch.kubernetes.secrets
     return [
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         {"name": heartbeat.VARIABLE, "value": _HEARTBEAT},
+        # The same in each pod that is made of this manifest, however often.
+        *([{"name": fresh.VARIABLE, "value": secrets.token_hex(8)}] if job.config.run.fresh else []),
         *({"name": name, "value": escaped(value)} for name, value in given.items()),
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-            for name, (secret, key) in secrets.items()
+            for name, (secret, key) in hidden.items()
         ),
     ]
 

@@ -8,6 +8,7 @@ import re
 import shlex
 
 from pipeline.errors import UsageError
+from trainer.checkpoint import fresh
 from trainer.launching.job import PARAMETER_SERVER, Job
 from trainer.launching.target_flags import SlurmFlags
 
@@ -53,7 +54,9 @@ def render(job: Job) -> str:
     parts = {
         "OPTIONS": "\n".join(f"#SBATCH {option}" for option in _options(job, flags, len(roles), per_node)),
         "VARIABLES": "\n".join(
-            f"export {name}={shlex.quote(value)}" for name, value in job.launch.processes.variables.items()
+            [f"export {name}={shlex.quote(value)}" for name, value in job.launch.processes.variables.items()]
+            # The same after a requeue; another one where the script is submitted again.
+            + ([f'export {fresh.VARIABLE}="$SLURM_JOB_ID"'] if job.config.run.fresh else [])
         ),
         "SETUP": _setup(flags.setup) if flags.setup else "",
         "MODEL_DIR": shlex.quote(str(job.folder.path)),

@@ -33,6 +33,7 @@ def test_flags_and_their_defaults_stay():
             "deterministic": False,
             "allow_order_change": False,
             "allow_model_change": False,
+            "fresh": False,
         },
         **{"virtual_replicas": None, "cpu_threads": 8, "dropout": 0.0, "eval_flip": False},
         **{"task": None, "initialize_from": None, "label_smoothing": 0.0, "precision": "float32", "jit_compile": False},

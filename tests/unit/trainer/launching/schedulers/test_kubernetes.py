@@ -263,6 +263,17 @@ NASTY = [
 ]
 
 
+def test_a_job_that_begins_anew_has_a_name_of_its_own(documents_of):
+    def name(*trainer):
+        (jobset,) = documents_of(trainer=("--data_dir=/data/mnist", "--model_dir=/runs/one", *trainer))
+        variables = manifests.environment(container_of(replicated(jobset["spec"])["worker"]), {INDEX: "0"})
+        return variables.get("STEPFEED_FRESH")
+
+    assert name() is None
+    assert name("--fresh")
+    assert name("--fresh") != name("--fresh")
+
+
 @pytest.mark.parametrize("kind", ["jobset", "trainjob", "tfjob"])
 def test_flags_and_variables_reach_the_process_as_they_are(documents_of, kind):
     """The pod's command is really run, with a program that prints what it gets instead of the trainer."""

@@ -228,6 +228,17 @@ def test_restarts_end(script_of, slurm):
     assert "after 2 restarts (--max_restarts) without a new checkpoint" in codes[2][1]
 
 
+def test_a_job_that_begins_anew_has_one_name_over_its_restarts(script_of, slurm):
+    slurm.command("python", '#!/bin/bash\necho "$STEPFEED_FRESH" >> "$STUB/names"; echo "$@" >> "$STUB/got"; exit 0\n')
+    script = script_of("--max_restarts=2", workers=1, trainer=(*TRAINER, "--fresh"))
+    assert [slurm.run(script, CODES="0")[0] for _ in range(2)] == [0, 0]
+    names = (slurm.folder / "names").read_text().split()
+    assert len(names) == 2
+    assert len(set(names)) == 1
+    assert "--fresh" in (slurm.folder / "got").read_text()
+    assert "STEPFEED_FRESH" not in script_of(workers=1)
+
+
 def test_a_new_checkpoint_forgives_restarts(script_of, slurm):
     script = script_of("--max_restarts=1")
     for attempt, (checkpoint, requeued) in enumerate([("", 1), ("100", 2), ("250", 3), ("90", 3)]):

@@ -1,0 +1,143 @@
+"""`--fresh`: a run takes the place of the one that is in its folder. Without TensorFlow.
+
+The folder's note, `.trainer.fresh`, is written before anything is removed, so that whatever is killed meanwhile, the
+next start removes the rest before it looks for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Iterator
+
+from pipeline.errors import RerunError, UsageError, named
+from pipeline.files.write import replaced, sync
+from trainer.checkpoint.files import LIST, PREFIX, SCRATCH
+from trainer.cluster import lock
+from trainer.config import TrainConfig, file
+from trainer.run_folder import RunFolder
+
+VARIABLE = "STEPFEED_FRESH"  # names a job, which begins anew once, however often its processes are started
+_REMOVING, _BEGUN = "removing", "begun"  # in the note, before the name of the job
+_CHECKPOINT = re.compile(rf"{PREFIX}-\d+\.(index|data-\d{{5}}-of-\d{{5}})")
+_EVENTS = "events.out.tfevents."  # TensorBoard's
+
+
+def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
+    """Returns the config of a run that may look for its newest checkpoint; --fresh is done with, and not in it.
+
+    With --fresh, the run that is in the folder is removed first, once for each job. Without it, what a killed removal
+    has left is.
+
+    Args:
+      config: of the run.
+      is_chief: whether this process has the lock of the run's folder; the others leave it alone, and meet the chief
+        before they read there.
+
+    Raises:
+      UsageError: other files lie in the folder; nothing is removed.
+      DataError: the folder cannot be read or written to.
+    """
+    folder = config.run.folder
+    settled = dataclasses.replace(config, run=dataclasses.replace(config.run, fresh=False))
+    if not is_chief:
+        return settled
+    with named(folder.fresh_note, "cannot be written or read"):
+        text = folder.fresh_note.read_text(encoding="utf-8") if folder.fresh_note.exists() else ""
+        state, _, job = text.strip().partition(" ")
+        now = os.environ.get(VARIABLE, "")
+        if config.run.fresh and not (now and now == job):
+            _check(folder, config.run.log_keys)
+            state, job = _REMOVING, now
+            _note(folder, f"{state} {job}")
+            # What `--model_dir` alone goes on with, also before the first checkpoint.
+            file.write(folder.config, dataclasses.asdict(settled))
+        if state == _REMOVING:
+            _remove(folder)
+            _note(folder, f"{_BEGUN} {job}")
+    return settled
+
+
+@contextlib.contextmanager
+def advised(config: TrainConfig) -> Iterator[None]:
+    """Context of a run that has begun: to rerun its command, --fresh is left out, unless the job is known by a name."""
+    try:
+        yield
+    except RerunError as error:
+        if not config.run.fresh or os.environ.get(VARIABLE):
+            raise
+        raise error.advised("without --fresh, which would begin anew") from None
+
+
+def _note(folder: RunFolder, text: str) -> None:
+    with replaced(folder.fresh_note, f"{folder.fresh_note.name}.tmp") as draft:
+        draft.write(f"{text}\n".encode())
+    sync(folder.path)
+
+
+def _check(folder: RunFolder, log_keys: str | None) -> None:
+    """Raises UsageError for a file that no run has written."""
+    metrics = _metrics(folder)
+    for path in sorted(folder.path.iterdir()):
+        for other in _others(folder, path, metrics):
+            raise UsageError(
+                "is no file of a run, so that --fresh removes nothing",
+                path=other,
+                advice="move it away, or use another --model_dir",
+            )
+    if log_keys and any(pathlib.Path(log_keys).rglob("worker-*.jsonl")):
+        raise UsageError(f"--log_keys={log_keys} with --fresh: has the keys of another run; name another folder")
+
+
+def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) -> Iterator[pathlib.Path]:
+    """Yields what no run has written: an entry of the folder, or a file in one of its folders."""
+    kept = (folder.config, folder.launch, folder.metrics_note, folder.fresh_note, folder.path / lock.FILE)
+    if path.is_symlink():
+        yield path
+    elif path in kept or path in metrics or (path.name.startswith(SCRATCH) and path.is_dir()):
+        return
+    elif path in (folder.best, folder.logs) and path.is_dir():
+        for inner in sorted(path.rglob("*")):
+            place = inner.relative_to(path).parts
+            of_best = inner.name == LIST or _CHECKPOINT.fullmatch(inner.name) or place[0].startswith(SCRATCH)
+            of_logs = inner.name.startswith(_EVENTS) or place[0] == "plugins" or inner.is_dir()
+            if inner.is_symlink() or not (of_best if path == folder.best else of_logs):
+                yield inner
+    elif not (
+        path.is_file() and (_CHECKPOINT.fullmatch(path.name) or path.name.removesuffix(".tmp") in _names(folder))
+    ):
+        yield path
+
+
+def _names(folder: RunFolder) -> tuple[str, ...]:
+    """Returns the names of the files that are written under a temporary one first."""
+    return (LIST, folder.config.name, folder.metrics_note.name, folder.fresh_note.name)
+
+
+def _metrics(folder: RunFolder) -> list[pathlib.Path]:
+    """Returns the files of --metrics_jsonl in the folder, which begin as the run has noted."""
+    if not folder.metrics_note.exists():
+        return []
+    first = set(folder.metrics_note.read_bytes().splitlines(keepends=True))
+    found = []
+    for path in folder.path.iterdir():
+        if path.is_file() and not path.name.startswith("."):
+            with path.open("rb") as lines:
+                found += [path] if lines.readline(1 << 16) in first else []
+    return found
+
+
+def _remove(folder: RunFolder) -> None:
+    """Removes a run, its newest checkpoints first. Logs of `trainer.launch`, flags and notes stay."""
+    with named(folder.path, "cannot be emptied for --fresh"):
+        metrics = _metrics(folder)
+        for path in sorted(folder.path.iterdir(), key=lambda path: path.suffix != ".index"):
+            if path in (folder.best, folder.logs) or (path.name.startswith(SCRATCH) and path.is_dir()):
+                shutil.rmtree(path)
+            elif path in metrics or path.suffix == ".tmp" or path.name == LIST or _CHECKPOINT.fullmatch(path.name):
+                path.unlink()
+        sync(folder.path)
