@@ -43,6 +43,7 @@ def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
 def _along_first(values: tf.Tensor, size: int) -> tf.Tensor:
     """Resizes the first axis: float32 (n, m) to (size, m)."""
     scale = tf.cast(size / tf.shape(values)[0], tf.float32)
+    # As an image one pixel wide with m channels, so that the op makes its pass over the height alone.
     scaled = tf.raw_ops.ScaleAndTranslate(
         images=values[None, :, None],
         size=[size, 1],

@@ -140,7 +140,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
                 f"the state's spec_digest is {state.get('spec_digest')!r}, but that of its spec is "
                 f"{self.spec.digest!r}: it was changed by hand or is corrupt"
             )
-        if (step, 0) != (self.step, self._given % self._replicas):
+        if (step, 0) != (self.step, self._given % self._replicas):  # else what was read ahead can be used
             self._seek(step)
 
 

@@ -255,6 +255,7 @@ class Runs:
         self._feeds = [make_feed(order, topology.shard(w), arrays) for w in range(topology.workers)]
         self._windows = topology.workers * contract.windows
         streams = sum(len(feed.streams) for feed in self._feeds)
+        # Workers that share a stream read more than they feed; padding is fed but not read.
         read, fed = (
             streams * contract.num_records // contract.streams,
             contract.steps_per_epoch * order.global_batch_size,

@@ -97,7 +97,7 @@ class CacheFolder:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         # A draft that a killed process left is overwritten.
         file = _open_locked(path + _DRAFT, os.O_RDWR | os.O_CREAT)
-        if file is not None and os.path.exists(path):
+        if file is not None and os.path.exists(path):  # another process has finished just before the lock
             self.discard(entry, file)
             return None
         return file
@@ -151,8 +151,9 @@ class CacheFolder:
 
     def _make_room(self, num_bytes: int) -> bool:
         self._remove_drafts()
-        files = sorted(self._files())
+        files = sorted(self._files())  # least recently used first
         total = num_bytes + sum(file.num_bytes for file in files)
+        # All files to remove are locked first, so that none is removed in vain.
         with contextlib.ExitStack() as unused:
             going = []
             for file in files:

@@ -49,7 +49,7 @@ class GzipReader:
         count = self._shards.segments[segment].shard.num_examples
         if stop == count:
             next(records, None)  # there are no more, but this checks the end of the file
-        if len(found) < count:
+        if len(found) < count:  # a read of all records is checked by the CRC of the whole file
             crcs = [frame.crc for frame in taken]
             self._sidecars.check_crcs(segment, range(start, stop), crcs, lambda i: taken[i].offset)
         if stop == count:

@@ -54,6 +54,7 @@ def call_numpy(
             nothing = (np.array([b""] if dtype == tf.string else [0], dtype.as_numpy_dtype) for dtype in dtypes)
             return *nothing, np.array(problem.translate(_SHOWN).encode(), object)
 
+    # A Python error would reach the user as many lines with a stack; the message of an assertion is one line.
     *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string])
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
         return [tf.identity(tensor) for tensor in tensors]
@@ -112,6 +113,7 @@ def _end() -> None:
     _state["ends"] = True
     if not _state["last"] and not _calls:
         return
+    # Calls that have begun may end, and those that begin now get an error, until TensorFlow stops calling.
     start = quiet = time.monotonic()
     while time.monotonic() - quiet < _QUIET_SECONDS and time.monotonic() - start < _MOST_SECONDS:
         time.sleep(_QUIET_SECONDS / 10)

@@ -86,6 +86,7 @@ class RecordsReader:
                 found.append(self._unframed(segment, number, offset, frames[begin:end]))
             crcs.append(_stored_crcs(frames, begins[1:] - begins[0]))
         whole = [i for i, record in enumerate(found) if record is not None]
+        # The records are intact, but may be those of another conversion: only the manifest's CRCs show that.
         if not self._compression and len(whole) == self.shards.segments[segment].shard.num_examples:
             self.shards.check_crc(segment, crc)
         elif whole:

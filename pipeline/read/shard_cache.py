@@ -139,6 +139,7 @@ class Copies:
                 draft = self._place.draft(entry)
                 if draft is not None:
                     return self._fetched(entry, draft)
+                # Another process fetches the file: wait for its copy for as long as it makes progress.
                 written = self._place.written(entry)
                 if written and time.time() - written > _STALLED_SECONDS:
                     self._uncached("another process does not finish what it fetches")
@@ -186,6 +187,7 @@ class Copies:
         try:
             is_whole = self._is_filled(entry, draft)
             if is_whole:
+                # Noted first: a reader that finds the copy need not compute its CRC again.
                 self._right[entry] = Identity.of(os.fstat(draft.fileno()))
                 self._place.publish(entry, draft)
         except BaseException:
@@ -311,7 +313,7 @@ class ShardCache:
             with self._lock:
                 before = self._ahead.pop(entry, None)
                 self._ahead[entry] = job
-            if before:
+            if before:  # in vain, or of another thread that was faster
                 self._ended(before)
 
     def release(self, entries: Iterable[Entry]) -> None:
@@ -365,7 +367,7 @@ class ShardCache:
                 return
             if self._jobs.get(job.entry) is job:
                 del self._jobs[job.entry]
-        job.copy.cancel()
+        job.copy.cancel()  # works if the fetch has not begun; else its copy is closed once it is there
         job.copy.add_done_callback(_close)
 
     def _check_running(self) -> None:

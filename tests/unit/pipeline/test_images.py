@@ -160,23 +160,20 @@ def test_damaged_exif_data_is_no_orientation(colour):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "no image of a known format: it is empty"),
-        (b"hello", "no image of a known format: it begins with 0x68656c6c"),
-        (b"\x89PNG\r\n\x1a\n", "begins with 0x89504e47|header is corrupt"),
-        (png(0, 5), "no image of a known format"),
-        (png(60_000, 60_000), "more than 67108864 pixels"),
-        (png(8193, 8192), "the image has 8193x8192 pixels, more than 67108864"),
+        (b"", "empty"),
+        (b"hello", "0x68656c6c"),
+        (b"\x89PNG\r\n\x1a\n", "0x89504e47|header"),
+        (png(0, 5), "0x89504e47"),
+        (png(60_000, 60_000), "67108864 pixels"),
+        (png(8193, 8192), "8193x8192 .* 67108864"),
         (png(1 << 26, 2), "67108864"),
-        (file_of(np.zeros((2, 2), np.float32), "TIFF"), "the image has mode F, not 8 or 16 bits per channel"),
-        (file_of(np.zeros((2, 2), np.int32), "TIFF"), "the image has mode I, not 8 or 16 bits per channel"),
-        (
-            file_of(np.zeros((2, 2), np.uint8), "TIFF", tiffinfo={254: 1}),
-            "a camera's raw file, of which only a preview",
-        ),
-        (file_of(np.zeros((2, 2), np.uint8), "TIFF", tiffinfo={50706: b"\1\4\0\0"}), "a camera's raw file"),
-        (png(2, 1, 8, 0, bytes(3))[:-12], "the PNG file is cut short"),
-        (png(2, 1, 8, 0, bytes(3))[:-1], "the PNG file is cut short"),
-        (png(2, 1, 8, 0, bytes(3))[:-1] + b"x", "the CRC of the PNG file's chunk 'IEND' is wrong"),
+        (file_of(np.zeros((2, 2), np.float32), "TIFF"), " F, not 8 or 16 "),
+        (file_of(np.zeros((2, 2), np.int32), "TIFF"), " I, not 8 or 16 "),
+        (file_of(np.zeros((2, 2), np.uint8), "TIFF", tiffinfo={254: 1}), "raw file"),
+        (file_of(np.zeros((2, 2), np.uint8), "TIFF", tiffinfo={50706: b"\1\4\0\0"}), "raw file"),
+        (png(2, 1, 8, 0, bytes(3))[:-12], "PNG .* cut"),
+        (png(2, 1, 8, 0, bytes(3))[:-1], "PNG .* cut"),
+        (png(2, 1, 8, 0, bytes(3))[:-1] + b"x", "CRC .*'IEND'"),
     ],
 )
 def test_what_is_no_image_that_can_be_used(data, reason):
@@ -239,9 +236,7 @@ def test_heic_without_pillow_heif_is_refused_with_what_to_install(monkeypatch):
     images._readable.cache_clear()
     monkeypatch.delitem(PIL.Image.OPEN, "HEIF", raising=False)
     try:
-        with pytest.raises(
-            BadImageError, match=r"a HEIC file, which needs pillow-heif: pip install 'stepfeed\[images\]'"
-        ):
+        with pytest.raises(BadImageError, match=r"HEIC .*'stepfeed\[images\]'"):
             images.open_file(b"\0\0\0\x18ftypheic" + bytes(100))
     finally:
         images._readable.cache_clear()

@@ -84,7 +84,7 @@ def test_rows_padding_and_bytes_are_counted_exactly():
     assert found.bytes_per_second * seconds == pytest.approx(2 * 4 * 24)
 
 
-def test_a_dataset_begins_anew_in_each_loop(folder):
+def test_a_dataset_starts_again_in_each_loop(folder):
     dataset = input_fn(folder, global_batch_size=8, training=True, epochs=1)
     meter = InputMeter(dataset)
     for _ in range(2):
@@ -230,21 +230,21 @@ def test_the_line():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "fact"),
     [
-        ({"batches": 3}, "batches=3: must be something that can be iterated over"),
-        ({"batches": [], "weights": "last"}, "weights='last': must be the index"),
-        ({"batches": [], "weights": True}, "weights=True: must be the index"),
+        ({"batches": 3}, "batches=3"),
+        ({"batches": [], "weights": "last"}, "weights='last'"),
+        ({"batches": [], "weights": True}, "weights=True"),
     ],
 )
-def test_wrong_arguments_are_one_clear_error(arguments, message):
-    with pytest.raises(UsageError, match=message):
+def test_wrong_arguments_are_one_clear_error(arguments, fact):
+    with pytest.raises(UsageError, match=f"^{fact}: "):
         InputMeter(**arguments)
 
 
 def test_weights_that_are_not_there_are_one_clear_error():
     meter = InputMeter([batch_of(4, 0)], weights=3)
-    with pytest.raises(UsageError, match="weights=3: a batch has 3 components; give the index of one, or None"):
+    with pytest.raises(UsageError, match="^weights=3: .* 3 components"):
         next(meter)
 
 

@@ -120,17 +120,17 @@ def test_a_stored_state_resumes_and_belongs_to_its_sources_and_shares(mixture, m
             np.testing.assert_array_equal(got, other)
     (a, _), (b, _) = mixture
     for other, message in [
-        ([(a, 7), (b, 2)], "source 0: global_batch_size was 24, is 28; .*source 1: global_batch_size was 12, is 8"),
-        ([(a, 2), (b.replace("[:40", "[:41"), 1)], r"source 1: split was train\[:40\], is train\[:41\]"),
-        ([(a, 2), (a, 1)], "source 1: manifest_digest was [0-9a-f]{64}, is"),
-        ([(b, 2), (a, 1)], "source 0: manifest_digest was"),
-        ([(a, 20), (b, 8), (b, 8)], "sources was 2, is 3"),
-        (a, "sources was 2, is 1"),
+        ([(a, 7), (b, 2)], "source 0: global_batch_size .* 24, .* 28; .*source 1: global_batch_size .* 12, .* 8"),
+        ([(a, 2), (b.replace("[:40", "[:41"), 1)], r"source 1: split .*\[:40\], .*\[:41\]"),
+        ([(a, 2), (a, 1)], "source 1: manifest_digest .* [0-9a-f]{64}, "),
+        ([(b, 2), (a, 1)], "source 0: manifest_digest "),
+        ([(a, 20), (b, 8), (b, 8)], "sources .* 2, .* 3"),
+        (a, "sources .* 2, .* 1"),
     ]:
         with pytest.raises(UsageError, match=message):
             StepIterator(other, **OPTIONS, **memory).set_state(state)
     alone = StepIterator(a, **OPTIONS, **memory)
-    with pytest.raises(UsageError, match="sources was 1, is 2"):
+    with pytest.raises(UsageError, match="sources .* 1, .* 2"):
         again.set_state(alone.get_state())
 
 
@@ -166,7 +166,7 @@ def test_distortions_are_keyed_by_record_and_mixing_stays_within_a_source(mixtur
     for _, labels, weights, _ in whole:
         np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
         np.testing.assert_allclose([part.sum() for part in of_sources(weights)], [24, 12], rtol=1e-6)
-    with pytest.raises(UsageError, match=r"source '.*b:train\[:40\]': distort: .*each of 4 replicas 3, which is odd"):
+    with pytest.raises(UsageError, match=r"source '.*b:train\[:40\]': distort: .* 4 replicas 3"):
         taken(mixture, **options, shard=Shard(0, 4))
 
 
@@ -193,10 +193,10 @@ def test_replicas_of_a_strategy_get_equal_shares(folders, tmp_path):
                     rows = [v for each in strategy.experimental_local_results(element[0][name]) for v in each]
                     for row, other in zip(rows, expected[0][name], strict=True):
                         np.testing.assert_array_equal(row, other)
-    with pytest.raises(UsageError, match=r"12, .*b:train 6 rows, of which 9 virtual replicas need equal parts"):
+    with pytest.raises(UsageError, match=r"12, .*b:train 6 .* 9 virtual replicas"):
         distribute(strategy, mixture, virtual_replicas=9, **options)
     four = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(4)])
-    with pytest.raises(UsageError, match=r"of which 4 replicas need equal parts; nearest that work: .*=12 and 24"):
+    with pytest.raises(UsageError, match=r" 4 replicas .*=12 and 24"):
         distribute(four, mixture, **options)
 
 
@@ -232,14 +232,14 @@ def parse(records):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"training": False}, "training=False with 2 sources: an evaluation sees each once, by itself"),
-        ({"global_batch_size": 1}, r"source '.*b:train\[:40\]': its weight, 1 of 3, gives it none of the"),
-        ({"shard": Shard(0, 5)}, r"a:train 24, .*b:train\[:40\] 12 rows, of which 5 replicas need equal parts"),
-        ({"streams": 9}, r"source '.*a:train': streams=9 does not divide global_batch_size=24"),
-        ({"shuffle_bytes": 200}, r"source '.*a:train': shuffle_bytes=133: 24 streams of records of 144 decoded bytes"),
+        ({"training": False}, "training=False .* 2 sources"),
+        ({"global_batch_size": 1}, r"source '.*b:train\[:40\]': .* 1 of 3"),
+        ({"shard": Shard(0, 5)}, r"a:train 24, .*b:train\[:40\] 12 .* 5 replicas"),
+        ({"streams": 9}, "source '.*a:train': streams=9 .*=24"),
+        ({"shuffle_bytes": 200}, "source '.*a:train': shuffle_bytes=133: .* 144 "),
         ({"features": ("box",)}, "box"),
-        ({"parse": parse}, r"a:train' and .*b:train\[:40\]' give different elements: .*\(1,\).* and .*\(2,\)"),
-        ({"statistics": "nowhere"}, "nowhere/manifest.json: no manifest"),
+        ({"parse": parse}, r"a:train' .*b:train\[:40\]' .*\(1,\).*\(2,\)"),
+        ({"statistics": "nowhere"}, "nowhere/manifest.json"),
     ],
 )
 def test_wrong_options(mixture, options, message):
@@ -250,14 +250,14 @@ def test_wrong_options(mixture, options, message):
 @pytest.mark.parametrize(
     ("made", "options", "message"),
     [
-        ({"shape": (9, 6, 3)}, {}, r"differ in the shape of images: \(8, 6, 3\) and \(9, 6, 3\)"),
-        ({"shape": (8, 6, 1)}, {}, "differ in channels: 3 and 1"),
-        ({"classes": 4}, {}, "differ in the number of classes: 3 and 4"),
+        ({"shape": (9, 6, 3)}, {}, r"images: \(8, 6, 3\) .* \(9, 6, 3\)"),
+        ({"shape": (8, 6, 1)}, {}, "channels: 3 .* 1"),
+        ({"classes": 4}, {}, "classes: 3 .* 4"),
     ],
 )
 def test_sources_that_do_not_fit_together(folders, tmp_path, made, options, message):
     write_dataset(tmp_path / "c", **made)
-    with pytest.raises(UsageError, match=f"the sources '.*a:train' and '.*c:train' {message}"):
+    with pytest.raises(UsageError, match=f"'.*a:train' .*'.*c:train' .*{message}"):
         taken([(folders[0], 1), (tmp_path / "c", 1)], **options)
 
 
@@ -266,10 +266,10 @@ def test_sources_with_other_class_names_or_features_do_not_fit_together(tmp_path
         write_dataset(tmp_path / name, kind=Kind(extra=True))
     mixture = [(tmp_path / "a", 1), (tmp_path / "b", 1)]
     edit_manifest(tmp_path / "b", lambda made: made["features"]["scores"].update(shape=[7]))
-    with pytest.raises(UsageError, match=r"differ in feature 'scores': float32 \(None,\) and float32 \(7,\)"):
+    with pytest.raises(UsageError, match=r"'scores': float32 \(None,\) .* float32 \(7,\)"):
         taken(mixture, features=("scores",))
     edit_manifest(tmp_path / "b", lambda made: made["class_names"].reverse())
-    with pytest.raises(UsageError, match="differ in class names: class 0, class 1, class 2 and class 2, class 1"):
+    with pytest.raises(UsageError, match="class names: class 0, class 1, class 2 and class 2, class 1"):
         taken(mixture)
 
 
@@ -289,5 +289,5 @@ def test_each_source_has_its_part_of_the_memory_and_the_first_one_ends_the_run()
 
 def test_every_source_is_compared_with_the_first(folders, tmp_path):
     write_dataset(tmp_path / "c", shape=(8, 6, 1))
-    with pytest.raises(UsageError, match="'.*a:train' and '.*c:train' differ in channels: 3 and 1"):
+    with pytest.raises(UsageError, match="'.*a:train' .*'.*c:train' .* channels: 3 .* 1"):
         order_spec([(folders[0], 1), (folders[1], 1), (tmp_path / "c", 1)], global_batch_size=36, training=True)

@@ -14,6 +14,7 @@ from pipeline import RandomAccess
 from pipeline.errors import DataError, UsageError
 from pipeline.records import framing
 from tests.datasets import Kind, edit_manifest, encoded, extra_of, image_of, key_of, to_memory, write_dataset
+from tests.raised import at
 
 COUNTS = (5, 0, 4, 3)
 SHAPE = (8, 6, 3)
@@ -168,10 +169,10 @@ def test_a_corrupt_record_is_named_and_the_others_are_read(tmp_path, kind):
     data = bytearray(pathlib.Path(location.file).read_bytes())
     data[location.offset + 50] ^= 1
     pathlib.Path(location.file).write_bytes(data)
-    with pytest.raises(DataError, match=f"^{location.file}: "):
+    with pytest.raises(DataError, check=at(location.file, record=None)):
         examples[6]
     examples = RandomAccess(tmp_path)
-    with pytest.raises(DataError, match=f"^{location.file}, record 2, byte offset {location.offset}: .*CRC"):
+    with pytest.raises(DataError, check=at(location.file, "CRC", record=2, offset=location.offset)):
         examples[7]
     for number in (5, 6, 8):
         check(examples[number], number, kind)
@@ -199,18 +200,15 @@ def test_an_example_that_is_not_what_the_manifest_says_is_named(tmp_path, encodi
 
     edit_manifest(tmp_path, change)
     examples = RandomAccess(tmp_path)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, check=at("train-00000-of-00001.tfrecord", *facts, record=1)):
         examples[1]
-    assert str(caught.value).startswith(f"{tmp_path}/train-00000-of-00001.tfrecord, record 1, byte offset ")
-    assert all(fact in str(caught.value) for fact in facts)
     if name == "image":
         assert type(RandomAccess(tmp_path, decode=False)[1]["image"]) is bytes
 
 
 def test_compressed_shards_are_refused_with_the_reason(tmp_path):
     write_dataset(tmp_path, COUNTS, kind=Kind(compression="GZIP"))
-    words = "train-00000-of-00004.tfrecord.gz: .* one GZIP stream .* forward; .*beam_jobs.convert --dataset=tfrecord"
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, check=at("train-00000-of-00004.tfrecord.gz", "GZIP", "forward")):
         RandomAccess(tmp_path)
 
 

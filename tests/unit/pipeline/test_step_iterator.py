@@ -95,20 +95,20 @@ def test_a_pickled_iterator_continues_at_the_next_element(folder):
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
     split_up = StepIterator(folder, shard=Shard(0, 1, 2), **options)
     next(split_up)
-    with pytest.raises(UsageError, match="in the middle of step 0"):
+    with pytest.raises(UsageError, match="get_state .* step 0: "):
         pickle.dumps(split_up)
 
 
 def test_a_state_of_another_order_is_refused_with_the_fields_that_differ(folder):
     state = StepIterator(folder, **TRAIN, seed=7, start_step=5).get_state()
     batches = StepIterator(folder, **(TRAIN | {"global_batch_size": 2}))
-    with pytest.raises(UsageError, match="global_batch_size was 4, is 2; seed was 7, is 0.*allow_order_change=True"):
+    with pytest.raises(UsageError, match="global_batch_size .* 4, .* 2; seed .* 7, .* 0.*allow_order_change"):
         batches.set_state(state)
     assert batches.step == 0
     batches.set_state(state, allow_order_change=True)
     assert batches.step == 5
     for split in ("train[:8]", "test"):
-        with pytest.raises(UsageError, match="split was train, is "):
+        with pytest.raises(UsageError, match="split .* train, "):
             StepIterator(folder, split, **TRAIN, seed=7).set_state(state)
     StepIterator(folder, **TRAIN, seed=7, distort="shift", weights="mean").set_state(state)  # no part of the order
 
@@ -119,9 +119,9 @@ def test_a_state_of_another_order_is_refused_with_the_fields_that_differ(folder)
         ({"step": -1}, "step=-1"),
         ({"step": 1.5}, "step=1.5"),
         ({"spec": None}, "get_state"),
-        ({"spec_digest": "0"}, "spec_digest is '0'.* '[0-9a-f]{64}'"),
-        ({"spec_digest": None}, "spec_digest is None"),
-        ({"spec": {}}, "global_batch_size was None, is 4"),
+        ({"spec_digest": "0"}, "spec_digest .*'0'.* '[0-9a-f]{64}'"),
+        ({"spec_digest": None}, "spec_digest .*None"),
+        ({"spec": {}}, "global_batch_size .*None, .* 4"),
     ],
 )
 def test_what_is_no_state_is_refused(folder, change, message):
@@ -142,7 +142,7 @@ def test_several_local_replicas_have_a_state_between_steps_only(folder):
         assert batches.step == number // 2
         assert np.array_equal(next(batches)[3], expected[number])
     assert batches.step == 2
-    with pytest.raises(UsageError, match="step 2: 1 of its 2 local replicas"):
+    with pytest.raises(UsageError, match="step 2: 1 of .* 2 "):
         batches.get_state()
     next(batches)
     state = batches.get_state()

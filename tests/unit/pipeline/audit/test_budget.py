@@ -58,11 +58,11 @@ def test_exhaustive_replays_what_is_else_a_sample(flags, count, data, monkeypatc
 
 
 def test_exhaustive_is_refused_where_memory_cannot_hold_a_batch_or_a_window(data, monkeypatch, capsys):
-    with pytest.raises(UsageError, match=f"--exhaustive: .* {10 * HUGE:,} records; .* TiB .*; leave --exhaustive out"):
+    with pytest.raises(UsageError, match=f"--exhaustive: .* {10 * HUGE:,} .* TiB "):
         audit.main([str(data), f"--global_batch_size={10 * HUGE}", "--exhaustive"])
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(memory, "available", lambda: 10_000)
-    with pytest.raises(UsageError, match="has 99 records"):
+    with pytest.raises(UsageError, match=" 99 records"):
         audit.main([str(data), "--global_batch_size=3", "--exhaustive"])
 
 
@@ -98,5 +98,5 @@ def test_the_memory_of_many_windows_is_found_without_listing_them(data):
 
 
 def test_more_replicas_than_any_job_has_are_refused():
-    with pytest.raises(UsageError, match="at most 1,048,576"):
+    with pytest.raises(UsageError, match="1,048,576"):
         Topology(HUGE, HUGE, HUGE)

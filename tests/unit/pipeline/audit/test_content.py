@@ -22,21 +22,21 @@ def fed(records, weights):
 
 def test_each_row_is_the_record_of_the_order_and_padding_is_padding():
     assert [row.record for row in fed([5, 6], [1.0, 0.0])] == [5, 6]
-    for records, weights, said in (
-        ([5, 4], [1.0, 0.0], r"row 1 .*is fed record 4 \(padding\), and the order has 6 \(padding\)"),
-        ([6, 5], [1.0, 0.0], r"row 0 .*is fed record 6 \(real\), and the order has 5 \(real\)"),
-        ([5, 6], [1.0, 1.0], r"row 1 .*is fed record 6 \(real\), and the order has 6 \(padding\)"),
+    for records, weights, facts in (
+        ([5, 4], [1.0, 0.0], r"row 1 .*record 4 \(padding\).* 6 \(padding\)"),
+        ([6, 5], [1.0, 0.0], r"row 0 .*record 6 \(real\).* 5 \(real\)"),
+        ([5, 6], [1.0, 1.0], r"row 1 .*record 6 \(real\).* 6 \(padding\)"),
     ):
-        with pytest.raises(Fault, match=f"^step 7, {said}$"):
+        with pytest.raises(Fault, match=f"^step 7, {facts}$"):
             fed(records, weights)
 
 
 def test_values_are_equal_in_shape_too_and_nan_is_nan():
     row = content._Fed("here", 5, {"box": np.float32([1, np.nan])})
     content._compare(row, "there", {"box": np.float32([1, np.nan])})
-    for stored, said in (
-        (np.float32([1, 2]), "there: box at 1 is fed as nan, and the record has 2.0"),
-        (np.float32([1]), r"there: box is fed as an array of shape \(2,\), and the record has one of shape \(1,\)"),
+    for stored, facts in (
+        (np.float32([1, 2]), "box at 1 .*nan.* 2.0"),
+        (np.float32([1]), r"box .*\(2,\).*\(1,\)"),
     ):
-        with pytest.raises(Fault, match=rf"^{said} \(here\)$"):
+        with pytest.raises(Fault, match=rf"^there: {facts} \(here\)$"):
             content._compare(row, "there", {"box": stored})

@@ -6,6 +6,7 @@ from pipeline.audit import key_log
 from pipeline.audit.key_log import Entry, Header, KeyLogWriter
 from pipeline.errors import DataError, UsageError
 from pipeline.order.order import OrderSpec
+from tests.raised import at
 
 SPEC = OrderSpec("0" * 64, "train", 7, 8, 2, 400, "pad", True)
 
@@ -103,53 +104,53 @@ GOOD = {"step": 0, "replica": 0, "keys": ["a"], "weights": [1.0]}
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "fact"),
     [
-        ("{", "line 2: not valid JSON"),
-        ("[]", r"line 2: the value is \[\], not of type dict"),
-        (json.dumps(GOOD | {"more": 1}), "has the unknown field 'more'"),
-        (json.dumps(GOOD | {"replica": 4}), "replica 4 of 4: not in range"),
+        ("{", "JSON"),
+        ("[]", "dict"),
+        (json.dumps(GOOD | {"more": 1}), "'more'"),
+        (json.dumps(GOOD | {"replica": 4}), "replica 4 of 4"),
         (json.dumps(GOOD | {"step": -1}), "step -1"),
-        (json.dumps(GOOD | {"step": 10**30}), "not in range"),
-        (json.dumps(GOOD | {"step": True}), "step is True, not of type int"),
-        (json.dumps(GOOD | {"keys": [1]}), r"keys\[0\] is 1, not of type str"),
-        (json.dumps(GOOD | {"weights": []}), "weights must be 1 finite numbers"),
-        (json.dumps(GOOD | {"weights": [float("nan")]}), "weights must be 1 finite numbers"),
-        (json.dumps({"format": 2}), "line 2: format 2; this release reads 1"),
-        (json.dumps({"format": 1}), "line 2: it lacks 'manifest_digest'"),
+        (json.dumps(GOOD | {"step": 10**30}), f"step {10**30}"),
+        (json.dumps(GOOD | {"step": True}), "step is True"),
+        (json.dumps(GOOD | {"keys": [1]}), "keys[0] is 1"),
+        (json.dumps(GOOD | {"weights": []}), "weights"),
+        (json.dumps(GOOD | {"weights": [float("nan")]}), "weights"),
+        (json.dumps({"format": 2}), "format 2"),
+        (json.dumps({"format": 1}), "'manifest_digest'"),
     ],
 )
-def test_a_line_that_cannot_be_is_named(tmp_path, line, message):
+def test_a_line_that_cannot_be_is_named(tmp_path, line, fact):
     path = tmp_path / "log.jsonl"
     KeyLogWriter(path, header()).close()
     with path.open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, check=at(path, fact, part="line 2")):
         list(key_log.read(path))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "fact"),
     [
-        ({"worker": 2}, "worker 2 of 2 with 4 replicas"),
-        ({"replicas": 3}, "worker 0 of 2 with 3 replicas"),
-        ({"workers": "2"}, "workers is '2', not of type int"),
-        ({"spec": {"seed": "7"}}, "spec lacks 'global_batch_size'"),
-        ({"spec": json.loads(SPEC.to_json()) | {"seed": "7"}}, "spec.seed is '7', not of type int"),
+        ({"worker": 2}, "worker 2 of 2"),
+        ({"replicas": 3}, "3 replicas"),
+        ({"workers": "2"}, "workers is '2'"),
+        ({"spec": {"seed": "7"}}, "'global_batch_size'"),
+        ({"spec": json.loads(SPEC.to_json()) | {"seed": "7"}}, "spec.seed is '7'"),
     ],
 )
-def test_a_header_that_cannot_be_is_named(tmp_path, change, message):
+def test_a_header_that_cannot_be_is_named(tmp_path, change, fact):
     path = tmp_path / "log.jsonl"
     KeyLogWriter(path, header()).close()
     (head,) = lines(path)
     path.write_text(json.dumps(head | change) + "\n")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, check=at(path, fact, part="line 1")):
         list(key_log.read(path))
 
 
 def test_a_log_begins_with_a_header(tmp_path):
     (tmp_path / "log.jsonl").write_text(json.dumps(GOOD) + "\n")
-    with pytest.raises(DataError, match="line 1: the first line must be a header"):
+    with pytest.raises(DataError, check=at("log.jsonl", "header", part="line 1")):
         list(key_log.read(tmp_path / "log.jsonl"))
 
 
@@ -161,14 +162,14 @@ def test_files_folders_and_globs_are_found(tmp_path):
     assert key_log.find(str(tmp_path)) == paths
     assert key_log.find(f"{tmp_path}/worker-[02].jsonl") == [paths[0], paths[2]]
     assert key_log.find(f"{paths[2]},{paths[0]},{paths[0]}") == [paths[0], paths[2]]
-    with pytest.raises(UsageError, match=r"--observed=.*no-\*: no such file, folder or glob"):
+    with pytest.raises(UsageError, match=r"^--observed=.*/no-\*:"):
         key_log.find(f"{paths[0]},{tmp_path}/no-*")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=r"a folder without \*.jsonl files"):
+    with pytest.raises(UsageError, match=r"^--observed=.*/empty: .*\*.jsonl"):
         key_log.find(str(tmp_path / "empty"))
 
 
 def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"file/log.jsonl: cannot be written"):
+    with pytest.raises(DataError, check=at("file/log.jsonl")):
         KeyLogWriter(tmp_path / "file" / "log.jsonl", header())

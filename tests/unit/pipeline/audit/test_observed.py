@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -12,6 +13,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import write_dataset
+from tests.raised import at
 
 COUNTS = (30, 0, 25, 44)  # 99 records; T = 9 steps of 12 rows with 9 rows of padding in the last
 FLAGS = {"global_batch_size": 12, "streams": 4, "shuffle_bytes": 240, "seed": 3}
@@ -125,75 +127,60 @@ def short(step, replica, keys, weights):
         del keys[-1], weights[-1]
 
 
+def first_difference(data, logs, *facts):
+    """Returns (number of differences, step and row of the first) of a run that fails, whose error has the facts."""
+    with pytest.raises(DataError) as caught:
+        run(data, logs)
+    assert all(fact in caught.value.reason for fact in facts), caught.value
+    return tuple(map(int, re.search(r"(\d+) difference.*? step (\d+), row (\d+)\b", caught.value.reason).groups()))
+
+
 @pytest.mark.parametrize(
-    ("change", "message", "row"),
+    ("change", "first", "facts", "counts"),
     [
-        (
-            swap,
-            r"2 differences; the first at step 3, row 6 .*, replica 2: expected key 'train#\d+', seen key 't",
-            "0 0 2 0 0",
-        ),
-        (repeat, r"1 difference; the first at step 3, row 8 of the global batch, replica 2: expected", "1 1 1 0 0"),
-        (
-            foreign,
-            r"1 difference; the first at step 12, row 4 .* seen key \"nobody's\", weight 1 of a real",
-            "0 1 0 1 0",
-        ),
-        (heavy_padding, r"1 difference; the first at step 8, row 11 .*, weight 1 of a padding row", "1 0 0 0 1"),
-        (half, r"12 differences; the first at step 2, row 0 .* weight 0.5 of a real row", "0 0 0 0 12"),
+        (swap, (2, 3, 6), ("replica 2", "'train#"), "0 0 2 0 0"),
+        (repeat, (1, 3, 8), ("replica 2",), "1 1 1 0 0"),
+        (foreign, (1, 12, 4), ("nobody's",), "0 1 0 1 0"),
+        (heavy_padding, (1, 8, 11), ("weight 1", "padding"), "1 0 0 0 1"),
+        (half, (12, 2, 0), ("weight 0.5", "real"), "0 0 0 0 12"),
     ],
 )
-def test_a_run_that_saw_something_else_fails_with_the_first_difference(data, tmp_path, capsys, change, message, row):
+def test_a_run_that_saw_something_else_fails_with_the_first_difference(
+    data, tmp_path, capsys, change, first, facts, counts
+):
     log(tmp_path / "logs", source_of(data), range(18), change=change)
-    with pytest.raises(DataError, match=message):
-        run(data, tmp_path / "logs")
+    assert first_difference(data, tmp_path / "logs", *facts) == first
     out = capsys.readouterr().out
-    assert row.split() in [columns(out, epoch)[3:] for epoch in (0, 1)]
+    assert counts.split() in [columns(out, epoch)[3:] for epoch in (0, 1)]
     assert "proof holds, but the run saw something else" in out
 
 
-def test_rows_that_are_too_few_are_named(data, tmp_path):
-    log(tmp_path / "logs", source_of(data), range(9), change=short)
-    with pytest.raises(DataError, match=r"step 3, row 6 of the global batch, replica 2: 2 rows, not 3 \(.*line 8\)"):
-        run(data, tmp_path / "logs")
+@pytest.mark.parametrize(
+    ("runs", "first", "facts"),
+    [
+        ([{"steps": range(9), "change": short}], (2, 3, 6), ("2 rows, not 3", "line 8")),
+        ([{"steps": range(5), "change": swap}, {"steps": range(3, 9)}], (1, 3, 6), ("again",)),
+        ([{"steps": [0, 1, 2, 5, 6]}], (2, 3, 0), ()),
+        ([{"steps": range(9), "only": [0]}], (1, 0, 6), ("1 of 2 workers",)),
+        ([{"steps": []}], (1, 0, 0), ()),
+    ],
+    ids=["too few rows", "other rows after a resume", "steps left out", "a worker's log is missing", "no step"],
+)
+def test_logs_that_lack_something_fail_with_its_place(data, tmp_path, runs, first, facts):
+    for arguments in runs:
+        log(tmp_path / "logs", source_of(data), **arguments)
+    assert first_difference(data, tmp_path / "logs", *facts) == first
 
 
-def test_a_step_that_is_done_again_with_other_records_is_named(data, tmp_path):
-    source = source_of(data)
-    log(tmp_path / "logs", source, range(5), change=swap)
-    log(tmp_path / "logs", source, range(3, 9))
-    with pytest.raises(
-        DataError, match=r"1 difference; the first at step 3, row 6 .* done again with other rows: first"
-    ):
-        run(data, tmp_path / "logs")
-
-
-def test_a_step_that_is_left_out_is_named(data, tmp_path):
-    log(tmp_path / "logs", source_of(data), [0, 1, 2, 5, 6])
-    with pytest.raises(
-        DataError, match="2 differences; the first at step 3, row 0 of the global batch, not in the logs"
-    ):
-        run(data, tmp_path / "logs")
-
-
-def test_a_worker_whose_log_is_missing_is_named(data, tmp_path):
-    log(tmp_path / "logs", source_of(data), range(9), only=[0])
-    with pytest.raises(DataError, match="step 0, row 6 .*, not in the logs; there are logs of 1 of 2 workers"):
-        run(data, tmp_path / "logs")
-
-
-def test_a_log_without_a_step_fails(data, tmp_path):
-    log(tmp_path / "logs", source_of(data), [])
-    with pytest.raises(DataError, match="the logs have no step"):
-        run(data, tmp_path / "logs")
+def test_a_log_without_a_header_is_named(data, tmp_path):
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(DataError, match="no header: the run ended before it wrote one"):
+    with pytest.raises(DataError, check=at("empty.jsonl", "header")):
         run(data, tmp_path / "empty.jsonl")
 
 
 def test_a_run_of_another_seed_is_a_wrong_flag(data, tmp_path):
     log(tmp_path / "logs", source_of(data), range(3))
-    with pytest.raises(UsageError, match="the run's order has seed=3, not 4; leave out flags that the log has"):
+    with pytest.raises(UsageError, match="seed=3, not 4"):
         run(data, tmp_path / "logs", "--seed=4")
     run(data, tmp_path / "logs", "--seed=3", "--global_batch_size=12")
 
@@ -201,14 +188,14 @@ def test_a_run_of_another_seed_is_a_wrong_flag(data, tmp_path):
 def test_a_run_on_other_data_is_refused(data, tmp_path):
     log(tmp_path / "logs", source_of(data), range(3))
     write_dataset(data, (99,), (2, 3, 1))
-    with pytest.raises(DataError, match="the run read other data: manifest digest"):
+    with pytest.raises(DataError, match="manifest digest"):
         run(data, tmp_path / "logs")
 
 
 def test_runs_of_two_orders_are_not_mixed(data, tmp_path):
     log(tmp_path / "logs", source_of(data), range(3))
     log(tmp_path / "logs", source_of(data, seed=4), range(3, 6))
-    with pytest.raises(DataError, match="worker-00000.jsonl, line 8: a header of another order: seed=4, not 3; audit"):
+    with pytest.raises(DataError, match="worker-00000.jsonl, line 8: .*seed=4, not 3"):
         run(data, tmp_path / "logs")
 
 
@@ -226,7 +213,7 @@ def test_two_records_of_one_key_cannot_be_told_apart(data, tmp_path, monkeypatch
     from pipeline.audit import observed
 
     monkeypatch.setattr(observed, "_key_of", lambda *record: "same")
-    with pytest.raises(DataError, match="key 'same': row 0 of train-00000.* and row 1 of train-00000"):
+    with pytest.raises(DataError, match="'same'.* 0 of train-00000.* 1 of train-00000"):
         observed.read_keys(data, source_of(data).selection, "")
 
 
@@ -251,14 +238,14 @@ def test_a_shard_that_is_missing_or_cut_is_named(data, tmp_path):
     path = data / "train-00002-of-00004.tfrecord"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(DataError, match="train-00002.* the file ends inside the record"):
+    with pytest.raises(DataError, check=at(path, record=24)):
         run(data, tmp_path / "logs")
     size = len(whole) // 25
     path.write_bytes(whole[:-size])
-    with pytest.raises(DataError, match="train-00002.*: 24 records, but the manifest says 25"):
+    with pytest.raises(DataError, check=at(path, 24, 25)):
         run(data, tmp_path / "logs")
     path.unlink()
-    with pytest.raises(DataError, match="train-00002.*No such file"):
+    with pytest.raises(DataError, check=at(path, "No such file")):
         run(data, tmp_path / "logs")
 
 
@@ -269,5 +256,5 @@ def test_a_header_of_a_later_order_is_refused(data, tmp_path):
         content = json.loads(head)
         content["spec"]["version"] += 1
         path.write_text(json.dumps(content) + "\n" + "".join(rest))
-    with pytest.raises(UsageError, match="the run's order has version=2, not 1"):
+    with pytest.raises(UsageError, match="version=2, not 1"):
         run(data, tmp_path / "logs")

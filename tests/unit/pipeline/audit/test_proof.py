@@ -42,7 +42,7 @@ def test_the_proof_holds_of_every_order(tmp_path, counts, remainder, capsys):
 def test_an_order_of_other_counts_is_found(tmp_path):
     source = split_of(tmp_path)
     source = dataclasses.replace(source, order=dataclasses.replace(source.order, counts=(30, 24, 45)))
-    with pytest.raises(DataError, match="the proof fails: .*: shard 1: .* 24 .* 25$"):
+    with pytest.raises(DataError, match=": shard 1: .* 24 .* 25$"):
         check_all(order_checks(source, Contract.of(source)))
 
 
@@ -54,14 +54,14 @@ def test_records_are_counted_as_they_are_fed_whatever_the_contract_says(tmp_path
     source = split_of(tmp_path)
     monkeypatch.setattr(proof, "replay", wrong)
     monkeypatch.setattr(Runs, "_compare", lambda *_: None)
-    with pytest.raises(DataError, match=r"record 8 \(row 8 of train-.*\) is fed 2 times; 97 of 99 are fed once"):
+    with pytest.raises(DataError, match=r"record 8 \(row 8 of train-.*\) .* 2 times; 97 of 99 "):
         check_all(Runs(source, Contract.of(source), 0, Topology(2, 4, 12), False).checks())
 
 
 @pytest.mark.parametrize(
-    ("workers", "replicas", "message"),
-    [(0, 1, "workers=0, replicas=1"), (2, 3, "3 replicas on 2 workers"), (5, 5, "global_batch_size=12 .* 5 replicas")],
+    ("workers", "replicas", "facts"),
+    [(0, 1, "workers=0"), (2, 3, "3 replicas .* 2 workers"), (5, 5, "global_batch_size=12 .* 5 replicas")],
 )
-def test_a_topology_that_cannot_be_is_refused(workers, replicas, message):
-    with pytest.raises(UsageError, match=message):
+def test_a_topology_that_cannot_be_is_refused(workers, replicas, facts):
+    with pytest.raises(UsageError, match=facts):
         Topology(workers, replicas, 12)

@@ -128,10 +128,10 @@ def test_replicas_get_their_rows(folder, virtual):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"distort_on": "gpu", "distort": "shift"}, "distort_on: unknown 'gpu'; known: device, host"),
-        ({}, "distort_on='device' with no distort; leave it out"),
-        ({"distort": "none"}, "distort_on='device' with no distort; leave it out"),
-        ({"parse": lambda records: records}, "distort_on='device' with parse"),
+        ({"distort_on": "gpu", "distort": "shift"}, "distort_on: .*'gpu'.* device, host"),
+        ({}, "distort_on='device' "),
+        ({"distort": "none"}, "distort_on='device' "),
+        ({"parse": lambda records: records}, "distort_on='device' .*parse"),
     ],
 )
 def test_what_a_device_cannot_distort(folder, options, said):
@@ -140,8 +140,8 @@ def test_what_a_device_cannot_distort(folder, options, said):
 
 
 def test_what_distorts_for_a_device_only(folder, jpegs):
-    with pytest.raises(UsageError, match="distort_on='host': the input distorts by itself; give 'device'"):
+    with pytest.raises(UsageError, match="distort_on='host': .*'device'"):
         distort_fn(folder, **TRAIN, distort="shift")
     sources = [(str(folder), 0.5), (str(jpegs), 0.5)]
-    with pytest.raises(UsageError, match="and 2 sources: rows are mixed with rows of their own source"):
+    with pytest.raises(UsageError, match="distort_on='device' .* 2 sources: "):
         input_fn(sources, **TRAIN, resize="10x8", distort="mixup", distort_on="device")

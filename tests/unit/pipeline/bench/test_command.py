@@ -85,19 +85,19 @@ def test_the_table_has_a_bar_per_stage_and_what_bounds_the_input(folder, capsys)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        (["--rounds=0"], "--rounds=0: must be 1 or more"),
-        (["--steps=0"], "--steps=0: must be 1 or more"),
-        (["--replicas=0"], "--replicas=0: must be 1 or more"),
-        (["--replicas=3"], "global_batch_size=8 is not divisible by 3 replicas"),
-        (["--streams=3"], "streams=3 does not divide global_batch_size=8"),
-        (["--distort=random_crop"], "rules out"),
+        (["--rounds=0"], "--rounds=0"),
+        (["--steps=0"], "--steps=0"),
+        (["--replicas=0"], "--replicas=0"),
+        (["--replicas=3"], "=8 .* 3 replicas"),
+        (["--streams=3"], "streams=3 .*=8"),
+        (["--distort=random_crop"], "random_crop.* raw "),
         (["--shuffle_bytes=100"], "shuffle_bytes=100"),
     ],
 )
-def test_wrong_flags_are_one_clear_error(folder, arguments, message):
-    with pytest.raises(UsageError, match=message):
+def test_wrong_flags_are_one_clear_error(folder, arguments, facts):
+    with pytest.raises(UsageError, match=facts):
         bench.main([str(folder), "--global_batch_size=8", *arguments])
 
 

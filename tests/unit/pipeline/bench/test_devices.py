@@ -18,5 +18,5 @@ def test_one_replica_on_a_cpu_needs_no_strategy(replicas):
 def test_more_replicas_are_logical_cpus():
     strategy = subject.strategy_of(2, 8)
     assert subject.names_of(strategy) == ["CPU:0", "CPU:1"]
-    with pytest.raises(UsageError, match="--replicas=8: this process has already split its CPU into 4"):
+    with pytest.raises(UsageError, match="^--replicas=8: .* 4$"):
         subject.strategy_of(8, 8)

@@ -68,5 +68,5 @@ def test_the_same_rows_are_the_same_to_the_byte_in_batches_of_other_sizes():
     ],
 )
 def test_what_is_out_of_bounds_is_refused(text, bounds):
-    with pytest.raises(UsageError, match=rf"^distort: affine\({text}\): must be in {bounds}$"):
+    with pytest.raises(UsageError, match=rf"^distort: affine\({text}\): .* {bounds}$"):
         make_recipe(f"affine({text})")

@@ -54,23 +54,23 @@ def test_recipes_that_stood_before_are_the_same_in_a_composition():
         ("affine & cutout", "is not a recipe"),
         ("affine | cutout(size=8) |", "is not a recipe"),
         ("affine(**{'a': 1})", "is not a recipe"),
-        ("affine | cutout(sise=8)", "^distort: argument of cutout: unknown 'sise'; did you mean 'size'"),
-        ("affine | none", "^distort: 'none' stands alone; leave it out$"),
-        ("flip | random_crop", "^distort: 'random_crop' decodes the part that it crops, so it comes first$"),
+        ("affine | cutout(sise=8)", "^distort: .*cutout: .*'sise'.*'size'"),
+        ("affine | none", "^distort: 'none' "),
+        ("flip | random_crop", "^distort: 'random_crop' .* first$"),
         ("random_crop(size=24) | random_resized_crop(size=20)", "so it comes first$"),
-        ("mixup | cutout", "^distort: 'mixup' mixes rows, so it comes last; for both of them use mixup_or_cutmix$"),
-        ("mixup | cutmix", "^distort: 'mixup' mixes rows, so it comes last"),
+        ("mixup | cutout", "^distort: 'mixup' .* last; .*mixup_or_cutmix$"),
+        ("mixup | cutmix", "^distort: 'mixup' .* last;"),
         (
             "normalize | affine",
-            "^distort: 'affine' takes pixels, and 'normalize' before it gives floats; put it before 'normalize'$",
+            "^distort: 'affine' .*'normalize'.*'normalize'$",
         ),
         (
             "pad_crop_flip | cutout | randaugment",
-            "'pad_crop_flip' before it gives floats; put it before 'pad_crop_flip'$",
+            "'randaugment' .*'pad_crop_flip'$",
         ),
-        ("cifar10_tutorial | pad_crop_flip", "'pad_crop_flip' takes pixels, and 'cifar10_tutorial'"),
-        ("resize | resize(height=9)", "^distort: 'resize' after 'resize': only one of them can decide the size$"),
-        ("random_crop(normalize=False) | resize", "^distort: 'resize' after 'random_crop': only one"),
+        ("cifar10_tutorial | pad_crop_flip", "'pad_crop_flip' .*'cifar10_tutorial'"),
+        ("resize | resize(height=9)", "^distort: 'resize' after 'resize': "),
+        ("random_crop(normalize=False) | resize", "^distort: 'resize' after 'random_crop': "),
     ],
 )
 def test_what_cannot_be_composed_is_one_clear_error(text, message):
@@ -80,7 +80,7 @@ def test_what_cannot_be_composed_is_one_clear_error(text, message):
 
 
 def test_a_later_recipe_is_checked_against_what_it_gets():
-    with pytest.raises(UsageError, match=r"^distort: cutout\(size=8\): must be in 1..6 for images of 6x9$"):
+    with pytest.raises(UsageError, match=r"^distort: cutout\(size=8\): .* 1..6 for images of 6x9$"):
         make_recipe("resize(height=6, width=9) | cutout(size=8)").check((32, 32, 3))
 
 

@@ -109,11 +109,11 @@ def test_shares_are_of_the_beta_distribution(alpha):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mixup(alpha=0.0)", r"^distort: mixup\(alpha=0.0\): must be in 0.01..100.0$"),
-        ("cutmix(prob=2)", r"^distort: cutmix\(prob=2\): must be in 0..1$"),
-        ("mixup(until_epoch=-1)", r"^distort: mixup\(until_epoch=-1\): must be 0 or more$"),
-        ("mixup(until_epoch=1.5)", r"^distort: mixup\(until_epoch=1.5\): needs int, such as 80, or None$"),
-        ("mixup_or_cutmix(cutmix_prob=-1)", r"^distort: mixup_or_cutmix\(cutmix_prob=-1\): must be in 0..1$"),
+        ("mixup(alpha=0.0)", r"^distort: mixup\(alpha=0.0\): .* 0.01..100.0$"),
+        ("cutmix(prob=2)", r"^distort: cutmix\(prob=2\): .* 0..1$"),
+        ("mixup(until_epoch=-1)", r"^distort: mixup\(until_epoch=-1\): .* 0 "),
+        ("mixup(until_epoch=1.5)", r"^distort: mixup\(until_epoch=1.5\): .*int"),
+        ("mixup_or_cutmix(cutmix_prob=-1)", r"^distort: mixup_or_cutmix\(cutmix_prob=-1\): .* 0..1$"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused(text, message):

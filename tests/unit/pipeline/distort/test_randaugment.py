@@ -96,9 +96,9 @@ def test_operations_and_directions_are_drawn_alike():
 
 
 def test_what_is_out_of_bounds_is_refused():
-    with pytest.raises(UsageError, match=r"^distort: randaugment\(m=31\): must be in 0..30$"):
+    with pytest.raises(UsageError, match=r"^distort: randaugment\(m=31\): .* 0..30$"):
         make_recipe("randaugment(m=31)")
-    with pytest.raises(UsageError, match=r"^distort: randaugment\(n=0\): must be in 1..14$"):
+    with pytest.raises(UsageError, match=r"^distort: randaugment\(n=0\): .* 1..14$"):
         make_recipe("randaugment(n=0)")
-    with pytest.raises(UsageError, match="needs images of 1 or 3 channels; these have 4"):
+    with pytest.raises(UsageError, match="^distort: randaugment: .* 4$"):
         make_recipe("randaugment").check((8, 8, 4))

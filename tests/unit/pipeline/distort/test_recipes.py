@@ -124,7 +124,7 @@ def test_output_spec_tells_shape_and_dtype_without_data():
     ],
 )
 def test_what_leaves_nothing_of_an_image_or_exceeds_it_is_refused(text, bounds):
-    with pytest.raises(UsageError, match=f"^{re.escape(f'distort: {text}: must be in {bounds} for images of 20x32')}$"):
+    with pytest.raises(UsageError, match=f"^distort: {re.escape(text)}: .* {re.escape(bounds)} .*20x32$"):
         output_spec(make_recipe(text), (20, 32, 3))
     last = int(bounds.split("..")[1])
     make_recipe(re.sub(r"\d+\)", f"{last})", text)).check((20, 32, 3))

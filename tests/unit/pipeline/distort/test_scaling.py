@@ -58,5 +58,5 @@ def test_flip_mirrors_a_part_of_the_images(prob):
 
 
 def test_what_is_out_of_bounds_is_refused():
-    with pytest.raises(UsageError, match=r"^distort: resize\(width=0\): must be in 1..4096$"):
+    with pytest.raises(UsageError, match=r"^distort: resize\(width=0\): .* 1..4096$"):
         make_recipe("resize(width=0)")

@@ -299,14 +299,14 @@ def test_an_index_has_no_images(folder):
 
 @pytest.mark.parametrize("folder", ["", " ", "/", "//", "/tmp/.."])
 def test_no_manifest_is_written_into_the_root_or_a_folder_without_a_name(folder):
-    with pytest.raises(UsageError, match="^DATA_DIR='.*': must be the folder of the files"):
+    with pytest.raises(UsageError, match="^DATA_DIR='.*': "):
         IndexConfig(folder)
 
 
 def test_a_split_without_a_record_is_refused(folder):
     before = listing(folder)
     (folder / "too").write_bytes(b"")
-    with pytest.raises(DataError, match=r"^--split=test: 2 files without a record \(none at all, too\)"):
+    with pytest.raises(DataError, match=r"^--split=test: 2 files .*\(none at all, too\)"):
         run(folder, "--split=train:verses.rec", "--split=test:none*", "--split=test:too")
     (folder / "too").unlink()
     assert listing(folder) == before

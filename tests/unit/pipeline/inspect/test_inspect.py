@@ -64,15 +64,15 @@ def test_the_recipe_of_the_contact_sheet_fits_the_images(side, recipe, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error", "facts"),
     [
-        (["--png=/nowhere/a.png"], DataError, "--png=/nowhere/a.png: cannot be written: No such file"),
-        (["--png=a.png", "--split=trian"], UsageError, "did you mean 'train'"),
-        (["--seed=0"], UsageError, "--seed=0: chooses what --png shows"),
+        (["--png=/nowhere/a.png"], DataError, "^--png=/nowhere/a.png: .*No such file"),
+        (["--png=a.png", "--split=trian"], UsageError, "'trian'.*'train'"),
+        (["--seed=0"], UsageError, "^--seed=0: .*--png"),
     ],
 )
-def test_wrong_flags_are_one_clear_error(folder, arguments, error, message):
-    with pytest.raises(error, match=message):
+def test_wrong_flags_are_one_clear_error(folder, arguments, error, facts):
+    with pytest.raises(error, match=facts):
         inspect.main([str(folder), *arguments])
 
 

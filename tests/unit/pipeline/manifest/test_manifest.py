@@ -238,5 +238,5 @@ def test_very_many_sizes_are_rounded_up_also_along_the_side_that_all_images_shar
     edit_manifest(folder, lambda c: c["splits"]["train"].update(image_sizes={"64x64": 7, "128x64": 5}))
     assert manifests.load(folder).splits["train"].image_sizes == {"64x64": 7, "128x64": 5}
     edit_manifest(folder, lambda c: c["splits"]["train"].update(image_sizes={"64x128": 12}))
-    with pytest.raises(DataError, match=r"image_sizes has 64x128, but .*\(None, 6\)"):
+    with pytest.raises(DataError, match=r"64x128.*\(None, 6\)"):
         manifests.load(folder)

@@ -12,7 +12,7 @@ def test_shard_names_have_five_digits_and_read_back():
 
 @pytest.mark.parametrize(("split", "index", "count"), [("train", 10, 10), ("train", -1, 2), ("a/b", 0, 1), ("", 0, 1)])
 def test_impossible_names_are_refused(split, index, count):
-    with pytest.raises(ValueError, match="must be in|only letters"):
+    with pytest.raises(ValueError, match="shard|split"):
         naming.shard_name(split, index, count)
 
 

@@ -8,6 +8,7 @@ import pytest
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.sources import Source, parse_sources, sources_of
+from tests.raised import at
 
 
 @pytest.mark.parametrize(
@@ -35,13 +36,13 @@ def test_a_source_is_a_folder_and_maybe_a_split(text, folder, split):
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), True, "1", None, [1]])
 def test_a_weight_is_a_number_above_0(weight):
-    with pytest.raises(UsageError, match=r"source 'a': its weight, .*, must be a number above 0"):
+    with pytest.raises(UsageError, match="^source 'a': .* weight, "):
         sources_of([("a", weight)], "train")
 
 
 @pytest.mark.parametrize("given", [[], 3, None, ["a"], [("a",)], [("a", 1, 2)]])
 def test_a_list_is_of_pairs(given):
-    with pytest.raises(UsageError, match=r"must be the path of a data set's folder, or several with their weights"):
+    with pytest.raises(UsageError, match="^data_dir="):
         sources_of(given, "train")
 
 
@@ -69,9 +70,9 @@ def test_each_home_folder_is_found(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a=1,b", r"--data_dir=a=1,b: the source 'b' has no weight; write b=0\.3"),
-        ("a=1,", r"--data_dir=a=1,: the source '' has no weight; write DIR=0\.3"),
-        ("a=1,b=x", r"--data_dir=a=1,b=x: the weight of 'b', 'x', is no number"),
+        ("a=1,b", "--data_dir=a=1,b: .*'b' .* b="),
+        ("a=1,", "--data_dir=a=1,: .*'' .* DIR="),
+        ("a=1,b=x", "--data_dir=a=1,b=x: .*'b', 'x'"),
     ],
 )
 def test_wrong_texts(text, message):
@@ -80,12 +81,12 @@ def test_wrong_texts(text, message):
 
 
 def test_a_weight_of_a_single_source_is_noticed(tmp_path):
-    with pytest.raises(DataError, match="a=0.7 is not a data set .*; leave out the weight: it is for several sources"):
+    with pytest.raises(DataError, match="/a=0.7 .*; .* the weight"):
         manifests.load(tmp_path / "a=0.7")
-    with pytest.raises(DataError, match="a=0.7,b=0.3 is not a data set .*; give the folder of one data set: several"):
+    with pytest.raises(DataError, match="/a=0.7,b=0.3 .*; .* one data set"):
         manifests.load(tmp_path / "a=0.7,b=0.3")
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file: is a file, not a data set; name the folder that holds manifest.json$"):
+    with pytest.raises(DataError, check=at("file")):
         manifests.load(tmp_path / "file")
-    with pytest.raises(DataError, match="a=b is not a data set .*; make one with"):
+    with pytest.raises(DataError, match="/a=b .*beam_jobs.convert"):
         manifests.load(tmp_path / "a=b")

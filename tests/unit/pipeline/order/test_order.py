@@ -222,12 +222,12 @@ def test_make_order_fits_windows_into_shuffle_bytes():
 @pytest.mark.parametrize(
     ("changes", "counts", "message"),
     [
-        ({"shuffle_bytes": 19}, (50,), "shuffle_bytes=19: 2 streams of records of 10 decoded bytes need at least 20"),
-        ({"streams": 3}, (50,), "streams=3 does not divide global_batch_size=8; nearest that work: 2 and 4"),
-        ({"streams": 0}, (50,), "streams=0 does not divide global_batch_size=8; nearest that work: 1 and 2"),
-        ({"global_batch_size": 0}, (50,), "global_batch_size=0: must be 1 or more"),
-        ({"remainder": "drop", "streams": 1, "global_batch_size": 64}, (50,), "50 records do not fill one batch of 64"),
-        ({}, (0, 0), "has no record"),
+        ({"shuffle_bytes": 19}, (50,), "^shuffle_bytes=19: 2 streams .* 10 .* 20$"),
+        ({"streams": 3}, (50,), "^streams=3 .*=8; .*: 2 and 4$"),
+        ({"streams": 0}, (50,), "^streams=0 .*=8; .*: 1 and 2$"),
+        ({"global_batch_size": 0}, (50,), "^global_batch_size=0: "),
+        ({"remainder": "drop", "streams": 1, "global_batch_size": 64}, (50,), "^split 'train': .* 50 .* 64 "),
+        ({}, (0, 0), "^split 'train': "),
     ],
 )
 def test_make_order_refuses_what_cannot_work(changes, counts, message):
@@ -246,21 +246,21 @@ def test_make_order_refuses_what_cannot_work(changes, counts, message):
     ],
 )
 def test_streams_must_divide_the_batch_however_large_it_is(size, streams, near):
-    with pytest.raises(UsageError, match=f"streams={streams} does not divide .*={size}; nearest that work: {near}$"):
+    with pytest.raises(UsageError, match=f"^streams={streams} .*={size}; .*: {near}$"):
         orders.check_streams(size, streams)
 
 
 @pytest.mark.parametrize(("size", "replicas", "near"), [(10, 4, "8 and 12"), (3, 4, "4"), (7, 2, "6 and 8")])
 def test_replicas_must_divide_the_batch(size, replicas, near):
-    with pytest.raises(UsageError, match=f"{size} is not divisible by {replicas} replicas; nearest that work: {near}"):
+    with pytest.raises(UsageError, match=f"={size} .* {replicas} replicas; .*: {near}"):
         orders.check_replicas(size, replicas)
 
 
 @pytest.mark.parametrize(
     ("size", "streams", "replicas", "said"),
     [
-        (12, 4, 1, "streams=4 gives each 3 of global_batch_size=12, which is odd; nearest that work: 2 and 3"),
-        (12, 1, 4, "gives each of 4 replicas 3, which is odd; nearest that work: 8 and 16"),
+        (12, 4, 1, "streams=4 .* 3 .*=12, .*: 2 and 3$"),
+        (12, 1, 4, "4 replicas 3, .*: 8 and 16$"),
         (12, 6, 2, None),
         (12, 3, 3, None),
     ],
@@ -315,7 +315,7 @@ def test_contexts_and_shards_agree():
 
     assert as_shard(Context()) == Shard(1, 2, 3)
     Context.num_replicas_in_sync = 5
-    with pytest.raises(UsageError, match="5 replicas on 2 input pipelines"):
+    with pytest.raises(UsageError, match="5 replicas .* 2 input pipelines"):
         as_shard(Context())
     for bad in (
         {"index": 2, "count": 2},

@@ -153,10 +153,10 @@ def test_without_a_bound_it_takes_nine_tenths_of_what_the_disk_has_left(tmp_path
 
 def test_a_folder_that_cannot_be_one_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"cache_dir=.*/file: is a file, not a folder"):
+    with pytest.raises(UsageError, match="^cache_dir=.*/file: "):
         CacheFolder(tmp_path / "file")
     for path in (tmp_path / "file/in", "/proc/cache"):
-        with pytest.raises(DataError, match=f"cache_dir={path}: cannot be used: .*; give a folder on a local disk"):
+        with pytest.raises(DataError, match=f"^cache_dir={path}: .*; .*disk"):
             CacheFolder(path)
 
 
@@ -198,5 +198,5 @@ def test_a_folder_that_is_a_link_is_none_of_ours(tmp_path):
 
 def test_a_lock_that_another_process_never_releases_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_folder, "_LOCK_SECONDS", 0.02)
-    with CacheFolder(tmp_path, 1000)._exclusive(), pytest.raises(DataError, match="has held its lock for 0 s; give a"):
+    with CacheFolder(tmp_path, 1000)._exclusive(), pytest.raises(DataError, match=" lock for 0 s;"):
         CacheFolder(tmp_path, 1000)

@@ -153,7 +153,7 @@ def assert_equal(found, expected):
 
 
 def test_what_cannot_be_done_in_a_function_is_one_line(folders, tmp_path):
-    with pytest.raises(UsageError, match="^on_corrupt='skip': not where the dataset is made inside a tf.function"):
+    with pytest.raises(UsageError, match="^on_corrupt='skip': .*tf.function"):
         made_in_a_function(folders / "raw", global_batch_size=6, training=True, on_corrupt="skip")
     write_dataset(tmp_path, COUNTS)
     (tmp_path / "train-00002-of-00004.tfrecord").unlink()

@@ -237,7 +237,7 @@ def test_a_cache_too_small_for_a_shard_names_the_least_that_works(tmp_path):
     segments = select(made, "train").segments
     largest = max(made.splits["train"].shards, key=lambda shard: shard.num_bytes)
     assert make_cache("s3://b/data", made, segments, tmp_path / "c", largest.num_bytes)
-    with pytest.raises(UsageError, match=rf"cache_bytes={largest.num_bytes - 1}: must be {largest.num_bytes} or more"):
+    with pytest.raises(UsageError, match=f"^cache_bytes={largest.num_bytes - 1}: .* {largest.num_bytes} "):
         make_cache("s3://b/data", made, segments, tmp_path / "c", largest.num_bytes - 1)
 
 

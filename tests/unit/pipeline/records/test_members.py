@@ -33,13 +33,13 @@ def test_a_member_is_a_gzip_file_without_a_time_or_a_name():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda member: member[:-1], "cannot be decompressed: it is cut"),
-        (lambda member: member[:700], "cannot be decompressed: it is cut"),
-        (lambda member: b"", "cannot be decompressed: it is cut"),
-        (lambda member: members.deflate(DATA[:-1]), "holds 4999 bytes, fewer than the 5000 it should"),
-        (lambda member: members.deflate(DATA + b"x"), "holds more than the 5000 bytes it should"),
-        (lambda member: members.deflate(bytes(1 << 24)), "holds more than the 5000 bytes it should"),
-        (lambda member: member + b"abc", "ends 3 bytes before the next one begins"),
+        (lambda member: member[:-1], "cut"),
+        (lambda member: member[:700], "cut"),
+        (lambda member: b"", "cut"),
+        (lambda member: members.deflate(DATA[:-1]), "4999 .* 5000 "),
+        (lambda member: members.deflate(DATA + b"x"), "more .* 5000 "),
+        (lambda member: members.deflate(bytes(1 << 24)), "more .* 5000 "),
+        (lambda member: member + b"abc", " 3 bytes before "),
         (lambda member: b"x" + member[1:], "cannot be decompressed: .*header"),
         (lambda member: member[:-8] + bytes(8), "cannot be decompressed: .*check"),
     ],
@@ -58,7 +58,7 @@ def test_members_of_many_steps_are_whole(size):
     for wrong, words in (
         (member[:-1], "it is cut"),
         (member + bytes(300_000), "ends 300000 bytes before"),
-        (members.deflate(data[:-1]), f"holds {size - 1} bytes, fewer"),
+        (members.deflate(data[:-1]), f" {size - 1} bytes"),
         (members.deflate(data + b"x"), "holds more"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -104,5 +104,5 @@ def test_the_table_is_these_bytes(stride, more):
 @pytest.mark.parametrize("begins", [(1, 500, 900, 1700), (0, 900, 900, 1700), (0, 900, 500, 1700)])
 def test_records_that_do_not_ascend_from_0_are_refused(begins):
     data = TABLE + b"".join(n.to_bytes(8, "little") for n in begins)
-    with pytest.raises(ValueError, match="its records do not ascend from 0"):
+    with pytest.raises(ValueError, match="records .* ascend"):
         members.parse(data, 3, 1300, None, f"{crc32c.crc32c(data):08x}")

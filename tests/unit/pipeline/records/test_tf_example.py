@@ -60,16 +60,16 @@ def test_unpacked_lists_and_features_without_a_value_decode():
 
 @pytest.mark.parametrize("record", [b"\xff", b"\x0a\x05ab", b"no example at all", b"\x89PNG\r\n\x1a\n"])
 def test_what_is_no_example_is_refused_with_its_size(record):
-    with pytest.raises(ValueError, match=f"these {len(record)} bytes are no serialized tf.train.Example"):
+    with pytest.raises(ValueError, match=f" {len(record)} bytes .*Example"):
         tf_example.decode(record)
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (np.zeros(2, np.uint8), "'a': an array of uint8; must be int64 or float32"),
-        (np.float64(1.5).astype(np.float16), "'a': an array of float16"),
-        ("text", "'a': str; must be bytes, an integer or an array"),
+        (np.zeros(2, np.uint8), "'a': .*uint8"),
+        (np.float64(1.5).astype(np.float16), "'a': .*float16"),
+        ("text", "'a': str"),
         (None, "'a': NoneType"),
     ],
 )
