@@ -80,7 +80,7 @@ class PipelineError(Exception):
 
     @property
     def mistakes(self) -> tuple[PipelineError, ...]:
-        """The errors that it tells together, a line each: itself alone, but for several wrong flags."""
+        """The errors that it reports together, a line each: only itself, except for several wrong flags."""
         return (self,)
 
     @property

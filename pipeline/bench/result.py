@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -343,7 +344,11 @@ class Bars:
         self.is_terminal = sys.stdout.isatty()
         self.has_colors = self.is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self.columns = shutil.get_terminal_size((_COLUMNS, 24)).columns if self.is_terminal else _COLUMNS
-        self._has_blocks = self.is_terminal and _can_encode(_FULL + _EIGHTHS, sys.stdout.encoding)
+        self._has_blocks = False
+        if self.is_terminal:
+            with contextlib.suppress(UnicodeEncodeError, LookupError):
+                (_FULL + _EIGHTHS).encode(sys.stdout.encoding or "ascii")
+                self._has_blocks = True
 
     def bar(self, share: float, width: int, is_bound: bool) -> str:
         """Returns a bar.
@@ -359,11 +364,3 @@ class Bars:
         else:
             text = _PLAIN * round(eighths / 8)
         return f"{_BOUND if is_bound else _OTHER}{text}{_RESET}" if self.has_colors and text else text
-
-
-def _can_encode(text: str, encoding: str | None) -> bool:
-    try:
-        text.encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -71,7 +71,7 @@ class _Switch(argparse.Action):
 
 
 class _NoNumber(NamedTuple):
-    """A value that is none, and why; argparse would tell of the first one alone."""
+    """In place of a value that is not a number: what is wrong. argparse itself would only report the first one."""
 
     problem: str
 
@@ -91,8 +91,8 @@ class _Parser(argparse.ArgumentParser):
         groups = dict.fromkeys(flag.group for flag in flags_of(kind).values())
         super().__init__(prog=errors.name_of(command), description=f"{description} {about(kind)}", allow_abbrev=False)
         self.given: list[str] = []
-        self.wrong: set[str] = set()  # names of flags that have no value that can be used
-        self.is_mended = False  # whether parsing again does not meet the last error
+        self.wrong: set[str] = set()  # names of flags without a usable value
+        self.is_mended = False  # whether parsing again avoids the last error
         self.actions: dict[str, argparse.Action] = {}  # by their names on the command line
         self.num_places = 0
         self.free: list[str] = []  # the flag that takes all arguments without a name, if there is one
@@ -107,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
                 self.free += [action.dest] if action.nargs == "*" else []
 
     def error(self, message: str) -> NoReturn:
-        """Raises UsageError, after which the arguments can be parsed without what is at fault."""
+        """Raises UsageError; first takes the fault out, if possible, so that the arguments can be parsed again."""
         if message.startswith(_REQUIRED):
             raise self._missing([name.split("/")[0] for name in message.removeprefix(_REQUIRED).split(", ")])
         names, _, problem = message.removeprefix("argument ").partition(": ")
@@ -121,7 +121,7 @@ class _Parser(argparse.ArgumentParser):
         raise errors.UsageError(f"{name}: expected a value, as in {name}=VALUE")
 
     def _missing(self, names: Sequence[str]) -> errors.UsageError:
-        """Returns the error for flags that are missing, but for those that an unknown one most likely stands for."""
+        """Returns the error for missing flags, except those that the user most likely meant by an unknown one."""
         for action in self._actions:
             if action.required and str(next(iter(action.option_strings), action.metavar)) in names:
                 self.wrong.add(action.dest)
@@ -137,7 +137,7 @@ class _Parser(argparse.ArgumentParser):
         return errors.MistakesError(told)
 
     def parsed(self, mistakes: Mistakes) -> tuple[dict[str, Any], list[str]]:
-        """Returns the values of the flags of `given` by name, and the other arguments; notes what cannot be used."""
+        """Parses `given`; returns the values by names of flags, and the other arguments. Notes mistakes."""
         while True:
             try:
                 known, rest = self.parse_known_args(self.given)
@@ -151,7 +151,7 @@ class _Parser(argparse.ArgumentParser):
         for name in [name for name, value in values.items() if isinstance(value, _NoNumber)]:
             self.wrong.add(name)
             mistakes.found.append(errors.UsageError(f"--{name}: {values.pop(name).problem}"))
-        for name in self.free:  # argparse takes those before the first flag alone
+        for name in self.free:  # argparse itself takes only those before the first flag
             values[name] = [*values.get(name, []), *(token for token in rest if not token.startswith("-"))]
             rest = [token for token in rest if token.startswith("-")]
         return values, rest
@@ -198,14 +198,14 @@ def _nearest(name: str, flags: Sequence[str]) -> str | None:
 
 
 def _unknown(name: str, flags: Sequence[str]) -> errors.UsageError:
-    """Returns the error for an unknown flag, with what was most likely meant."""
+    """Returns the error for an unknown flag, with what the user most likely meant."""
     near = _nearest(name, flags)
     asked = f"did you mean {near!r}? " if near else ""
     return errors.UsageError(f"flag: unknown {name!r}; {asked}{errors.names_that_work(flags)}")
 
 
 def _whole_number(text: str) -> int | _NoNumber:
-    """Returns the number that a text such as 1000 or 1e3 gives."""
+    """Returns the number that a text such as 1000 or 1e3 stands for."""
     with contextlib.suppress(ValueError):
         return int(text)
     with contextlib.suppress(ValueError):
@@ -223,18 +223,18 @@ def _number(text: str) -> float | _NoNumber:
 
 
 def refuse(arguments: Sequence[str], flags: Sequence[str]) -> None:
-    """Raises UsageError for arguments that are not a command's; it tells all of them.
+    """Raises one UsageError for all arguments that a command does not have.
 
     Args:
-      arguments: those that its parser does not know.
-      flags: the names that it knows.
+      arguments: that its parser does not know.
+      flags: names that it knows.
     """
     with Mistakes() as mistakes:
         for argument in arguments:
             with mistakes.noted():
                 if argument.startswith("-"):
                     raise _unknown(argument.split("=")[0], flags)
-                # After a flag that is unknown it may be that one's value.
+                # After an unknown flag, this may be its value.
                 if not mistakes.found:
                     raise errors.UsageError(f"unexpected argument {argument!r}; see --help")
 
@@ -256,16 +256,16 @@ def parse(
     Args:
       command: its name, for --help.
       description: for --help.
-      kind: the dataclass: each of its fields is a flag, or a dataclass of flags.
-      argv: the arguments; None for the process's own.
-      default: values by the names of flags, where they differ from the fields' own defaults.
-      check: raises UsageError where the config cannot work, besides what its fields and its class say.
-      others: raises UsageError for the arguments that are not flags of `kind`, given them and the names of all flags.
-      unsettled: flags whose value is not known yet: what depends on them is not checked.
-      most: as in `flags.make`.
+      kind: a dataclass; each of its fields is a flag, or a dataclass of flags.
+      argv: the arguments; None for those of the process.
+      default: defaults by the names of flags, where they differ from those of the fields.
+      check: checks the config beyond its fields and its class; raises UsageError.
+      others: takes the arguments that are not flags of `kind`, and the names of its flags; raises UsageError for them.
+      unsettled: flags whose value is not known yet; nothing that depends on them is checked.
+      most: as for `flags.make`.
 
     Raises:
-      UsageError: unknown flags, missing ones, values that cannot work, or not together: it tells all of them.
+      UsageError: flags are unknown or missing, or values cannot work, or not together; it reports all of that.
     """
     config, rest, flags = parse_known(
         command, description, kind, argv, default, check=check, others=others, unsettled=unsettled, most=most
@@ -290,18 +290,11 @@ def parse_known(
     """Returns the config as `parse` does, the arguments that it has no flags for, and the names of its flags.
 
     Args:
-      command: as in `parse`, as all that follow but for:
-      description: likewise.
-      kind: likewise.
-      argv: likewise.
-      default: likewise.
-      check: likewise.
-      others: called only where there is something else to tell.
-      unsettled: likewise.
-      most: likewise.
+      command, description, kind, argv, default, check, unsettled, most: as for `parse`.
+      others: as for `parse`, but only called if there are other mistakes to report.
 
     Raises:
-      UsageError: flags are missing, or their values cannot work, or not together: it tells all of them.
+      UsageError: flags are missing, or values cannot work, or not together; it reports all of that.
     """
     with Mistakes() as mistakes:
         parser = _Parser(command, description, kind, default or {})
@@ -328,7 +321,7 @@ def parse_known(
 def with_data_dir(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
     """Returns the arguments with the data's folder in the form that the command takes.
 
-    For every command that needs data, `DATA_DIR` as the first argument means the same as `--data_dir=DATA_DIR`.
+    If the command needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` mean the same.
     """
     found, flag = list(tokens), flags.get("data_dir")
     if flag is None:
@@ -345,7 +338,7 @@ def with_data_dir(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]
 def _with_plain_switches(
     tokens: Sequence[str], actions: Mapping[str, argparse.Action], mistakes: Mistakes
 ) -> Iterator[str]:
-    """Yields the arguments with `--deep` or `--nodeep` for each `--deep=true`, `--deep no` and the like.
+    """Yields the arguments with `--deep` or `--nodeep` in place of `--deep=true`, `--deep no` and the like.
 
     A switch then takes no value, so that `--deep DIR` means the same as `DIR --deep`.
     """

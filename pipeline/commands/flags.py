@@ -26,16 +26,16 @@ _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 
 class Mistakes:
-    """Context that collects what is wrong with flags, and tells all of it together at its end.
+    """Context that collects mistakes in flags and raises all of them together at its end.
 
         with Mistakes() as mistakes:
             with mistakes.noted():
                 ...  # a check
             with mistakes.noted():
-                ...  # another one, which is made although the first one failed
+                ...  # another one, made even if the first one failed
 
     Raises:
-      UsageError: a check failed; of several ones a `MistakesError`.
+      UsageError: a check failed; `MistakesError` if several did.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Mistakes:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Context of a check: what it raises waits for the end."""
+        """Context of a check, whose error is raised at the end."""
         try:
             yield
         except UsageError as error:
@@ -163,19 +163,19 @@ def make(
     wrong: Collection[str] = (),
     most: float | None = None,
 ) -> _Config:
-    """Returns a dataclass of flags, or of groups of them, from values by the names of the flags.
+    """Returns a dataclass of flags, or of groups of flags, with some values.
 
     Args:
       kind: the dataclass.
-      values: those that differ from the fields' own defaults; may have more names than the dataclass has flags.
-      mistakes: where to note what cannot work; None: it is raised. A value that is wrong by itself is noted once:
-        reading it from the result raises an error that says nothing, so that checks of several flags are silent on it,
-        and are made where it does not matter.
-      wrong: the names of flags that are known to be wrong, or missing.
-      most: as `default` of `check_most`; None: the largest values that fields allow are not compared.
+      values: by the names of flags; names that are not flags of it are ignored.
+      mistakes: notes values that cannot work; None: they are raised. A value that is wrong by itself is noted once.
+        Reading it from the result raises an error without a message, so that a check of several flags is silent if it
+        needs that value, and is made if it does not.
+      wrong: names of flags that are known to be wrong or missing.
+      most: as `default` of `check_most`; None: values are not compared with the largest ones.
 
     Raises:
-      UsageError: values cannot work; it tells all of them.
+      UsageError: values cannot work; it reports all of them.
     """
     if mistakes is None:
         with Mistakes() as own:
@@ -203,7 +203,7 @@ def make(
 
 
 def _hiding(kind: Any, hidden: Collection[str]) -> type:
-    """Returns a subclass whose attributes of some names raise an error that says nothing."""
+    """Returns a subclass in which some attributes raise an error without a message when they are read."""
 
     class Hiding(kind):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:
@@ -215,7 +215,7 @@ def _hiding(kind: Any, hidden: Collection[str]) -> type:
 
 
 def check_all(*checks: Callable[[], Any]) -> None:
-    """Makes every check, and raises one UsageError with all that they find."""
+    """Makes all checks and raises one UsageError with everything that they find."""
     with Mistakes() as mistakes:
         for one in checks:
             with mistakes.noted():
@@ -226,7 +226,7 @@ def check(flags: Any) -> None:
     """Checks the values of a dataclass against the known names and the bounds that its fields declare, except `most`.
 
     Raises:
-      UsageError: values are unknown or break a bound; `most` is not compared.
+      UsageError: values are unknown or break a bound.
     """
     with Mistakes() as mistakes:
         for field in dataclasses.fields(flags):

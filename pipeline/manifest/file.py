@@ -210,7 +210,7 @@ def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
         yield f"split {name!r} lists no shard"
     for shard in split.shards:
         yield from _of_shard(shard, name)
-        yield from _of_compressed(shard, manifest.format_version) if manifest.compression else _of_plain(shard)
+        yield from _of_layout(shard, manifest)
     count, labelled = split.num_examples, split.num_examples if manifest.has_images else 0
     histogram, sizes = split.label_histogram, split.image_sizes
     if min(histogram, default=0) < 0 or sum(histogram) != labelled:
@@ -251,17 +251,18 @@ def _of_shard(shard: ShardInfo, split: str) -> Iterator[str]:
             yield f"{shard.file}: {field} is {value!r}, not 8 hexadecimal digits"
 
 
-def _of_compressed(shard: ShardInfo, version: int) -> Iterator[str]:
-    if version < MEMBERS_VERSION and (shard.stride is not None or shard.offsets_crc32c is not None):
+def _of_layout(shard: ShardInfo, manifest: Manifest) -> Iterator[str]:
+    has_stride, has_offsets = shard.stride is not None, shard.offsets_crc32c is not None
+    if not manifest.compression:
+        if has_stride and has_offsets:
+            yield f"{shard.file}: has a stride and offsets; must have only one of them"
+        if shard.stride is not None and shard.stride * shard.num_examples != shard.num_bytes:
+            yield f"{shard.file}: {shard.num_examples} records of {shard.stride} bytes are not {shard.num_bytes} bytes"
+        return
+    version = manifest.format_version
+    if version < MEMBERS_VERSION and (has_stride or has_offsets):
         yield f"{shard.file}: has a stride or offsets, which compressed shards cannot have in version {version}"
-    if shard.offsets_crc32c is None and shard.stride is not None:
+    if has_stride and not has_offsets:
         yield f"{shard.file}: has a stride, but no table of its members"
-    if shard.offsets_crc32c is not None and shard.crcs_crc32c is None:
+    if has_offsets and shard.crcs_crc32c is None:
         yield f"{shard.file}: has a table of its members, but no list of its records' CRCs"
-
-
-def _of_plain(shard: ShardInfo) -> Iterator[str]:
-    if shard.stride is not None and shard.offsets_crc32c is not None:
-        yield f"{shard.file}: has a stride and offsets; must have only one of them"
-    if shard.stride is not None and shard.stride * shard.num_examples != shard.num_bytes:
-        yield f"{shard.file}: {shard.num_examples} records of {shard.stride} bytes are not {shard.num_bytes} bytes"

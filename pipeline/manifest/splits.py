@@ -81,7 +81,9 @@ def select(manifest: Manifest, text: str) -> Selection:
         segments += _cut(shards, start, stop)
     if not segments:
         raise UsageError(f"split {text!r}: selects no record")
-    _check_disjoint(segments, text)
+    for one, other in itertools.pairwise(sorted(segments, key=lambda segment: (segment.shard.file, segment.start))):
+        if one.shard.file == other.shard.file and other.start < one.stop:
+            raise UsageError(f"split {text!r}: selects record {other.start} of {one.shard.file} twice")
     return Selection("".join(text.split()), tuple(segments))
 
 
@@ -125,10 +127,3 @@ def _cut(shards: tuple[ShardInfo, ...], start: int, stop: int) -> list[Segment]:
             segments.append(Segment(shard, low, high))
         first += shard.num_examples
     return segments
-
-
-def _check_disjoint(segments: list[Segment], text: str) -> None:
-    ordered = sorted(segments, key=lambda s: (s.shard.file, s.start))
-    for one, other in itertools.pairwise(ordered):
-        if one.shard.file == other.shard.file and other.start < one.stop:
-            raise UsageError(f"split {text!r}: selects record {other.start} of {one.shard.file} twice")
