@@ -1,4 +1,4 @@
-"""`python -m trainer.export`: a trained model in files that take raw images and need none of our code.
+"""`python -m trainer.export`: writes a trained model to files that take raw images and need none of our code.
 
 Exit codes: 0 done; 1 the data or a checkpoint is bad, or a file gives other numbers than the model; 2 a flag is wrong.
 """

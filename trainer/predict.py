@@ -1,4 +1,4 @@
-"""`python -m trainer.predict`: the classes of your images, by a trained model.
+"""`python -m trainer.predict`: prints the classes of your images by a trained model.
 
 Exit codes: 0 done; 1 an image or a checkpoint cannot be read; 2 a flag is wrong; 130 Ctrl-C.
 """
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def image_files(given: Sequence[str]) -> list[str]:
-    """Returns the files that are given, and of folders those inside whose names end like an image's, sorted.
+    """Returns the given files, and those in given folders whose names end like an image's, sorted.
 
     Raises:
       DataError: there is no such file or folder, it cannot be listed, or there is no image.

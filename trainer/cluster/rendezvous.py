@@ -19,7 +19,7 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from typing import Any, Self, TypeAlias
 
 from pipeline.errors import EXIT_RERUN, DataError, PipelineError, RerunError, UsageError, reason_of
@@ -40,6 +40,7 @@ _ALIKE = "start all workers with the same flags, data, code and versions"
 
 _Connection: TypeAlias = tuple[socket.socket, bytes]  # and what was read of it already
 Outcome: TypeAlias = PipelineError | None  # what ends all workers; None: they may go on
+_Serve: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 SOMEBODY = "another worker"  # that was lost, where TensorFlow does not say which
@@ -157,24 +158,23 @@ async def _tell_chief(failure: Failure, seat: Seat) -> None:
 async def _tell_others(error: PipelineError, seat: Seat, port: socket.socket, told: Collection[int]) -> None:
     """Returns once all others have been told."""
     untold, all_told = set(range(1, seat.size)) - set(told), asyncio.Event()
-    tasks = []  # as in `_Chief`
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer), contextlib.suppress(*messages.NOT_OURS):
-            async with asyncio.timeout(ANSWER_SECONDS):
-                one = await messages.read_first(reader)
-                messages.write_end(writer, error)
-                await writer.drain()
-            untold.discard(one.rank)
-            if not untold:
-                all_told.set()
+        if one := await greeting(reader, writer):
+            with contextlib.suppress(*messages.NOT_OURS):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    messages.write_end(writer, error)
+                    await writer.drain()
+                untold.discard(one.rank)
+                if not untold:
+                    all_told.set()
 
-    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.append(asyncio.create_task(answer(reader, writer)))
-        tasks[-1].add_done_callback(lambda _: writer.close())
-
-    async with await asyncio.start_server(serve, sock=port, limit=messages.MOST_BYTES):
+    server = Server(answer)
+    await server.start(port)
+    try:
         await all_told.wait()
+    finally:
+        await server.close()
 
 
 def _of_any(error: Exception) -> PipelineError:
@@ -343,48 +343,40 @@ class _Chief:
 
     async def meet(self) -> Outcome:
         self._decision: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        tasks = []  # that Python 3.11's start_server would make for a coroutine, but not cancel without a traceback
-
-        def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            tasks.append(asyncio.create_task(self._serve(reader, writer)))
-            tasks[-1].add_done_callback(lambda _: writer.close())  # also of one that is cancelled before it has begun
-
-        server = await asyncio.start_server(serve, sock=self._port, limit=messages.MOST_BYTES)
+        server = Server(self._serve)
+        await server.start(self._port)
         outcome = await decided(self._decision, self._timeout, self._absent)
-        server.close()  # before a worker goes on, whose TensorFlow looks for the chief's on this port
+        await server.stop()  # before a worker goes on, whose TensorFlow looks for the chief's on this port
         for rank, (_, writer) in self._others.items():
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # what follows is for the ties
             messages.write_end(writer, outcome)
             self.told.add(rank)
             if outcome is None:
                 self.kept[rank] = writer.get_extra_info("socket").dup(), b""
+        await server.close()
         return outcome
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Takes a worker in until it is gone."""
-        with contextlib.closing(writer):
-            messages.expect_signs_of_life(writer)
-            try:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    hello = await messages.read_first(reader)
-            except messages.NOT_OURS:  # a health check, a port scanner
-                return
-            if isinstance(hello, Failure):
-                # Where the rank is there, this is another process with the same task, which does not end the first.
-                if hello.rank not in self._others and not self._decision.done():
-                    self._decision.set_result(hello.told)
-                self.told.add(hello.rank)
-                messages.write_end(writer, None)
-                return
-            if hello.rank in self._others:
-                messages.write_end(writer, taken(hello.name, writer, self._others[hello.rank][1], self._cluster.source))
-                return
-            self._others[hello.rank] = hello, writer
-            self._changed()
-            if await messages.waits_no_longer(reader) and not self._decision.done():
-                self._decision.set_result(late(self._absent(), self._timeout))  # it will not be there for the others
-            del self._others[hello.rank]
-            self._changed()
+        hello = await greeting(reader, writer)
+        if hello is None:
+            return
+        if isinstance(hello, Failure):
+            # Where the rank is there, this is another process with the same task, which does not end the first.
+            if hello.rank not in self._others and not self._decision.done():
+                self._decision.set_result(hello.told)
+            self.told.add(hello.rank)
+            messages.write_end(writer, None)
+            return
+        if hello.rank in self._others:
+            messages.write_end(writer, taken(hello.name, writer, self._others[hello.rank][1], self._cluster.source))
+            return
+        self._others[hello.rank] = hello, writer
+        self._changed()
+        if await messages.waits_no_longer(reader) and not self._decision.done():
+            self._decision.set_result(late(self._absent(), self._timeout))  # it will not be there for the others
+        del self._others[hello.rank]
+        self._changed()
 
     def _changed(self) -> None:
         """Decides where that is possible, else says for whom all wait."""
@@ -407,6 +399,63 @@ class _Chief:
     def _absent(self) -> str:
         ranks = (rank for rank in range(1, self._cluster.size) if rank not in self._others)
         return shortened([self._cluster.name(rank) for rank in ranks])
+
+
+class Server:
+    """Serves each connection to a port in a task.
+
+    Given a coroutine, `asyncio.start_server` would make the tasks itself, but Python 3.11 cannot cancel those without a
+    traceback.
+
+    Args:
+      serve: serves a connection, which is closed when it returns.
+
+    Attributes:
+      tasks: that have not ended.
+    """
+
+    def __init__(self, serve: _Serve) -> None:
+        self._serve = serve
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, port: socket.socket) -> None:
+        """Accepts connections from now on."""
+        self._port = port
+        self._server = await asyncio.start_server(self._connected, sock=port, limit=messages.MOST_BYTES)
+
+    async def stop(self) -> None:
+        """Accepts no more connections, and closes the port."""
+        if self._port.fileno() < 0:
+            return
+        # asyncio passes on a connection two turns of its loop after it has accepted it. If the server closes before, it
+        # forgets it: it stays open until Python collects garbage, and its process waits for an answer all that time.
+        asyncio.get_running_loop().remove_reader(self._port)
+        for _ in range(2):
+            await asyncio.sleep(0)
+        self._server.close()
+
+    async def close(self) -> None:
+        """Ends all connections, but for that of the task that calls it."""
+        await self.stop()
+        others = {task for task in self.tasks if task is not asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(lambda _: writer.close())  # also of one that is cancelled before it has begun
+
+
+async def greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | Failure | None:
+    """Returns what a process says first; None: it is none of this job, as of a health check or a port scanner."""
+    messages.expect_signs_of_life(writer)
+    with contextlib.suppress(*messages.NOT_OURS):
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await messages.read_first(reader)
+    return None
 
 
 class Client:

@@ -42,35 +42,36 @@ class _Evaluation:
 
     def __init__(self, config: EvaluateConfig) -> None:
         self._config = config
+        self._flags: dict[str, Any] = {"global_batch_size": config.batch_size}
         self._made: tuple[Trained, Judge] | None = None
         self._events: EventFile | None = None
-        self._last = 0  # step that was written
-        self._missed = 0  # checkpoints
+        self._last = 0  # step of the newest scalars
+        self._missed = 0  # checkpoints, so far
 
     def evaluate_first(self, paths: Sequence[pathlib.Path]) -> None:
         """Evaluates the first checkpoint that can be read."""
-        self._take(build_first(paths, self._config, self.note, **self._flags()))
+        self._take(build_first(paths, self._config, self.note, **self._flags))
         self._evaluate()
 
     def evaluate(self, found: Record, missed: Sequence[int] = ()) -> None:
-        """Evaluates a checkpoint; `missed` are the steps of those that were removed before it.
+        """Evaluates a checkpoint; `missed` are the steps of those before it that were removed unseen.
 
         Raises:
           UnreadableError: it is damaged or was removed.
         """
         if self._made is None:
-            self._take(build(found, self._config, **self._flags()))
+            self._take(build(found, self._config, **self._flags))
         else:
             self._made[0].take(found, self._config.weights)
         self._missed += len(missed)
         self._evaluate(missed)
 
     def note(self, text: str) -> None:
-        """Prints a line that is no result."""
+        """Prints a line that is no result: to stderr if the results are JSON for another program."""
         print(text, file=sys.stderr if self._config.json else sys.stdout, flush=True)
 
     def _evaluate(self, missed: Sequence[int] = ()) -> None:
-        """Says and writes what was asked for."""
+        """Prints and writes the results of the model as it is now."""
         assert self._made is not None
         trained, judge = self._made
         judgement = judge.judge()
@@ -94,9 +95,6 @@ class _Evaluation:
         self._events.scalars(step, {**judgement.evaluation.scalars(), **missed})
         drawn = outputs.pictures(trained, judgement)
         self._events.images(step, {f"eval/{split}/{name}": np.asarray(image) for name, image in drawn.items()})
-
-    def _flags(self) -> dict[str, Any]:
-        return {"global_batch_size": self._config.batch_size}
 
     def _take(self, trained: Trained) -> None:
         self._made = trained, Judge(trained, self._config.mistakes)

@@ -24,15 +24,15 @@ def follow(
 ) -> None:
     """Calls `evaluate` with each checkpoint in the order of their steps; returns after the last one of the run.
 
-    The folder is only read, and need not exist yet. Damaged checkpoints are skipped. One that is written again, by a
-    run that started over or went back, is evaluated again. Checkpoints that the run removed before they were read, as
-    the multiples of its --checkpoint_every tell, are missed: a line names them, and what helps.
+    The folder is only read, and need not exist yet. Damaged checkpoints are skipped. If the run starts over or goes
+    back, the checkpoints that it writes again are evaluated again. Checkpoints that it removed before they were read
+    are missed: they are multiples of its --checkpoint_every, and a line names them and what helps.
 
     Args:
       folder: of the run.
       interval: seconds between two looks for new checkpoints.
-      evaluate: what is called, with the steps that were missed since the checkpoint before, too.
-      say: takes lines for the user.
+      evaluate: called with each checkpoint, and the steps of those that were missed since the one before.
+      say: prints a line for the user.
       sleep: waits for a number of seconds.
 
     Raises:
@@ -62,15 +62,15 @@ def follow(
 
 
 class _Missed:
-    """The steps of checkpoints that a run has removed before they were evaluated.
+    """The steps of checkpoints that a run removed before they were evaluated.
 
-    With --checkpoint_secs a run saves at other steps, too; of those, only the ones seen in the folder are known.
+    With --checkpoint_secs a run saves at other steps, too; of these it knows the ones that were seen in the folder.
     """
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
         self._latest = 0  # step that was evaluated
-        self._removed, self._damaged = set[int](), set[int]()  # checkpoints that were seen since then
+        self._removed, self._damaged = set[int](), set[int]()  # steps of checkpoints that were seen since then
         self._count = self._evaluated = 0
 
     def before(self, found: Record) -> list[int]:
@@ -81,14 +81,14 @@ class _Missed:
         return sorted(({*saved} - self._damaged | self._removed) - {found.step})
 
     def left_out(self, error: UnreadableError) -> None:
-        """Takes note of a checkpoint that was seen, and says what is the matter with it unless it was removed."""
+        """Notes a checkpoint that could not be read, and says why unless it was removed."""
         step = int(str(error.path).rpartition("-")[2])
         (self._removed if error.is_removed else self._damaged).add(step)
         if not error.is_removed:
             self._say(error.skipped)
 
     def evaluated(self, found: Record, missed: Sequence[int]) -> None:
-        """Takes note of an evaluation, and says which were missed before it."""
+        """Notes an evaluation, and says which checkpoints were missed before it."""
         is_first, self._count = not self._count, self._count + len(missed)
         self._latest, self._evaluated = found.step, self._evaluated + 1
         self._removed.clear()
@@ -104,7 +104,7 @@ class _Missed:
             self._say(f"{text}{helps if is_first else ''}")
 
     def say_end(self) -> None:
-        """Says how many there were, if any."""
+        """Says how many were missed, if any."""
         if self._count:
             everything = self._evaluated + self._count
             self._say(f"evaluated {self._evaluated} of {everything} checkpoints; missed {self._count}")
@@ -146,7 +146,7 @@ def _is_last(
     evaluate: Callable[[Record, Sequence[int]], object],
     missed: _Missed,
 ) -> bool:
-    """Evaluates a checkpoint, where it can be read; returns whether its run ends with it."""
+    """Evaluates a checkpoint if it can be read; returns whether its run ends with it."""
     try:
         found = reader.read(path)
         steps = missed.before(found)
@@ -155,18 +155,15 @@ def _is_last(
         missed.left_out(error)
         return False
     missed.evaluated(found, steps)
-    return _ended_early(found) or found.step >= _last_step(found)
-
-
-def _ended_early(found: Record) -> bool:
-    """Returns whether the evaluations up to a checkpoint have ended its run, by --early_stopping."""
-    patience = found.content.get("config", {}).get("steps", {}).get("early_stopping", 0)
+    # With --early_stopping, evaluations may have ended the run before its last step.
+    patience = _steps_flag(found, "early_stopping")
     ranking = found.content.get("remembered", {}).get("ranking") or {}
-    return bool(patience) and ranking.get("stale", 0) >= patience
+    ended_early = bool(patience) and ranking.get("stale", 0) >= patience
+    return ended_early or found.step >= _last_step(found)
 
 
 def _last_step(found: Record) -> float:
-    """Returns the global step at which a run ends; infinity where its data are not there to say so."""
+    """Returns the global step at which a run ends; infinity if that follows from data that are not there."""
     try:
         config = found.config()
         if config.steps.train_steps:

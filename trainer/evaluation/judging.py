@@ -1,4 +1,4 @@
-"""Runs a model over exactly the whole of a split."""
+"""Evaluates a model on exactly the whole split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, UsageError
 from pipeline.random_access import RandomAccess
-from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest
 from trainer.evaluation.report import Mistake, Report
 from trainer.inference import Trained
@@ -22,7 +21,7 @@ from trainer.step.state import Forward
 from trainer.task.base import Evaluation, Sums, added, result_of
 from trainer.task.data_spec import classes_of, gives_probabilities
 
-_TINY = 1e-30  # of a probability, before its logarithm is taken
+_TINY = 1e-30  # least probability whose logarithm is taken
 
 Array = NDArray[Any]
 Step = Callable[[Any, Any, tf.Tensor], tuple[Sums, Any]]
@@ -34,8 +33,8 @@ class Judgement:
 
     Attributes:
       evaluation: the loss and the metrics of its task.
-      report: of classes and mistakes; None: its outputs are not a number for each class.
-      images: of the mistakes in the report, as stored; as the model got them where records can only be read forward.
+      report: of classes and mistakes; None: the model's outputs are not a number for each class.
+      images: of the report's mistakes, as stored; as the model got them if records can only be read forward.
     """
 
     evaluation: Evaluation
@@ -51,7 +50,7 @@ class Judge:
 
         Args:
           trained: the model and the split.
-          most_mistakes: to keep of a report.
+          most_mistakes: that the report has.
         """
         self._trained, self._most = trained, most_mistakes
         self._classes = classes_of(trained.model, trained.state.task.data)
@@ -59,7 +58,7 @@ class Judge:
         self._step = _step(trained)
 
     def judge(self) -> Judgement:
-        """Returns the judgement.
+        """Returns the judgement on the whole split.
 
         Raises:
           DataError: a record is corrupt, or an output is not finite.
@@ -79,7 +78,7 @@ class Judge:
         return Judgement(evaluation, report, self._stored_images(report) or tally.images())
 
     def _sums(self, one: _Pass, tally: Tally | None, first: int) -> dict[str, tf.Tensor]:
-        """Returns the sums over a split, whose records are numbered from `first` on in the tally."""
+        """Returns the sums over a split; the tally numbers its records from `first` on."""
         totals: dict[str, tf.Tensor] = {}
         for x, y, weights, records in one.batches:
             keys, features = (x["key"], x["image"]) if one.has_keys else (None, x)
@@ -93,12 +92,15 @@ class Judge:
         return totals
 
     def _stored_images(self, report: Report) -> list[NDArray[np.generic]]:
-        """Returns the images of the mistakes as stored; none where no record can be read alone."""
-        splits = list(self._trained.splits.values())
-        if not all(split.manifest.has_images and _is_seekable(split) for split in splits):
-            return []
-        examples = [_examples(split.request) for split in splits]
-        starts = np.cumsum([0, *(split.order.num_records for split in splits)])
+        """Returns the images of the mistakes as stored; none if records cannot be read one by one."""
+        examples = []
+        for split in self._trained.splits.values():
+            shards = [segment.shard for segment in split.selection.segments]
+            if not (split.manifest.has_images and all(s.is_seekable(split.manifest.compression) for s in shards)):
+                return []
+            folder, name, cache = split.request.folder, split.request.split, split.request.cache_dir
+            examples.append(RandomAccess(folder, name, cache_dir=cache, cache_bytes=split.request.cache_bytes))
+        starts = np.cumsum([0, *(split.order.num_records for split in self._trained.splits.values())])
 
         def image(record: int) -> NDArray[np.generic]:
             number = int(np.searchsorted(starts, record, "right")) - 1
@@ -116,7 +118,7 @@ class _Pass:
       split: what is read.
       batches: of it.
       has_keys: whether the features are a dict with keys.
-      prefix: of the keys, where there are several splits.
+      prefix: of the keys if there are several splits, which may have equal ones.
     """
 
     split: ResolvedRequest
@@ -130,14 +132,6 @@ class _Pass:
         has_keys = request.parse is None and "key" in split.manifest.features
         batches = make_dataset(dataclasses.replace(request, features=("key",) if has_keys else (), record_ids=True))
         return cls(split, batches, has_keys, f"{name} ".encode() if splits > 1 else b"")
-
-
-def _is_seekable(split: ResolvedRequest) -> bool:
-    return all(segment.shard.is_seekable(split.manifest.compression) for segment in split.selection.segments)
-
-
-def _examples(request: Request) -> RandomAccess:
-    return RandomAccess(request.folder, request.split, cache_dir=request.cache_dir, cache_bytes=request.cache_bytes)
 
 
 def _step(trained: Trained) -> Step:
@@ -163,14 +157,14 @@ def _step(trained: Trained) -> Step:
 
 
 class Tally:
-    """Gathers the outputs of a model. It keeps the worst mistakes, with the images that the model got."""
+    """Counts the outputs of a model, and keeps its worst mistakes with the images that it got."""
 
     def __init__(self, class_names: Sequence[str], worst: int) -> None:
-        """Begins with no example.
+        """Starts without examples.
 
         Args:
           class_names: by class number.
-          worst: how many mistakes to keep, at most.
+          worst: most mistakes to keep.
         """
         self._names, self._worst, classes = tuple(class_names), worst, len(class_names)
         self._matrix = np.zeros((classes, classes), np.int64)
@@ -182,7 +176,7 @@ class Tally:
 
         Args:
           records: int64 (n,), numbers of the examples in the split.
-          keys: n keys; None where the data set has none.
+          keys: n keys; None: the data set has none.
           labels: int64 (n,).
           logits: float (n, classes).
           images: (n, ...), as the model got them.
@@ -206,7 +200,7 @@ class Tally:
         np.add.at(self._matrix, (labels, predictions), 1)
         self._loss += float(losses.sum())
         for i in np.flatnonzero(predictions != labels).tolist():
-            rank = (float(losses[i]), -int(records[i]))  # of equal losses, the first in the split
+            rank = (float(losses[i]), -int(records[i]))  # of equal losses the first record's counts as worse
             if len(self._kept) == self._worst and (not self._kept or rank <= self._kept[0][0]):
                 continue
             key = None if keys is None else _text(keys[i])
@@ -217,7 +211,7 @@ class Tally:
             push(self._kept, entry)  # type: ignore[arg-type]  # of one type, mypy joins the two to `object`
 
     def report(self) -> Report:
-        """Returns the report on what was added, at least one example."""
+        """Returns the report on the examples that were added, at least one."""
         mistakes = tuple(mistake for _, mistake, _ in self._sorted())
         return Report(self._names, self._matrix.copy(), self._loss / int(self._matrix.sum()), mistakes)
 

@@ -1,4 +1,4 @@
-"""Where a judgement goes: lines, JSON, a folder with pictures."""
+"""The forms of a judgement: lines, JSON, a folder with pictures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.inference import Trained
 
 
 def to_json(trained: Trained, judgement: Judgement) -> dict[str, Any]:
-    """Returns all of a judgement as what JSON can hold."""
+    """Returns everything in a judgement in types that JSON has."""
     evaluation, report = judgement.evaluation, judgement.report
     shown = ("split", "num_examples", "num_skipped", "loss", "metrics")
     sources = [{name: getattr(part, name) for name in shown} for part in evaluation.parts]
@@ -43,18 +43,18 @@ def say(trained: Trained, judgement: Judgement) -> None:
 
 
 def say_line(trained: Trained, judgement: Judgement) -> None:
-    """Prints a judgement as one line, and one for each source where there are several."""
+    """Prints a judgement as one line, and a line for each source if there are several."""
     for line in judgement.evaluation.lines:
         print(f"step {trained.record.step}, {line}", flush=True)
 
 
 def say_json(trained: Trained, judgement: Judgement, more: Mapping[str, Any]) -> None:
-    """Prints a judgement as a line of JSON, with `more`."""
+    """Prints a judgement as a line of JSON, with the fields of `more`."""
     print(json.dumps({**to_json(trained, judgement), **more}), flush=True)
 
 
 def write(trained: Trained, judgement: Judgement, folder: str, more: Mapping[str, Any]) -> list[str]:
-    """Writes the report, with `more`, and the pictures if it has classes; returns the files' paths.
+    """Writes the report, with the fields of `more`, and the pictures if there are classes; returns the files' paths.
 
     Raises:
       DataError: the folder cannot be written to.
@@ -71,7 +71,7 @@ def write(trained: Trained, judgement: Judgement, folder: str, more: Mapping[str
 
 
 def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image]:
-    """Returns the pictures by name; none where there are no classes."""
+    """Returns the pictures by name; none if there are no classes."""
     report = judgement.report
     if report is None:
         return {}

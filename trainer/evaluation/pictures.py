@@ -18,7 +18,7 @@ from trainer.evaluation.report import Confusion, Mistake, Report
 _Color = tuple[int, int, int]
 _INK = (33, 37, 41)
 _FAINT = (134, 142, 150)
-RIGHT = (24, 100, 171)  # what is right is blue, what is wrong is red: told apart by all who see two colours
+RIGHT = (24, 100, 171)  # blue for right, red for wrong: people with any colour blindness tell these two apart
 WRONG = (201, 42, 42)
 
 # Of the confusion matrix.
@@ -77,7 +77,7 @@ def _draw_head(pen: ImageDraw.ImageDraw, report: Report, title: str, room: int) 
 
 
 def _draw_names(sheet: Image.Image, grid: _Grid, names: int, size: int) -> None:
-    """Writes the names of the classes; of classes that lie closer than the lines of a text, every second or so."""
+    """Writes the names of the classes, or of every second or so if their rows are lower than a line of text."""
     pen = ImageDraw.Draw(sheet)
     columns = Image.new("L", (names, grid.side + 2 * size), 0)  # is turned
     turned = ImageDraw.Draw(columns)
@@ -137,8 +137,10 @@ class _Grid:
         return (number + 0.5) * self.cell - 0.5
 
     def draw(self, pen: ImageDraw.ImageDraw) -> None:
-        """Draws it."""
-        self._absent_rows(pen)
+        """Draws the cells, the shares and their titles."""
+        for label in np.flatnonzero(self.report.support == 0).tolist():  # classes without examples
+            top = self.top + label * self.cell
+            pen.rectangle((self.left, top, self.left + self.side - 1, top + self.cell - 1 - self.gap), _ABSENT)
         for label, prediction in zip(*np.nonzero(self.report.matrix), strict=True):
             self._cell(pen, int(label), int(prediction))
         right, bottom = self.left + self.side - self.gap, self.top + self.side - self.gap
@@ -148,11 +150,6 @@ class _Grid:
             self._precision(pen, number, float(precision))
         pen.text((self.left + self.side + 8, self.top - 8), "recall", _FAINT, font(13), anchor="ls")
         pen.text((self.left - 8, self.top + self.side + 12), "precision", _FAINT, font(13), anchor="ra")
-
-    def _absent_rows(self, pen: ImageDraw.ImageDraw) -> None:
-        for label in np.flatnonzero(self.report.support == 0).tolist():
-            top = self.top + label * self.cell
-            pen.rectangle((self.left, top, self.left + self.side - 1, top + self.cell - 1 - self.gap), _ABSENT)
 
     def _cell(self, pen: ImageDraw.ImageDraw, label: int, prediction: int) -> None:
         count = int(self.report.matrix[label, prediction])
@@ -183,18 +180,18 @@ class _Grid:
 
 
 def _fill(share: float, right: bool) -> _Color:
-    """Returns a cell's colour; of mistakes by the root of their share, so that rare ones are seen, too."""
+    """Returns a cell's colour; that of mistakes grows with the root of their share, so that rare ones are visible."""
     return _mixed(share, RIGHT) if right else _mixed(share**0.5, WRONG)
 
 
 def _is_dark(color: _Color) -> bool:
-    """Says whether white is easier to read on a colour than black (its luma, ITU-R BT.601)."""
+    """Returns whether white is easier to read on a colour than black, by its luma (ITU-R BT.601)."""
     red, green, blue = color
     return 0.299 * red + 0.587 * green + 0.114 * blue < 150
 
 
 def _size(number: str, cell: int) -> int:
-    """Returns the size of the font in which a number fits a cell, pixels."""
+    """Returns the largest size of the font, in pixels, in which a number fits a cell."""
     sizes = range(min(16, cell // 2), 8, -1)
     return next((size for size in sizes if font(size).getlength(number) <= cell - 5), 8)
 

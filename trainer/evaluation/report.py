@@ -18,8 +18,8 @@ class Mistake:
     """An example that was put in another class.
 
     Attributes:
-      record: its number in the split; of several, those of the splits before count, too.
-      key: of the record; None where the data set has none.
+      record: its number in the split; with several splits, the records of those before it are counted, too.
+      key: of the record; None: the data set has none.
       label, prediction: class numbers.
       probability: that the model gave the prediction.
       label_probability: that it gave the label.
@@ -47,7 +47,7 @@ class Confusion:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """What a model makes of the examples of a split.
+    """How a model classifies the examples of a split.
 
     Attributes:
       class_names: by class number.
@@ -83,12 +83,12 @@ class Report:
 
     @property
     def recall(self) -> NDArray[np.float64]:
-        """float64 (classes,), share of a class's examples that were put in it; NaN where it has none."""
+        """float64 (classes,), share of a class's examples that were put in it; NaN for a class without examples."""
         return _shares(self.correct, self.support)
 
     @property
     def precision(self) -> NDArray[np.float64]:
-        """float64 (classes,), share of what was put in a class that is of it; NaN where nothing was."""
+        """float64 (classes,), share of the examples put in a class that belong to it; NaN if none were put in it."""
         return _shares(self.correct, self.matrix.sum(axis=0))
 
     @property
@@ -97,7 +97,7 @@ class Report:
         return self.num_examples - int(self.correct.sum())
 
     def confusions(self, most: int) -> list[Confusion]:
-        """Returns the pairs of label and wrong prediction that are most frequent, the most frequent first."""
+        """Returns the most frequent pairs of a label and a wrong prediction, the most frequent first."""
         wrong = self.matrix * (1 - np.eye(len(self.matrix), dtype=np.int64))
         order = np.argsort(-wrong, axis=None, kind="stable")[:most]
         pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)
@@ -105,7 +105,7 @@ class Report:
         return [Confusion(int(i), int(j), int(wrong[i, j]), int(support[i])) for i, j in pairs if wrong[i, j]]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the report as what JSON can hold; null for a precision or recall that is not defined."""
+        """Returns the report in types that JSON has; null for a precision or recall that is not defined."""
         columns = zip(self.class_names, self.support, self.precision, self.recall, strict=True)
         return {
             "num_examples": self.num_examples,

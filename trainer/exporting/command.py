@@ -35,14 +35,17 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
       found: the checkpoints to choose from.
 
     Raises:
-      PipelineError: whatever a user can cause; nothing is left in --output then.
+      PipelineError: whatever a user can cause; then nothing is left in --output.
     """
     with failures.in_one_line(1):
         trained = build_first(found, config, print)
         _check(config, trained)
         model = served(trained)
         print(trained)
-        print(f"in: {_text(model)}; out: probabilities, class and class_name of {len(model.class_names)} classes")
+        height, width, channels = model.core_shape
+        fitted = f" of any size, fitted to {height}x{width}" if model.fitting else f" of {height}x{width}x{channels}"
+        outputs = f"probabilities, class and class_name of {len(model.class_names)} classes"
+        print(f"in: uint8 images{fitted}; out: {outputs}")
         output = pathlib.Path(config.output)
         with named(f"--output={output}", "cannot be written"):
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +61,7 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
 
 
 def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pathlib.Path) -> None:
-    """Writes and compares each format, and the description of all."""
+    """Writes each format, compares it with the model, and writes the description of all."""
     images = comparison.stored_images(trained, config.examples)
     expected = comparison.trained_probabilities(trained, config.examples)
     tolerance, differences, files = config.tolerance or _tolerance(trained, model), {}, {}
@@ -67,11 +70,12 @@ def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pa
         path = folder / kind.file
         with named(f"--output={config.output}", "cannot be written"), quiet.logs():
             kind.write(model, path, config.stablehlo_batch)
-        rows = kind.rows(config.stablehlo_batch)
-        batches = comparison.batches_of(model, images, kind.any_size, rows)
+        batches = comparison.batches_of(model, images, kind.any_size, kind.rows(config.stablehlo_batch))
         files[name] = comparison.File(path, batches)
-    for name, difference in comparison.largest_differences(files, expected, model, _modules_of_user(trained)):
-        if not difference <= tolerance:
+    flags = trained.config.model
+    modules = [given.partition(":")[0] for given in (flags.model, flags.task) if given and ":" in given]
+    for name, difference in comparison.largest_differences(files, expected, model, modules):
+        if not difference <= tolerance:  # NaN is no less
             raise DataError(
                 f"--format={name}: a probability of the reloaded file differs by {difference:.2g} from the trained "
                 f"model's, more than --tolerance={tolerance:g}; nothing is exported"
@@ -86,8 +90,8 @@ def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pa
 def _tolerance(trained: Trained, model: Served) -> float:
     """Returns how far the probabilities of a file may be from those of the model.
 
-    Where a recipe crops JPEGs, the input decodes that part of each alone, and at its border libjpeg interpolates
-    colours without their neighbours; an exported model gets an image that was decoded as a whole.
+    If a recipe crops JPEGs, the input decodes that part of each alone, and at its border libjpeg interpolates colours
+    without their neighbours. An exported model gets an image that was decoded as a whole.
     """
     is_jpeg = trained.split.manifest.features["image"].encoding in ("jpeg", "any")
     in_part = is_jpeg and model.fitting is not None and not trained.split.request.size
@@ -127,17 +131,6 @@ def _about(config: ExportConfig, trained: Trained, model: Served, differences: d
         },
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
-
-
-def _modules_of_user(trained: Trained) -> list[str]:
-    flags = trained.config.model
-    return [name.partition(":")[0] for name in (flags.model, flags.task) if name and ":" in name]
-
-
-def _text(model: Served) -> str:
-    height, width, channels = model.core_shape
-    fitted = f" of any size, fitted to {height}x{width}" if model.fitting else f" of {height}x{width}x{channels}"
-    return f"uint8 images{fitted}"
 
 
 def _umask() -> int:

@@ -33,7 +33,7 @@ class File:
 
     Attributes:
       path: of it.
-      batches: what it is given; rows beyond those that are expected are copies.
+      batches: that it is given; rows beyond the expected ones are copies.
     """
 
     path: pathlib.Path
@@ -47,7 +47,7 @@ def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bo
       served: the model.
       images: of the split, (height, width, channels) each.
       any_size: whether the file takes images of any size; else they are fitted.
-      rows: of each batch, where the file takes no other number: the last one ends with copies.
+      rows: of each batch if the file takes no other number, so that the last one ends with copies; None: any number.
     """
     if served.fitting and any_size:
         return [image[None] for image in images]
@@ -62,16 +62,16 @@ def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bo
 def largest_differences(
     files: Mapping[str, File], expected: NDArray, served: Served, modules: Sequence[str]
 ) -> Iterator[tuple[str, float]]:
-    """Yields each format, and the largest difference between its file's probabilities and those that are expected.
+    """Yields each format with the largest difference between its file's probabilities and the expected ones.
 
     Args:
-      files: by format, to be read in this order, all by one process.
+      files: by format; one process reads all of them, in this order.
       expected: float32 (n, classes).
       served: whose class names they give.
       modules: of the user, whose layers they may have.
 
     Raises:
-      DataError: one cannot be read, or gives a class or a name other than its own probabilities say.
+      DataError: a file cannot be read, or gives a class or a name other than its own probabilities say.
     """
     with tempfile.TemporaryDirectory(prefix="trainer-export-") as scratch:
         said = _read(files, pathlib.Path(scratch), len(served.class_names), modules)
@@ -114,7 +114,7 @@ def _read(files: Mapping[str, File], scratch: pathlib.Path, classes: int, module
 
 
 def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
-    """Returns the first images of the split, decoded and nothing else: uint8 (height, width, channels) each."""
+    """Returns the first images of the split, decoded but not preprocessed: uint8 (height, width, channels) each."""
     feature, parser = trained.split.manifest.features["image"], ExampleParser({})
 
     def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -130,7 +130,7 @@ def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
 
 
 def trained_probabilities(trained: Trained, count: int) -> NDArray[np.float32]:
-    """Returns the trained model's probabilities for the first images of the split, fed as in its run."""
+    """Returns the trained model's probabilities for the first images of the split, fed as the run feeds them."""
     model, is_done = trained.model, gives_probabilities(trained.model)
 
     @tf.function(autograph=False)
@@ -146,7 +146,7 @@ def trained_probabilities(trained: Trained, count: int) -> NDArray[np.float32]:
 
 
 def _real_rows(batches: Any, values: Any, count: int) -> Iterator[Any]:
-    """Yields the first rows of what `values` gives of the batches, without padding and skipped records."""
+    """Yields the first `count` rows of the batches' `values`, without padding and skipped records."""
 
     def rows() -> Iterator[Any]:
         for batch in batches:

@@ -26,7 +26,7 @@ class _Required:
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig(CheckpointFlags, _Required):
-    """What is exported, and how it is compared. Data flags default to those of the run."""
+    """What is exported, and how it is compared with the model. Data flags default to those of the run."""
 
     format: str = flag("saved_model,keras", "of saved_model, keras, onnx and stablehlo, with commas between")
     stablehlo_batch: int = flag(1, "images that the StableHLO program takes: its shapes are static", least=1)
@@ -56,7 +56,7 @@ class ExportConfig(CheckpointFlags, _Required):
 
     @property
     def formats(self) -> list[str]:
-        """The formats, each once, in the order in which they are given."""
+        """The formats, each once, in the given order."""
         return list(dict.fromkeys(name.strip() for name in self.format.split(",")))
 
 

@@ -1,4 +1,4 @@
-"""The files that a model is exported to, by name."""
+"""The formats that a model is exported to, by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Format:
     Attributes:
       file: its name in the folder of the export.
       write: writes a model to a path; its third argument is the number of rows of a batch, for static shapes.
-      any_size: whether it takes images of any size; else of the model's.
+      any_size: whether it takes images of any size; else of the model's size alone.
       is_static: whether it takes batches of one number of rows alone.
     """
 
@@ -38,7 +38,7 @@ class Format:
     is_static: bool = False
 
     def rows(self, batch: int) -> int | None:
-        """Returns the rows of its batches, None: any number."""
+        """Returns the number of rows that it takes; None: any number."""
         return batch if self.is_static else None
 
 
@@ -57,7 +57,7 @@ def _write_saved_model(served: Served, path: pathlib.Path, batch: int) -> None:
 
 
 def _write_keras(served: Served, path: pathlib.Path, batch: int) -> None:
-    """Writes Keras' own file, of Keras' layers and operations alone where the model is one of ours."""
+    """Writes Keras' own file; of a model of ours, it has Keras' layers and operations alone."""
     del batch
     probabilities = served.core.output
     numbers = ops.cast(ops.argmax(probabilities, axis=-1), "int64")
@@ -77,7 +77,7 @@ def _write_onnx(served: Served, path: pathlib.Path, batch: int) -> None:
     del batch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import onnx  # noqa: PLC0415, which not everybody has installed
+        import onnx  # noqa: PLC0415, an extra that not everybody has installed
         import tf2onnx  # noqa: PLC0415
 
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
@@ -94,9 +94,8 @@ def _write_onnx(served: Served, path: pathlib.Path, batch: int) -> None:
 def _write_stablehlo(served: Served, path: pathlib.Path, batch: int) -> None:
     """Writes a StableHLO program with the weights inside, as a portable artifact: for XLA, IREE, OpenXLA and JAX.
 
-    It is main(uint8 images) -> (probabilities, class), of `batch` rows, since its shapes are static.
-    It is of the oldest version of StableHLO that has all its operations known to TensorFlow, so that older tools read
-    it, too.
+    It is main(uint8 images) -> (probabilities, class), of `batch` rows, since its shapes are static. It is written in
+    the oldest version of StableHLO that TensorFlow can write, so that older tools read it, too.
     """
     from tensorflow.compiler.mlir.stablehlo import stablehlo  # noqa: PLC0415, which only this needs
 
@@ -114,7 +113,7 @@ def _write_stablehlo(served: Served, path: pathlib.Path, batch: int) -> None:
 
 
 def without_locations(program: str) -> str:
-    """Returns MLIR as text without `loc(...)`: these name the files of the machine on which it was made."""
+    """Returns the text of an MLIR program without `loc(...)`, which names files of the machine that made it."""
     lines = [line for line in program.splitlines() if not line.startswith("#loc")]
     return "\n".join(map(_without_location, lines)) + "\n"
 

@@ -1,4 +1,4 @@
-"""What a trained model says of images: of a run's checkpoint, or of an exported file."""
+"""Predictions for images, by the model in a run's checkpoint or in an exported file."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from trainer.exporting.served import served
 from trainer.inference import Trained, build_first
 
 # The best first. A StableHLO program is not among them: it takes batches of one size alone.
-_READ = {"saved_model": reading.saved_model, "keras": reading.keras, "onnx": reading.onnx}
+_READ = {"saved_model": reading.saved_model, "keras": reading.keras, "onnx": reading.onnx}  # the readers by format
 _AGAIN = "export the run again (trainer.export)"
 _BATCH = 64  # files that `predict` reads at a time
 
 
 class Predictor:
-    """A model of images, ready to be asked.
+    """A model that is ready to classify images.
 
         from trainer import Predictor
 
@@ -61,7 +61,7 @@ class Predictor:
         probabilities: Callable[[NDArray[np.uint8]], NDArray[np.float32]],
         fit: Callable[[NDArray[np.uint8]], NDArray[np.uint8]] | None = None,
     ) -> None:
-        """Takes the parts.
+        """Makes a predictor of its parts; `of_run` and `of_export` find them.
 
         Args:
           name: what it is.
@@ -89,7 +89,7 @@ class Predictor:
           model_dir: of `trainer.run`; it may be training.
           checkpoint: `ckpt-400`, `400` or `best`; None: the newest.
           weights: `raw`, or `ema` for the average over the steps; None: the average if the run kept one.
-          data_dir: of the run's data set, where that has moved: the class names are in its manifest.
+          data_dir: of the run's data set if that has moved: the class names are in its manifest.
 
         Raises:
           PipelineError: there is no such checkpoint, or its model is not one of images and classes.
@@ -120,7 +120,7 @@ class Predictor:
 
         Raises:
           DataError: there is no such export, or it is damaged.
-          UsageError: the file cannot be asked: it is a StableHLO program, or takes images that are cut already.
+          UsageError: the file does not fit: it is a StableHLO program, or takes images that are cut already.
         """
         about, kind, file = _exported(pathlib.Path(path))
         if kind == "onnx":
@@ -145,7 +145,7 @@ class Predictor:
             except Exception as error:  # each library raises its own, and what a damaged file leads to
                 raise DataError(f"cannot be loaded and run: {line_of(error)}", path=file) from None
 
-        # Of a file that takes any size, images come one by one, as they are.
+        # A file that takes any size gets images as they are, one size at a time.
         return cls(str(file), about["class_names"], shape, probabilities, (lambda image: image) if any_size else None)
 
     def probabilities(self, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
@@ -168,7 +168,7 @@ class Predictor:
         return self._of_fitted([self._fitted(picture) for picture in pictures])
 
     def _of_fitted(self, fitted: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
-        """Returns the probabilities of images that the model takes; those of one size are computed at once."""
+        """Returns the probabilities of fitted images; those of one size are computed at once."""
         found = np.zeros((len(fitted), len(self.class_names)), np.float32)
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for number, picture in enumerate(fitted):
@@ -178,11 +178,11 @@ class Predictor:
         return found
 
     def predict(self, paths: Iterable[str | os.PathLike[str]], top: int = 3) -> list[Prediction]:
-        """Returns what the model says of image files, in their order.
+        """Returns the predictions for image files, in their order.
 
         Args:
           paths: of the files; a `Prediction` says why one cannot be read.
-          top: most classes of each.
+          top: how many of the most likely classes to return for each.
 
         Raises:
           DataError: an exported file cannot be loaded and run.
@@ -192,18 +192,14 @@ class Predictor:
     def batches(self, paths: Sequence[str], top: int, size: int) -> Iterator[list[Prediction]]:
         """Yields the predictions of `size` files at a time."""
         for start in range(0, len(paths), size):
-            yield self._of_files(paths[start : start + size], top)
-
-    def _of_files(self, paths: Sequence[str], top: int) -> list[Prediction]:
-        read = [self._read(path) for path in paths]
-        pictures = [picture for picture in read if isinstance(picture, np.ndarray)]
-        answers = iter(self._of_fitted(pictures))
-        return [
-            Prediction(path, (), picture)
-            if isinstance(picture, str)
-            else Prediction(path, self._best(next(answers), top))
-            for path, picture in zip(paths, read, strict=True)
-        ]
+            read = [(path, self._read(path)) for path in paths[start : start + size]]
+            answers = iter(self._of_fitted([picture for _, picture in read if isinstance(picture, np.ndarray)]))
+            yield [
+                Prediction(path, (), picture)
+                if isinstance(picture, str)
+                else Prediction(path, self._best(next(answers), top))
+                for path, picture in read
+            ]
 
     def _read(self, path: str) -> NDArray[np.uint8] | str:
         """Returns the image of a file, upright and as the model takes it; or why it cannot be read."""
@@ -226,7 +222,7 @@ class Predictor:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a model says of an image.
+    """The classes that a model gives an image.
 
     Attributes:
       path: of its file.
@@ -239,7 +235,7 @@ class Prediction:
     problem: str | None = None
 
     def __str__(self) -> str:
-        """Such as `photo.png: cat 0.983, dog 0.012`."""
+        """As a line: `photo.png: cat 0.983, dog 0.012`."""
         said = self.problem or ", ".join(f"{name} {probability:.3f}" for _, name, probability in self.best)
         return f"{self.path}: {said}"
 
@@ -253,7 +249,7 @@ def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Pat
       found: the checkpoints to choose from; none with --exported.
 
     Raises:
-      PipelineError: whatever a user can cause. Where some files cannot be read, the answers to the others are there.
+      PipelineError: whatever a user can cause. If some files cannot be read, the others have been answered before.
     """
     with failures.in_one_line(1):
         if config.exported is not None:
@@ -269,7 +265,7 @@ def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Pat
 
 
 def _printed(predictor: Predictor, config: PredictConfig, paths: Sequence[str]) -> list[Prediction]:
-    """Prints a line for each image; returns those of the files that cannot be read."""
+    """Prints a line for each image; returns the predictions of files that cannot be read."""
     bad = []
     for batch in predictor.batches(paths, config.top, config.batch_size):
         print(*batch, sep="\n", flush=True)
@@ -278,7 +274,7 @@ def _printed(predictor: Predictor, config: PredictConfig, paths: Sequence[str]) 
 
 
 def _written(predictor: Predictor, config: PredictConfig, paths: Sequence[str]) -> list[Prediction]:
-    """Writes the predictions to --output, which is there as a whole or as it was; returns as `_printed`."""
+    """Writes the predictions to --output, which is replaced as a whole or stays as it was; returns as `_printed`."""
     assert config.output is not None
     output, bad = pathlib.Path(config.output), list[Prediction]()
     classes = min(config.top, len(predictor.class_names))
@@ -319,7 +315,7 @@ def _csv(cells: Sequence[str]) -> bytes:
 
 
 def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
-    """Returns the description of an export, the format to ask, and its file.
+    """Returns the description of an export, the format to use, and its file.
 
     Raises:
       DataError, UsageError: as `Predictor.of_export`.

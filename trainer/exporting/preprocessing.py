@@ -1,4 +1,4 @@
-"""What the model gets of a raw image in an evaluation, in Keras' own operations, which load without our code."""
+"""The preprocessing of an evaluation, in Keras' own operations, so that an exported model loads without our code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def preprocess(recipe: Recipe, images: keras.KerasTensor, statistics: ImageStati
 
     Args:
       recipe: a named one.
-      images: uint8 (None, height, width, channels), of static shape but for the rows.
+      images: uint8 (None, height, width, channels), static except for the number of rows.
       statistics: of the training images.
 
     Raises:

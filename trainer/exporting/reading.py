@@ -2,9 +2,9 @@
 
     python -P reading.py FOLDER CLASSES MODULES FORMAT PATH [FORMAT PATH ...]
 
-The folder has the images of each format, FORMAT.images.npz, and gets the answers, FORMAT.answers.npz, one after
-another. It imports none of our code: that the files need none is what it shows. The modules, separated by
-commas, are the user's, whose layers a `.keras` file may have.
+The folder has the images for each format, FORMAT.images.npz, and gets the answers, FORMAT.answers.npz, one after
+another. It imports none of our code, to show that the files need none. The modules, separated by commas, are the
+user's, whose layers a `.keras` file may have.
 """
 
 # ruff: noqa: PLC0415  # each format needs another library
@@ -86,7 +86,7 @@ def answer(kind: str, path: str, folder: str, classes: int) -> None:
 
 
 def _load_keras() -> None:
-    """Loads TensorFlow and Keras without packages that they load where there are any: a third of the time."""
+    """Loads TensorFlow and Keras without the packages that they load if these are installed: a third of the time."""
     unused = [name for name in ("matplotlib", "sklearn", "jax") if name not in sys.modules]
     sys.modules.update(dict.fromkeys(unused))  # type: ignore[arg-type]  # None: Python raises ImportError
     importlib.import_module("tensorflow")
@@ -96,7 +96,7 @@ def _load_keras() -> None:
 
 
 def main(folder: str, classes: str, modules: str, *files: str) -> None:
-    """Reads the files in the order in which they are given."""
+    """Reads the files in the given order."""
     if set(files[::2]) != {"onnx"}:
         _load_keras()
     if modules:

@@ -53,7 +53,7 @@ class Served:
     Attributes:
       core: uint8 images (None, height, width, channels) to probabilities, float32 (None, classes).
       fitting: brings images of any size to that of the core; None: all have it.
-      class_names: by class number, each another one.
+      class_names: by class number, no two alike.
     """
 
     core: keras.Model
@@ -67,7 +67,7 @@ class Served:
         return height, width, channels
 
     def spec(self, any_size: bool, rows: int | None = None) -> tf.TensorSpec:
-        """Returns the specification of the images: of any size where that is wanted and they may have one."""
+        """Returns the specification of the images: of any size if that is wanted and the model fits them."""
         shape = (None, None, self.core_shape[2]) if any_size and self.fitting else self.core_shape
         return tf.TensorSpec((rows, *shape), tf.uint8, name="images")
 
@@ -124,12 +124,12 @@ def _probabilities(trained: Trained, pixels: keras.KerasTensor) -> keras.KerasTe
 
 
 def _told_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names; a name that two classes have gets the class number."""
+    """Returns the names; the class number is added to a name that several classes have."""
     return tuple(name if list(names).count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names))
 
 
 def fitting_of(request: Request, recipe: Recipe, channels: int) -> Fitting | None:
-    """Returns how an evaluation brings images to the model's size; None: they have it."""
+    """Returns how an evaluation brings images to the model's size; None: they have it already."""
     if cropping := cropping_of(recipe):
         return Fitting(cropping.crop(training=False), channels)
     return Fitting(Stretched(request.size), channels) if request.size else None
@@ -149,14 +149,11 @@ def without_own_layers(model: keras.Model) -> keras.Model:
 
 def _call_plainly(layer: keras.layers.Layer, *arguments: Any, **options: Any) -> Any:
     if isinstance(layer, ScalePixels):
-        return _scaled_pixels(*arguments)
+        (images,) = arguments
+        return ops.divide(ops.cast(images, "float32"), 255.0) if images.dtype == "uint8" else images
     if isinstance(layer, LocalResponseNorm):
         return _response_normalised(*arguments)
     return layer(*arguments, **options)
-
-
-def _scaled_pixels(images: keras.KerasTensor) -> keras.KerasTensor:
-    return ops.divide(ops.cast(images, "float32"), 255.0) if images.dtype == "uint8" else images
 
 
 def _response_normalised(activations: keras.KerasTensor) -> keras.KerasTensor:

@@ -1,4 +1,4 @@
-"""The flags of the launcher itself, one group per concern; those of trainer.run follow after `--`."""
+"""The launcher's own flags, one group per concern; those of trainer.run follow after `--`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What any scheduler needs to know of a job: parsed and checked once, without TensorFlow."""
+"""What every scheduler needs to know about a job: parsed and checked once, without TensorFlow."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -53,11 +52,11 @@ class Job:
         _check_not_set_here(trainer_flags)
         job, restarts = flags.job, flags.restarts
         num_workers = _num_workers(job.num_workers, restarts.elastic_range)
-        given = _given_strategy(trainer_flags)
+        given, others = _strategy_given(trainer_flags)
         if given is not None:
             check_name("strategy", given, STRATEGIES)
         strategy = _strategy(num_workers, job.num_ps, given)
-        all_flags = (*_without_strategy(trainer_flags), f"--strategy={strategy}")
+        all_flags = (*others, f"--strategy={strategy}")
         config = configs.parse(all_flags)
         if restarts.elastic_range and strategy != MULTIWORKER:
             raise UsageError(f"--elastic={restarts.elastic} with --strategy={strategy}: needs --strategy={MULTIWORKER}")
@@ -112,7 +111,7 @@ def tf_config(addresses: Mapping[str, Sequence[str]], role: str, index: int) -> 
 
 
 def _can_share(order: OrderFlags, num_workers: int, per_worker: int) -> bool:
-    """Whether so many workers, with so many replicas each, can share a batch."""
+    """Whether `num_workers` of `per_worker` replicas each can share a batch."""
     return shared(order) % (num_workers * per_worker) == 0
 
 
@@ -122,12 +121,12 @@ def shared(order: OrderFlags) -> int:
 
 
 def sharing(order: OrderFlags, candidates: Iterable[int], per_worker: int) -> list[int]:
-    """Returns those of some numbers of workers that work."""
+    """Returns the candidates that are numbers of workers who can share a batch."""
     return [count for count in candidates if _can_share(order, count, per_worker)]
 
 
 def check_sharing(order: OrderFlags, num_workers: int, per_worker: int) -> None:
-    """Checks that so many workers can share a batch.
+    """Checks that `num_workers` of `per_worker` replicas each can share a batch.
 
     Raises:
       UsageError: they cannot; it names the nearest numbers of workers that can.
@@ -173,7 +172,7 @@ def _most_sharing(config: TrainConfig, num_workers: int, per_worker: int, elasti
 
 
 def _strategy(num_workers: int, num_ps: int, given: str | None) -> str:
-    """Returns the strategy that fits the processes."""
+    """Returns the strategy that fits the processes; raises UsageError if another one is given."""
     needed = PARAMETER_SERVER if num_ps else MULTIWORKER
     if given in (None, needed):
         return needed
@@ -189,20 +188,14 @@ def _strategy(num_workers: int, num_ps: int, given: str | None) -> str:
     return given
 
 
-def _given_strategy(flags: Sequence[str]) -> str | None:
-    """Returns the value of --strategy on the command line; that in a file of --config does not matter."""
-    given = None
-    for token, following in itertools.zip_longest(flags, flags[1:], fillvalue=""):
+def _strategy_given(flags: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Returns the value of --strategy on the command line (one in a file of --config gives way), and other flags."""
+    given, others, tokens = None, [], iter(flags)
+    for token in tokens:
         if token == "--strategy":
-            given = following
+            given = next(tokens, "")
         elif token.startswith("--strategy="):
             given = token.partition("=")[2]
-    return given
-
-
-def _without_strategy(flags: Sequence[str]) -> list[str]:
-    return [
-        token
-        for before, token in zip(["", *flags], flags, strict=False)
-        if before != "--strategy" and token != "--strategy" and not token.startswith("--strategy=")
-    ]
+        else:
+            others.append(token)
+    return given, others

@@ -1,4 +1,4 @@
-"""The flags of other schedulers: what each process gets, and what only one of the schedulers knows."""
+"""The flags of other schedulers: what each process gets there, and what only one of the schedulers knows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LONGEST_IMAGE = 255
 
 @dataclasses.dataclass(frozen=True)
 class ProcessFlags:
-    """What the job is called on another scheduler, and what each of its processes gets there."""
+    """The job's name on another scheduler, and what each of its processes gets there."""
 
     name: str | None = flag(None, "of the job, in lower-case letters, digits and hyphens (None: train)")
     cpus: int | None = flag(None, "of each process", least=1, most=MOST_NUMBER)
@@ -70,7 +70,7 @@ class ProcessFlags:
 
     @property
     def job_name(self) -> str:
-        """What the job is called."""
+        """The name of the job."""
         return self.name or "train"
 
     @property
@@ -180,7 +180,7 @@ class KubernetesFlags:
 
     @property
     def user(self) -> tuple[int, int] | None:
-        """User and group of --run_as; the group is that of the same number where none is given."""
+        """User and group of --run_as; without a group, the one of the user's number."""
         if self.run_as is None:
             return None
         user, colon, group = self.run_as.partition(":")
@@ -334,14 +334,14 @@ def _toleration(text: str) -> dict[str, str]:
 
 
 def check_no_variable_twice(processes: ProcessFlags, kubernetes: KubernetesFlags) -> None:
-    """Raises UsageError where a variable is given a value and a secret."""
+    """Raises UsageError if a variable is given a value and a secret."""
     for name in kubernetes.secrets:
         if name in processes.variables:
             raise UsageError(f"--secret_env: {name} is given by --env, too; leave one out")
 
 
 def check_local_only(flags: object, names: Sequence[str], target: str) -> None:
-    """Raises UsageError where a flag was given, of the named ones, that only --target=local knows."""
+    """Raises UsageError if one of the named flags was given, which only --target=local knows."""
     defaults = {field.name: field.default for field in dataclasses.fields(flags)}  # type: ignore[arg-type]
     for name in names:
         value = getattr(flags, name)
@@ -353,7 +353,7 @@ def check_local_only(flags: object, names: Sequence[str], target: str) -> None:
 
 
 def check_not_given(flags: object, target: str, meant: str) -> None:
-    """Raises UsageError where a flag was given that `target` does not know, and `meant` does."""
+    """Raises UsageError if a flag was given that `meant` knows, but `target` does not."""
     for field in dataclasses.fields(flags):  # type: ignore[arg-type]
         value = getattr(flags, field.name)
         if value is not None:

@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.1
 
 
 class Made(NamedTuple):
-    """What a worker tells of a block.
+    """A worker's report on a block.
 
     Attributes:
       steps: that it made, int64 (n,); others had been applied already.
@@ -51,7 +51,7 @@ class Asynchronous:
       batches: made of a worker's columns.
       compute: gradients, and their application.
       ledger: of the steps.
-      rows: packs what a step came to.
+      rows: packs a step's results.
     """
 
     state: TrainState
@@ -62,7 +62,7 @@ class Asynchronous:
 
     @tf.function(autograph=False)
     def block(self, columns: Any, first: tf.Tensor, count: tf.Tensor) -> Made:
-        """Makes the steps from `first` on that have not been applied yet, `count` of them at most, all of one epoch."""
+        """Makes the steps that are not applied yet of the `count` from `first` on, which are all of one epoch."""
         began = tf.timestamp()
         content, worker = next(columns)
         steps = self.ledger.missing(first, count)
@@ -137,7 +137,7 @@ class AsyncScheduler:
         """See `Scheduler.run`."""
         begun, stopped = first, False
         while begun < end or self._pending:
-            stopped = stops() or stopped  # asked in any case: it says that a server is lost
+            stopped = stops() or stopped  # asked each time: it raises if a server is lost
             while begun < end and not stopped and self._closures.waiting < _READY * self._num_workers:
                 begun = self._schedule(begun, min(end, cut(begun)))
             if stopped and not self._pending:

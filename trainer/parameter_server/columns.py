@@ -1,4 +1,4 @@
-"""The training split in each worker's memory, read there with TensorFlow's own operations; batches of it.
+"""Batches of the training split, which each worker reads with TensorFlow's own operations and keeps in memory.
 
 A worker runs graphs that the chief has made, and no Python. So the order of an epoch is computed inside the graph, too.
 """
@@ -38,7 +38,7 @@ class ColumnBatches:
 
         Args:
           resolved: the training request.
-          shares: equal parts of a global batch, which are made by themselves.
+          shares: equal parts of a global batch, of which each is a batch here.
 
         Raises:
           DataError, UsageError: as `pipeline.input_fn`.
@@ -57,7 +57,7 @@ class ColumnBatches:
         self.rows, self.steps_per_epoch = order.global_batch_size // shares, order.steps_per_epoch
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns a dataset whose every element is the columns, the same tensors; made where it is called."""
+        """Returns a dataset that repeats (columns, index of the worker), the same tensors each time."""
         count = self._resolved.selection.num_examples
         pieces = tf.constant(all_pieces(self._resolved.selection))
         records = self._reader.read(pieces, pieces)["record"][:count]
@@ -75,7 +75,7 @@ class ColumnBatches:
 
         Args:
           columns: of the dataset.
-          step: any step of the epoch, int64 scalar; all that the function is asked for have to be of this epoch.
+          step: any step of the epoch, int64 scalar; the function may be asked for steps of this epoch alone.
         """
         plan = self._feed.plan(step // self.steps_per_epoch, tf.constant(0, tf.int64))
 

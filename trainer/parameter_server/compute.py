@@ -1,4 +1,4 @@
-"""What a worker does with a batch: weights from the parameter servers, gradients, and what is sent back."""
+"""A worker's part of a step: it pulls weights from the parameter servers, computes gradients, and sends them back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _OWN_STATE = {"nadam": "multiplies a variable once per step", "lossscaleoptimize
 class Transfer:
     """Moves values between variables on parameter servers and the worker that runs a graph.
 
+    All values of one server and type travel as one tensor, so that each server is asked once.
+
     Attributes:
-      variables: to and from which.
+      variables: on the servers.
       groups: indices of the variables of each server and type.
     """
 
@@ -74,11 +76,11 @@ class Transfer:
 
 
 class Sent(NamedTuple):
-    """What goes to the parameter servers, for each of them and type in one tensor.
+    """What a worker sends: one tensor for each parameter server and type.
 
     Attributes:
       gradients: of the mean loss of the rows.
-      changes: of what is not trained, such as moving statistics.
+      changes: of variables that are not trained, such as moving statistics.
     """
 
     gradients: list[tf.Tensor]
@@ -89,7 +91,8 @@ class Compute:
     """Computes gradients on workers, and applies them on parameter servers.
 
     Attributes:
-      trainable, kept: moves the weights, and the floating-point variables that are not trained.
+      trainable: moves the weights.
+      kept: moves the floating-point variables that are not trained.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class Compute:
         )
 
     def of(self, step: tf.Tensor, share: tf.Tensor, batch: tuple[Any, ...]) -> tuple[Contribution, Sent]:
-        """Returns what comes of the rows of a share of a step, and what of it is to be sent."""
+        """Returns the contribution of a share's rows to a step, and what to send of it."""
         values = [self.trainable.pull(), self._fixed.pull()]
         weight = tf.maximum(tf.reduce_sum(batch[-1]), 1.0)
         computed = self._gradients.of(share, weight, values, batch, step)
@@ -118,12 +121,9 @@ class Compute:
         changes = [new - tf.cast(was, tf.float32) for new, was in zip(computed.state, old, strict=True)]
         return computed, Sent(self.trainable.flattened(computed.gradients), self.kept.flattened(changes))
 
+    @tf.function(autograph=False)
     def apply(self, step: tf.Tensor, sent: Sent) -> tf.Tensor:
         """Changes the weights by the gradient of a step; returns a tensor whose operation ends when that is done."""
-        return self._apply(step, sent)
-
-    @tf.function(autograph=False)
-    def _apply(self, step: tf.Tensor, sent: Sent) -> tf.Tensor:
         state = self._state
         gradients = self.trainable.push(clipped(sent.gradients, self._clip_norm))
         rate = state.schedule(step) if state.schedule else None
@@ -166,7 +166,7 @@ class _Given:
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer, flag: str) -> None:
-    """Raises UsageError where several workers cannot apply gradients with an optimizer."""
+    """Raises UsageError if several workers cannot apply gradients with an optimizer."""
     name = optimizer.name
     if why := _OWN_STATE.get(type(optimizer).__name__.lower()):
         raise UsageError(f"{flag}: with --strategy=parameter_server, {name} {why}, which workers would do at once")
@@ -179,7 +179,7 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer, flag: str) -> None:
 
 @contextlib.contextmanager
 def numbered(optimizer: keras.optimizers.Optimizer, updates: tf.Tensor, rate: tf.Tensor | None) -> Iterator[None]:
-    """Context in which an optimizer is traced as if so many updates had been made before.
+    """Context in which an optimizer is traced as if it had made `updates` updates before.
 
     Keras' own count is wrong here. `assign_add` of it is exact by itself, but each optimizer reads it at another moment
     than it adds, so bias corrections and schedules would drift (70 of 100 updates were counted with two workers).

@@ -1,7 +1,7 @@
 """TensorFlow's cluster as the chief sees it: the strategy, and what gives work to the workers that are there.
 
-TensorFlow waits for every process of the cluster that it is told of: when it connects, and when it takes back a worker
-that was restarted. So it is told only of those that are there, and again whenever a worker comes or is lost.
+TensorFlow waits for every process of the cluster that it knows: when it connects, and when a restarted worker comes
+back. So it is told only of the processes that are there, and again whenever a worker comes or is lost.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ _ENVIRONMENT = {  # as tf.distribute.ParameterServerStrategy sets them when it c
 
 
 class Members:
-    """The workers that take part now. TensorFlow's threads, one for each worker, ask it whether to go on."""
+    """The workers that take part now. TensorFlow has a thread for each worker, which asks here whether to go on."""
 
     def __init__(self, roles: Roles, coordinator: Coordinator, addresses: dict[str, list[str]]) -> None:
-        """Takes no worker in.
+        """Starts without workers; `admit` adds them.
 
         Args:
           roles: the processes.
           coordinator: knows which of them are there.
-          addresses: of each job, as the chief calls them.
+          addresses: of each job's processes, as the chief calls them.
         """
         self._roles, self._coordinator, self._addresses = roles, coordinator, addresses
         self._admitted: dict[int, int] = {}
-        self._peers: dict[int, set[tuple[str, int]]] = {}  # where the workers listen that have been admitted
+        self._peers: dict[int, set[tuple[str, int]]] = {}  # where each worker listens that was ever admitted
         self._at_work: set[int] = set()
-        self._gone: dict[int, float] = {}  # since when a worker at work is not there
+        self._gone: dict[int, float] = {}  # workers at work that are not there, and since when
         self._lock = threading.Lock()
 
     def cluster(self, workers: dict[int, int]) -> tf.train.ClusterSpec:
-        """Returns the cluster of all but the absent workers."""
+        """Returns the cluster of these workers and all other processes."""
         there = {index: self._addresses[WORKER][index] for index in sorted(workers)}
         return tf.train.ClusterSpec({**self._addresses, WORKER: there})
 
@@ -65,7 +65,7 @@ class Members:
         return self._coordinator.workers != self._admitted
 
     def close(self) -> dict[int, int]:
-        """Gives no more work to workers that are lost; returns those that are there."""
+        """Stops giving work to lost workers; returns those that are there."""
         workers = self._coordinator.workers
         with self._lock:
             self._admitted = {i: start for i, start in self._admitted.items() if workers.get(i) == start}
@@ -73,7 +73,7 @@ class Members:
 
     @contextlib.contextmanager
     def calls_fail(self, workers: dict[int, int]) -> Iterator[None]:
-        """Context in which TensorFlow's calls to all workers but these fail, also to one that is stopped."""
+        """Context in which TensorFlow's calls to any other worker fail, even to one that is stopped."""
         lost = {peer for i, peers in self._peers.items() if i not in workers for peer in peers}
         over = threading.Event()
 
@@ -91,23 +91,23 @@ class Members:
             thread.join()
 
     def admit(self, workers: dict[int, int]) -> None:
-        """Gives work to workers, which TensorFlow knows now."""
+        """Gives work to workers, which TensorFlow knows by now."""
         self._peers.update({i: _resolved(self._addresses[WORKER][i]) for i in workers})
         with self._lock:
             self._admitted = workers
 
     def rest(self, worker: int) -> None:
-        """Takes note that a worker's thread has nothing in work."""
+        """Notes that a worker is idle."""
         with self._lock:
             self._at_work.discard(worker)
 
     def takes_part(self, worker: int) -> bool:
-        """Returns whether a worker may get something to do."""
+        """Returns whether a worker may be given work."""
         with self._lock:
             return worker in self._admitted
 
     def begins(self, worker: int) -> bool:
-        """Returns whether a worker may begin something now."""
+        """Returns whether a worker may begin its work now; if so, it counts as at work."""
         leaving = worker in self._coordinator.leaving and not self._coordinator.is_ending
         with self._lock:
             if leaving or worker not in self._admitted:
@@ -116,16 +116,16 @@ class Members:
             return True
 
     def tend(self) -> None:
-        """Lets workers end that got a signal and have nothing in work; to be called every now and then.
+        """Releases idle workers that got a signal; to be called regularly.
 
         Raises:
-          RerunError: a worker is lost, but a call to it does not end: what it has in work cannot be given to another.
+          RerunError: a worker is lost, but a call to it does not end, so its work cannot be given to another.
         """
         leaving, there = self._coordinator.leaving, set(self._coordinator.workers)
-        with self._lock:  # after `leaving` was read: who leaves begins nothing
+        with self._lock:  # after `leaving` was read: a worker that leaves begins nothing
             at_work = set(self._at_work)
         for worker in leaving - at_work:
-            if not self._coordinator.is_ending:  # else it is needed until the state is saved
+            if not self._coordinator.is_ending:  # the chief needs all of them until it has saved
                 self._coordinator.release(worker)
         self._gone = {worker: self._gone.get(worker, time.monotonic()) for worker in at_work - there}
         for worker, since in self._gone.items():
@@ -141,10 +141,10 @@ class Members:
 def connect(
     roles: Roles, coordinator: Coordinator
 ) -> tuple[tf.distribute.Strategy, tf.distribute.coordinator.ClusterCoordinator, Members, object]:
-    """Returns the strategy, TensorFlow's coordinator, the workers that take part, and what has to live as long.
+    """Returns the strategy, TensorFlow's coordinator, the workers that take part, and an object to keep as long.
 
-    The chief's own server, and that of worker 0 where this process is both, are on ports that the system chooses: the
-    chief's address is where the processes meet. Who connects is told the addresses by the chief.
+    The chief's server, and worker 0's if it runs in this process, listen on ports that the system chooses, because the
+    processes meet at the chief's address. The chief tells the others where it listens when it connects to them.
 
     Args:
       roles: the processes.
@@ -207,7 +207,7 @@ def _device_filters(spec: tf.train.ClusterSpec) -> tf.config.experimental.Cluste
 
 @contextlib.contextmanager
 def _coordinated_by(members: Members) -> Iterator[None]:
-    """Context in which TensorFlow's coordinator is made of parts that know which workers are there."""
+    """Context in which TensorFlow's coordinator is built from parts that know which workers are there."""
 
     class Queue(cluster_coordinator._CoordinatedClosureQueue):  # type: ignore[misc]
         """Gives functions to workers that are there, and notes which worker an error comes from."""
@@ -217,13 +217,13 @@ def _coordinated_by(members: Members) -> Iterator[None]:
             self._here = threading.local()
 
         def mark_failed(self, e: Exception) -> None:
-            """Takes note of an error of a function, in the thread of its worker."""
+            """Notes which worker an error comes from; called in that worker's thread."""
             for error in filter(None, (e, getattr(e, "original_exception", None))):
                 error.worker = self._here.worker  # type: ignore[union-attr]
             super().mark_failed(e)
 
         def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
-            """Waits for something that a worker may begin; None at the end."""
+            """Waits for a function that this worker may begin; None at the end."""
             assert tag is not None
             members.rest(tag)
             self._here.worker = tag

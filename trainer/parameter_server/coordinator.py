@@ -1,7 +1,7 @@
-"""The chief's side of the connections that hold a job together: all meet, are compared, and learn how it ends.
+"""The chief's side of a job's connections: the processes meet, are compared, and learn how the job ends.
 
-The chief listens on its address for as long as it lives, so that a worker can come back. TensorFlow's own server of the
-chief is elsewhere, on a port that the system chooses.
+The chief listens on its address as long as it lives, so that a worker can come back. Its TensorFlow server listens on
+another port, which the system chooses.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from trainer.parameter_server.roles import PS, WORKER, Roles, Task
 
 _FIRST_NOTICE_SECONDS = 0.5
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
-_GRACE_SECONDS = 10.0  # for which those who are there wait for workers that may come later as well
-_GUARD_SECONDS = 10.0  # for its guard to kill a silent worker; else its machine has stopped, too
-_HANGING_SECONDS = 5.0  # for the main thread to end by itself; a call to a server that is stopped never returns
+_GRACE_SECONDS = 10.0  # that a job which could begin waits for further workers
+_GUARD_SECONDS = 10.0  # for its guard to kill a silent worker; if it does not, its machine has stopped, too
+_HANGING_SECONDS = 5.0  # for the main thread to end by itself: a call to a server that is stopped never returns
 _ALIKE = "start all processes with the same flags, data, code and versions"
 _AGAIN = "rerun the same commands to resume from the last checkpoint"
 
 
 class Coordinator:
-    """A context in which the other processes may connect; a thread serves them.
+    """Context in which the other processes may connect; a thread serves them.
 
     Attributes:
-      lost: a parameter server that is gone, and the weights with it.
+      lost: a parameter server that is gone, and the weights with it; None: all are there.
       silent: processes that were lost because they gave no sign of life.
     """
 
@@ -53,18 +53,18 @@ class Coordinator:
         say: Callable[[str], None],
         on_lost: Callable[[Sequence[str]], None],
     ) -> None:
-        """Starts nothing; the context does.
+        """Makes the coordinator; entering its context starts it.
 
         Args:
           roles: the processes.
-          expected: what has to be equal in a process.
+          expected: returns the description that a process must match.
           port: listens on the chief's address.
           timeout: seconds to wait for those without whom the job cannot begin.
           silence: seconds without a sign of life after which a process is lost.
-          least_workers: of the job that have to be there before it begins; all servers have to be.
+          least_workers: that must be there before the job begins; all servers must be.
           interrupt: told of signals to other processes that end the job.
           say: prints a line.
-          on_lost: told whom this process has lost, where it ends at once.
+          on_lost: called with the names of lost processes before this process ends at once.
         """
         self.lost: Task | None = None
         self.silent: set[Task] = set()
@@ -72,13 +72,13 @@ class Coordinator:
         self._silence, self._interrupt, self._on_lost = silence, interrupt, on_lost
         self._least = least_workers - roles.chief_works
         self._present: dict[Task, tuple[Hello, asyncio.StreamWriter]] = {}
-        self._leaving: dict[Task, str] = {}  # workers that got a signal, and which
+        self._leaving: dict[Task, str] = {}  # workers that got a signal, and its name
         self._changed = threading.Condition()
         self._error: PipelineError | None = None
         self._begun = self._ended = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = rendezvous.Server(self._serve)
         self._told: set[int] = set()  # ranks of those who know why the job cannot begin
         self._starts: collections.Counter[Task] = collections.Counter()
 
@@ -90,7 +90,7 @@ class Coordinator:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Tells all how the job ended."""
         told = error if isinstance(error, PipelineError) else None
-        is_known = error is None or told is not None  # else they see that the chief is gone
+        is_known = error is None or told is not None  # of any other error they learn by the chief's end
         asyncio.run_coroutine_threadsafe(self._end(told, is_known), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -99,10 +99,10 @@ class Coordinator:
             rendezvous.tell_the_rest(self._roles.seat, told, self._told, self._timeout)
 
     def wait(self) -> None:
-        """Waits until the job can begin, and lets those who are there begin; says every now and then for whom it waits.
+        """Waits until the job can begin, and begins it with those who are there; regularly says whom it waits for.
 
-        All parameter servers and some workers are needed. The other workers are waited for a moment, as processes are
-        mostly started together; a later one is taken in when it comes.
+        It needs all parameter servers and the least number of workers. It waits a moment longer for the others, since
+        processes are mostly started together; a worker that comes later is taken in.
 
         Raises:
           UsageError: a process differs from the chief.
@@ -127,7 +127,7 @@ class Coordinator:
                 raise self._error
 
     def check(self) -> None:
-        """Raises RerunError where a parameter server was lost."""
+        """Raises RerunError if a parameter server was lost."""
         if self.lost:
             raise self._loss(self.lost)
 
@@ -137,7 +137,7 @@ class Coordinator:
         return RerunError(f"lost {name}{why}, and the weights there; {_AGAIN}", lost=[name])
 
     def check_soon(self) -> None:
-        """Raises as `check`, also where the loss shows in a moment: TensorFlow may have seen it first."""
+        """Raises as `check`, but gives a loss a moment to show: TensorFlow may have seen it first."""
         end = time.monotonic() + _LOSS_SECONDS
         while not self.lost and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
@@ -145,25 +145,25 @@ class Coordinator:
 
     @property
     def has_workers(self) -> bool:
-        """Whether a worker is there, or may be in this process."""
+        """Whether a worker is there; worker 0 always is if it runs in this process."""
         return self._roles.chief_works or any(task.job == WORKER for task in self._present)
 
     @property
     def workers(self) -> dict[int, int]:
-        """The workers that are there, each with how often it has come; 0 for the one in the chief's process."""
+        """How often each worker has come that is there, by index; 0 for the one in the chief's process."""
         with self._changed:
             found = {task.index: self._starts[task] for task in self._present if task.job == WORKER}
         return {0: 0, **found} if self._roles.chief_works else found
 
     @property
     def leaving(self) -> set[int]:
-        """The workers that got a signal, and end once they have done what they have in work."""
+        """The workers that got a signal, and end once they are idle."""
         with self._changed:
             return {task.index for task in self._leaving}
 
     @property
     def is_ending(self) -> bool:
-        """Whether the job is to end because of a signal; all workers are needed until the state is saved."""
+        """Whether the job ends because of a signal; all workers are needed until the state is saved."""
         return self._interrupt.requested is not None
 
     @property
@@ -172,7 +172,7 @@ class Coordinator:
         return [self._roles.name(task) for task in self._roles.others if task.job == WORKER and not self._starts[task]]
 
     def release(self, worker: int) -> None:
-        """Lets a worker end that got a signal: it has nothing in work."""
+        """Lets an idle worker end that got a signal."""
         task = Task(WORKER, worker)
 
         def tell() -> None:
@@ -210,46 +210,36 @@ class Coordinator:
             await asyncio.sleep(messages.sign_every(self._silence))
 
     async def _listen(self) -> None:
-        def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = self._loop.create_task(self._serve(reader, writer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(lambda _: writer.close())  # also of one that is cancelled before it has begun
-
-        self._server = await asyncio.start_server(serve, sock=self._port, limit=messages.MOST_BYTES)
+        await self._server.start(self._port)
         with self._changed:
             self._decide()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Takes a process in until it is gone."""
-        with contextlib.closing(writer):
-            messages.expect_signs_of_life(writer)
-            try:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    hello = await messages.read_first(reader)
-            except messages.NOT_OURS:  # a health check, a port scanner
-                return
-            if isinstance(hello, Failure):
-                self._failed(hello, writer)
-                return
-            others = self._roles.others
-            task = others[hello.rank - 1] if hello.rank <= len(others) else None
-            if refused := self._refused(task, hello, writer):
-                messages.write_end(writer, refused)
-                self._told.add(hello.rank)
-                return
-            assert task is not None
-            with self._changed:
-                self._present[task] = hello, writer
-                self._starts[task] += 1
-                self._came(task, writer)
-            await self._follow(task, reader)
-            with self._changed:
-                del self._present[task]
-                self._left(task)
+        """Serves a connection until its process is gone."""
+        hello = await rendezvous.greeting(reader, writer)
+        if hello is None:
+            return
+        if isinstance(hello, Failure):
+            self._failed(hello, writer)
+            return
+        others = self._roles.others
+        task = others[hello.rank - 1] if hello.rank <= len(others) else None
+        if refused := self._refused(task, hello, writer):
+            messages.write_end(writer, refused)
+            self._told.add(hello.rank)
+            return
+        assert task is not None
+        with self._changed:
+            self._present[task] = hello, writer
+            self._starts[task] += 1
+            self._came(task, writer)
+        await self._follow(task, reader)
+        with self._changed:
+            del self._present[task]
+            self._left(task)
 
     def _failed(self, failure: Failure, writer: asyncio.StreamWriter) -> None:
-        """Ends the job because of a process that cannot begin; one that has begun goes on without it."""
+        """Ends the job because a process cannot begin; a job that has begun goes on without it."""
         present = {self._roles.others.index(task) + 1 for task in self._present}
         with self._changed:
             if failure.rank not in present:  # else it is another process with the same task
@@ -260,11 +250,11 @@ class Coordinator:
         self._told.add(failure.rank)
 
     async def _follow(self, task: Task, reader: asyncio.StreamReader) -> None:
-        """Listens to a process until it is gone, or counts as gone: a silent server, a worker that nobody kills.
+        """Listens to a process until it is gone, or counts as gone: a silent server, or a silent worker that lives on.
 
-        A silent worker gets nothing more to do, but TensorFlow keeps it until it is gone: a change of its cluster would
-        wait for what the worker has in work. Its guard kills it. A guard that does not has stopped with its machine;
-        then the worker counts as gone, and `connecting` closes TensorFlow's connections to it.
+        A silent worker gets no more work, but stays in TensorFlow's cluster: a change of that would wait for the
+        worker's calls. Its guard kills it. A guard that does not was stopped with its machine; then the worker counts
+        as gone, and `connecting` closes TensorFlow's connections to it.
         """
         within = self._silence
         while True:
@@ -287,7 +277,7 @@ class Coordinator:
                 self._signalled(task, value)
 
     def _signalled(self, task: Task, name: str) -> None:
-        """Has a worker leave, as long as others are there; without a server or the last worker the job ends."""
+        """Lets a worker leave while others stay; a signal to a server, or to the last worker, ends the job."""
         self._leaving[task] = name
         workers = {other for other in self._present if other.job == WORKER}
         if task.job == PS or (not self._roles.chief_works and workers <= set(self._leaving)):
@@ -334,20 +324,20 @@ class Coordinator:
             self._say(f"{what}; training goes on {'with the other workers' if self.has_workers else 'once it is back'}")
 
     def _end_hanging(self, server: Task) -> None:
-        """Ends the process where the main thread has not: it waits for a server that is stopped."""
+        """Ends the process if the main thread has not: it waits for a server that is stopped."""
         if self._ended:
             return
 
         async def end() -> None:
             error = self._loss(server)
             await self._end(error, True)
-            self._on_lost(error.lost)  # else the end of its context would tell, which the main thread will not reach
+            self._on_lost(error.lost)  # the main thread, which would, never gets there
             self._interrupt.end(str(error), error.exit_code)
 
-        self._tasks.add(self._loop.create_task(end()))
+        self._server.tasks.add(self._loop.create_task(end()))
 
     def _decide(self) -> None:
-        """Lets all begin once they are there and equal."""
+        """Begins the job once all are there; until then tells them who is missing."""
         absent = self._absent()
         if absent or self._error:
             for _, writer in self._present.values():
@@ -362,7 +352,7 @@ class Coordinator:
         return workers >= self._least and len(self._present) - workers == len(self._roles.ps)
 
     def _begin(self) -> None:
-        """Lets those who are there begin if they are equal."""
+        """Begins the job with those who are there, if they are enough and alike."""
         with self._changed:
             if self._begun or self._error or not self._can_begin:
                 return
@@ -388,14 +378,11 @@ class Coordinator:
 
     async def _end(self, error: PipelineError | None, is_known: bool) -> None:
         self._ended = True
-        self._server.close()
+        await self._server.stop()
         for hello, writer in list(self._present.values()) if is_known else []:
             with contextlib.suppress(OSError, TimeoutError):
                 messages.write_end(writer, error)
                 self._told.add(hello.rank)
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await writer.drain()
-        others = self._tasks - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await self._server.close()

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-SPAN = 1 << 14  # steps between two readings at most: what the variable has a place for
+SPAN = 1 << 14  # most steps between two readings: the variable has a row for each
 _BEGUN, _APPLIED = 0, 1
 
 
 class Ledger(tf.Module):
     """Two counts for each step since the last reading, on a parameter server.
 
-    A worker marks a step as begun before it applies the gradient, and as applied after that. Where it is lost in
-    between, nobody knows what of the gradient was applied; the step is then begun once more.
+    A worker marks a step as begun before it applies the gradient, and as applied after that. If it is lost in between,
+    nobody knows which part of the gradient was applied; the step is then begun again.
 
     Attributes:
       counts: int32 (SPAN, 2), the row of step s is s % SPAN.
@@ -52,7 +52,7 @@ class Ledger(tf.Module):
         return marked
 
     def read(self, first: int, stop: int) -> Tally:
-        """Returns how the steps from `first` to before `stop` went, and forgets it; when no worker works."""
+        """Returns how the steps first to stop - 1 went, and clears the counts; no worker may be at work."""
         rows = self.counts.numpy()[np.arange(first, stop) % self._span]
         self.counts.assign(tf.zeros_like(self.counts))
         begun, applied = rows[:, _BEGUN], rows[:, _APPLIED]
@@ -70,8 +70,8 @@ class Tally:
 
     Attributes:
       once, twice, never: steps that were applied once, more often, not at all.
-      again: of these, steps that a lost worker had begun: a part of its gradient may have been applied besides.
-      dropped: gradients that came too late; their rows were computed again, or by another worker besides.
+      again: of these, steps that a lost worker had begun: part of its gradient may have been applied as well.
+      dropped: gradients that came too late; their rows were computed again, or by another worker as well.
     """
 
     once: int = 0

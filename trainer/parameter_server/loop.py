@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 from trainer.checkpoint import NotFiniteError
 from trainer.loop import Action, Clocks, Progress
-from trainer.parameter_server import rows as packing
 from trainer.parameter_server.ledger import SPAN, Ledger, Tally
-from trainer.parameter_server.rows import Averages, EpochSums, Row, Rows
+from trainer.parameter_server.rows import Averages, EpochSums, Row, Rows, loop_result
 from trainer.parameter_server.scheduling import Finished, Scheduler
 
 
@@ -20,16 +19,16 @@ class Loop:
 
     Attributes:
       scheduler: of the workers' steps.
-      rows: says what the steps came to.
+      rows: unpacks the results of steps.
       averages: over them.
       epoch: the sums over their epoch.
       ledger: of them.
       tally: of all steps of the training.
-      actions: in their order. Workers go on during those that only look at a step's numbers; for one that `pauses`, all
-        steps before it are applied, and no others.
-      settle: called after every pause, with the number of steps that are applied.
-      stops: whether training has to end, asked often; raises where it cannot go on.
-      watch: told of every report.
+      actions: in their order. Workers go on during those that only look at a step's numbers. Before one that `pauses`,
+        exactly the steps before it are applied.
+      settle: called at every pause with the number of applied steps.
+      stops: whether training has to end; asked often, raises if it cannot go on.
+      watch: called with every report.
     """
 
     scheduler: Scheduler
@@ -44,7 +43,6 @@ class Loop:
     watch: Callable[[Progress], None]
 
     def __post_init__(self) -> None:
-        """Has made no step yet."""
         self._progress: Progress | None = None
         self._last: Row | None = None
         self._seconds, self._waited = 0.0, 0.0
@@ -57,7 +55,7 @@ class Loop:
           NotFiniteError: a loss or gradient is NaN or infinite; the message names the step.
         """
         step = start
-        while step < last:
+        while step < last:  # from pause to pause
             self._run(step, min(last, self._next_due(step, SPAN, pauses=True)))
             self.tally.add(self.ledger.read(step, self.scheduler.reached))
             self.tally.add(self.scheduler.tally())
@@ -77,12 +75,12 @@ class Loop:
         self._seconds = before + time.perf_counter() - began
 
     def _next_due(self, step: int, most: int, pauses: bool) -> int:
-        """Returns the next step, `most` from here at most, at which an action is due that pauses, or does not."""
+        """Returns the next step at which an action is due, of those that pause or of the others; at most `most` on."""
         steps = [action.next_after(step) for action in self.actions if action.pauses == pauses]
         return int(min([step + most, *steps]))
 
     def _act(self, step: int, pauses: bool) -> None:
-        """Does what is due at a step of the actions that pause, or of the others."""
+        """Runs the actions that are due at a step, those that pause or the others."""
         for number, action in enumerate(self.actions):
             is_due = action.is_due(step) or self._clocks.is_due(number)
             if self._progress and action.pauses == pauses and is_due:
@@ -90,7 +88,7 @@ class Loop:
                 self._clocks.done(number)
 
     def _cut(self, step: int) -> int:
-        # The first report is of one step, so that what is compiled for it can be told apart.
+        # The first report is of one step, so that the time to compile can be told apart.
         return self._next_due(step, SPAN if self._last else 1, pauses=False)
 
     def _pauses(self) -> bool:
@@ -102,7 +100,7 @@ class Loop:
             self.averages.add(self.rows.loss(self._last), self._last.penalty)
             self.epoch.add(step, self._last, self.rows.weight(self._last))
         self._waited += finished.waited
-        if self._last is None:  # all of it had been applied by a worker that was lost
+        if self._last is None:  # a worker that is lost had applied all of them
             return
         if not finished.finite:
             loss = self.rows.loss(self._last)
@@ -113,18 +111,10 @@ class Loop:
 
     def _next(self, finished: Finished, row: Row) -> Progress:
         before, values = self._progress, self.rows.values(row)
-        result = packing.result(finished.stop, self.averages, self.epoch.means(self.rows), row.norm)
+        result = loop_result(finished.stop, self.averages, self.epoch.means(self.rows), row.norm)
         if before is None:
             seconds, made = self._seconds, max(1, len(finished.rows))
             return Progress(finished.stop, values, made, seconds, self._waited, seconds, result, self._waited)
         made = before.steps + finished.stop - before.step
-        return Progress(
-            finished.stop,
-            values,
-            made,
-            self._seconds,
-            self._waited,
-            before.start_up,
-            result,
-            before.start_wait,
-        )
+        start_up, start_wait = before.start_up, before.start_wait
+        return Progress(finished.stop, values, made, self._seconds, self._waited, start_up, result, start_wait)

@@ -31,7 +31,7 @@ class Roles:
       workers, ps: the `host:port` of each.
       mine: this process.
       chief_address: of a chief that is no worker; None: the process of worker 0 is the chief, too.
-      source: where this was said: TF_CONFIG, or flags.
+      source: what named the cluster: TF_CONFIG, or a flag.
     """
 
     workers: tuple[str, ...]
@@ -52,7 +52,7 @@ class Roles:
 
     @property
     def others(self) -> list[Task]:
-        """The processes besides the chief's."""
+        """All processes but the chief's."""
         workers = range(1 if self.chief_works else 0, len(self.workers))
         return [*(Task(WORKER, i) for i in workers), *(Task(PS, i) for i in range(len(self.ps)))]
 
@@ -71,12 +71,12 @@ class Roles:
         return (self.workers if task.job == WORKER else self.ps)[task.index]
 
     def name(self, task: Task) -> str:
-        """Returns how messages call a process: `worker 1 (host1:2222)`."""
+        """Returns what messages call a process: `worker 1 (host1:2222)`."""
         who = "the chief" if task.job == CHIEF else f"{task.job} {task.index}"
         return f"{who} ({self.address(task)})"
 
     def source_of(self, task: Task) -> str:
-        """Returns what says the address of a process: `--ps_hosts`, or TF_CONFIG."""
+        """Returns what gives the address of a process: `--ps_hosts`, or TF_CONFIG."""
         job = WORKER if task.job == CHIEF and self.chief_works else task.job
         return tf_config.source_of(job, self.source)
 
@@ -88,7 +88,7 @@ class Roles:
 
 
 def of(flags: ClusterFlags) -> Roles:
-    """Returns the processes that flags name, or else TF_CONFIG.
+    """Returns the processes that the flags name, or TF_CONFIG if no flag does.
 
     Raises:
       UsageError: neither names a cluster, both do, or it cannot be used.
@@ -108,7 +108,7 @@ def gradients_of_step(config: TrainConfig, num_workers: int) -> int:
     """Returns how many gradients make a step.
 
     Raises:
-      UsageError: there are fewer workers, or the gradients would be of unequal parts of the batch.
+      UsageError: there are fewer workers than that, or they cannot share the batch equally.
     """
     flags, rows = config.aggregation, config.order.global_batch_size
     if not flags.sync:

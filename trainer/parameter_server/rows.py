@@ -1,4 +1,4 @@
-"""What a worker tells the chief of a step: sums, regularisation, the norm of the gradient; as one row of numbers."""
+"""A worker's report on a step: sums, regularisation and the norm of the gradient, packed into one row of numbers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _OWN = 2  # numbers before the sums: the regularisation, the norm
 
 
 class Row(NamedTuple):
-    """What a step came to.
+    """Results of a step.
 
     Attributes:
       penalty: the regularisation.
       norm: of the gradient, before it is clipped.
-      sums: of the measure, one after the other.
+      sums: of the measure, flat, one after the other.
     """
 
     penalty: float
@@ -30,14 +30,14 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """Packs and unpacks rows; what the sums are is known once a graph has been traced."""
+    """Packs and unpacks rows. The names and shapes of the sums are known once a graph was traced."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
         self._shapes: dict[str, tf.TensorShape] = {}
 
     def packed(self, sums: Sums, penalty: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
-        """Returns a row as a string scalar, whose shape is known before the sums are."""
+        """Returns a row as a string scalar: graphs need its shape before the sums are known."""
         self._shapes = {name: value.shape for name, value in sums.items()}
         flat = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in sums.values()]
         return tf.io.serialize_tensor(tf.concat([tf.stack([penalty, norm]), *flat], axis=0))
@@ -53,7 +53,7 @@ class Rows:
         return float(sums[LOSS]) / max(float(sums[WEIGHT]), 1.0)
 
     def weight(self, row: Row) -> float:
-        """Returns the sum of the weights of its rows."""
+        """Returns the sum of the weights of a step's examples."""
         return float(self._sums(row)[WEIGHT])
 
     def values(self, row: Row) -> dict[str, float]:
@@ -101,11 +101,11 @@ class EpochSums:
 
     @property
     def steps(self) -> int:
-        """How many steps they are of."""
+        """How many steps were added."""
         return int(self._sums[0]) if len(self._sums) else 0
 
     def add(self, step: int, row: Row, weight: float) -> None:
-        """Adds a step, whose rows have this weight; the first of another epoch begins the sums."""
+        """Adds a step whose examples have this weight; with the first step of another epoch the sums start over."""
         here = np.concatenate([[1.0, row.penalty * weight], row.sums])
         goes_on = step % self._steps_per_epoch and self._epoch in (None, step // self._steps_per_epoch)
         self._sums = self._sums + here if goes_on and len(here) == len(self._sums) else here
@@ -127,8 +127,8 @@ class EpochSums:
             self._sums = np.array(stored["sums"])
 
 
-def result(step: int, averages: Averages, means: list[float], norm: float) -> LoopResult:
-    """Returns what actions ask of a step."""
+def loop_result(step: int, averages: Averages, means: list[float], norm: float) -> LoopResult:
+    """Returns a step's results in the form that actions expect."""
     none = tf.zeros([0])
     return LoopResult(
         tf.constant(step, tf.int64),

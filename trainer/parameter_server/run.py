@@ -1,4 +1,4 @@
-"""`trainer.run` with --strategy=parameter_server, up to where TensorFlow is loaded."""
+"""`trainer.run` with --strategy=parameter_server, up to the point where TensorFlow is loaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ENVIRONMENT = {
 
 
 def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
-    """Runs the part of this process; returns the last evaluation on the chief, None elsewhere.
+    """Runs this process's part of the job; returns the last evaluation on the chief, None elsewhere.
 
     Args:
       config: of the job.
@@ -50,7 +50,10 @@ def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
       PipelineError: whatever a user can cause.
     """
     roles = processes.of(config.cluster)
-    _set_environment(roles)
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if roles.mine.job != WORKER and not (roles.is_chief and roles.chief_works):
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # GPUs are for workers
     with (
         Heartbeat.of_environment() as heartbeat,
         LiveLine(wanted=roles.is_chief) as live,
@@ -65,11 +68,16 @@ def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
 
 @contextlib.contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Context after which the interpreter ends without taking TensorFlow's servers down, as some would abort.
+    """Context after which the interpreter ends without taking down TensorFlow's servers, some of which would abort.
 
-    The exit code is 0 only where the context returned: a process that crashed must not look finished.
+    The exit code is 0 only if the context returned: a process that crashed must not look finished.
     """
     code = 1
+
+    def end() -> None:
+        sys.stdout.flush()
+        os._exit(code)
+
     try:
         yield
         code = 0
@@ -80,22 +88,7 @@ def ends_at_once() -> Iterator[None]:
         code = 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGPIPE)
         raise
     finally:
-        _end_at_once(code)
-
-
-def _end_at_once(code: int) -> None:
-    def end() -> None:
-        sys.stdout.flush()
-        os._exit(code)
-
-    atexit.register(end)
-
-
-def _set_environment(roles: Roles) -> None:
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    if roles.mine.job != WORKER and not (roles.is_chief and roles.chief_works):
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # GPUs are for workers
+        atexit.register(end)
 
 
 def _lead(
@@ -111,7 +104,7 @@ def _lead(
         plan, found = _plan(config, roles, task)
         plans.prepare_folder("--model_dir", config.run.folder.path)
         heartbeat.job(plan.last_step, config.order.global_batch_size)
-    # Nobody is told of another job: where it is this one, started twice, the others wait for the first chief.
+    # The others are not told that the folder is locked: if this job was started twice, they wait for the first chief.
     with lock.held(config.run.folder), fresh.advised(config):
         with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
             config = fresh.begin(config)

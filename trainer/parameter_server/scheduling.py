@@ -1,4 +1,4 @@
-"""What schedulers of steps have in common: their reports, functions that survive a lost worker, workers' lines."""
+"""What both schedulers of steps share: their reports, functions that survive a lost worker, workers' lines."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from trainer.parameter_server.rows import Row
 
 _ROOT_SECONDS = 1.0  # in which the error comes that had others cancelled
 _WRAPPERS = (ClosureAbortedError, ClosureInputError)  # around the error of what a function needed, such as its input
-_MOST_RETRIES = 5  # of functions that failed because a worker was lost, without a result in between
+_MOST_RETRIES = 5  # after losses of workers, without a result in between
 
 
 class Finished(NamedTuple):
-    """Steps up to one of them, all applied.
+    """Progress of a scheduler: all steps before `stop` are applied.
 
     Attributes:
       stop: the first step after them.
-      rows: of the steps that were made anew, by step.
+      rows: by step, of those made since the last report; a lost worker had applied the others already.
       finite: whether all losses and gradients were.
-      waited: seconds that the batches took, of each worker on average.
+      waited: seconds that the batches took, on average over the workers.
     """
 
     stop: int
@@ -50,12 +50,12 @@ class Scheduler(Protocol):
     reached: int
 
     def run(self, first: int, end: int, cut: Callable[[int], int], stops: Callable[[], bool]) -> Iterator[Finished]:
-        """Yields steps as they are done, to `end`, or less far once `stops` says so; then all that was begun is done.
+        """Yields steps as they are done: up to `end`, or until `stops` says so and all begun steps are done.
 
         Args:
           first, end: the steps.
-          cut: returns the next step after one at which a report has to end.
-          stops: asked often; raises where the job cannot go on.
+          cut: returns the next step after a given one at which a report has to end.
+          stops: asked often; raises if the job cannot go on.
         """
 
     def tally(self) -> Tally:
@@ -63,10 +63,10 @@ class Scheduler(Protocol):
 
 
 class Closures:
-    """Schedules functions on any worker; where a worker is lost, they are run again.
+    """Schedules functions on any worker, and runs them again if a worker is lost.
 
-    TensorFlow's coordinator does that itself, unless the loss shows in an error that does not look like one: then all
-    functions are cancelled, and they are scheduled again here.
+    TensorFlow's coordinator does that itself, unless the loss shows in an error that does not look like one: then it
+    cancels all functions, and they are scheduled again here.
 
     Attributes:
       waiting: how many have not come back.
@@ -77,7 +77,7 @@ class Closures:
 
         Args:
           cluster: of the workers.
-          check_lost: waits a moment; raises where more than a worker was lost.
+          check_lost: waits a moment; raises if more than a worker was lost.
         """
         self._cluster, self._check_lost, self.waiting, self._retries = cluster, check_lost, 0, 0
         self._results: queue.SimpleQueue[tuple[_Call, Any, Exception | None]] = queue.SimpleQueue()
@@ -88,7 +88,7 @@ class Closures:
         self._schedule(_Call(tag, function, arguments))
 
     def next(self, timeout: float) -> tuple[Any, Any] | None:
-        """Returns the next tag and result, None where there is none in time.
+        """Returns the next tag and result; None if none came in time.
 
         Raises:
           OpError: a function failed, and not because a worker was lost.
@@ -110,7 +110,7 @@ class Closures:
         except (tf.errors.OpError, *_WRAPPERS) as error:  # of a function that was scheduled before
             self._results.put((call, None, _original(error)))
             return
-        # A thread of its own, which does not keep the process from ending where a worker never comes back.
+        # One thread each, as a daemon: a worker that never comes back must not keep the process from ending.
         threading.Thread(target=self._fetch, args=(call, remote), daemon=True).start()
 
     def _fetch(self, call: _Call, remote: Any) -> None:
@@ -123,6 +123,7 @@ class Closures:
         """Schedules again what was cancelled or lost."""
         failed: list[tuple[_Call, Exception]] = [(call, error)]
         arrived: list[tuple[_Call, Any]] = []
+        # An error cancels all other functions, and their errors may come first: wait for the one that was the cause.
         end = time.monotonic() + _ROOT_SECONDS
         while len(failed) + len(arrived) < self.waiting and (left := end - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -159,17 +160,17 @@ class WorkerLines:
     """Counts the steps of each worker since it was started, and prints a line at every multiple."""
 
     def __init__(self, coordinator: Coordinator, every: int) -> None:
-        """Counts from 0.
+        """Starts all counts at 0.
 
         Args:
           coordinator: connected to the workers.
-          every: steps of a worker between two lines; 0: none.
+          every: steps of a worker between two of its lines; 0: no lines.
         """
         self._coordinator, self._every = coordinator, every
         self._counts: collections.Counter[tuple[int, int]] = collections.Counter()
 
     def add(self, worker: int, global_step: int, losses: Sequence[float], seconds: float) -> None:
-        """Takes note of steps.
+        """Counts a worker's steps, and prints the lines that are due.
 
         Args:
           worker: that made them.
@@ -177,7 +178,7 @@ class WorkerLines:
           losses: of each.
           seconds: that they took.
         """
-        key = worker, self._coordinator.starts(worker)
+        key = worker, self._coordinator.starts(worker)  # a restarted worker counts from 0 again
         before = self._counts[key]
         self._counts[key] += len(losses)
         if not self._every or not losses:

@@ -1,10 +1,10 @@
 """Synchronous training: a worker computes the gradient of a share of a step, and leaves it on the parameter servers.
 
-The chief applies the mean of those that it chooses, so that a gradient is applied as a whole or not at all.
+The chief applies the mean of the gradients that it chooses, so that each is applied as a whole or not at all.
 
-The queue holds the shares, in the order of the rows. A gradient that comes too late is dropped, and its share goes back
-to the front: all rows of an epoch are applied exactly once, and M shares are a step, whichever they are. Where nothing
-is left to hand out but what a slow worker has in work, others compute the same share, and the first result counts.
+The queue holds the shares in the order of the rows. Any M shares make a step. A gradient that comes too late is
+dropped, and its share goes back to the front of the queue, so that all rows of an epoch are applied exactly once. When
+the queue is empty and a slow worker still has a share in work, others compute it, too, and the first result counts.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _POLL_SECONDS = 0.1
 
 
 class Share(NamedTuple):
-    """What a worker tells of a share.
+    """A worker's report on a share.
 
     Attributes:
-      version: the global step of the weights.
-      weight: of its rows, together.
+      version: the global step of the weights that it used.
+      weight: sum over its rows.
       row: see `Rows`, string scalar.
       finite: whether loss and gradient are.
       waited: seconds that it took to make the batch.
@@ -55,7 +55,7 @@ class Synchronous:
 
     Attributes:
       batches: of shares.
-      rows: packs what a share came to.
+      rows: packs a share's results.
     """
 
     def __init__(
@@ -114,6 +114,8 @@ class Synchronous:
           places: int32 (M,).
           weights: of the rows of each, float32 (M,).
         """
+        # A worker divided its gradient by the weight of its rows; times its part of all weight, the sum is the mean
+        # over the rows of the step.
         parts = weights / tf.maximum(tf.reduce_sum(weights), 1.0)
         sent = Sent([_mean(room, places, parts) for room in self._gradients], [])
         equal = tf.ones_like(weights) / tf.cast(tf.size(weights), tf.float32)
@@ -250,7 +252,7 @@ class SyncScheduler:
             self._dropped += 1
             self._free.append(place)
             if not self._in_work[share]:
-                self._queue.appendleft(share)
+                self._queue.appendleft(share)  # the oldest share: the epoch cannot end without it
             return
         self._applied.add(share)
         row = self._graph.rows.unpacked(made.row)

@@ -1,4 +1,4 @@
-"""A run with parameter servers: what each process does, and on the chief how a `Run` makes its steps."""
+"""A run with parameter servers: what each process does, and how the chief's `Run` makes its steps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(
       The last evaluation, or None if the config asks for none.
 
     Raises:
-      RerunError: stopped by a signal, with the state saved; or a parameter server was lost, or a process did not come.
+      RerunError: stopped by a signal, with the state saved; a parameter server was lost; or a process did not come.
       DataError: a loss or weight is not finite, or the data cannot be read.
       UsageError: the config does not fit the cluster or the checkpoint in the run's folder.
     """
@@ -66,7 +66,7 @@ def run(
     with rendezvous.explaining(roles.seat, timeout, output.live.aside):
         strategies.configure(config)
         expected = {PS: description.of_server(config), WORKER: description.of_graph_reader(config, plan)}
-    tf.get_logger().setLevel("CRITICAL")  # TensorFlow tells of lost workers in many lines; here it is one
+    tf.get_logger().setLevel("CRITICAL")  # TensorFlow logs many lines for a lost worker, where the coordinator has one
 
     def expected_of(task: Task) -> description.Description:
         return described(roles, expected[task.job])
@@ -142,13 +142,13 @@ class ParameterServerRun(Run):
         self.roles, self.coordinator = roles, coordinator
 
     def connect(self) -> None:
-        """Connects TensorFlow's servers to the chief, which decides alone."""
+        """Connects the chief to TensorFlow's servers; it decides alone, so there is nobody to agree with."""
         self.callbacks.phase("connecting")
         self.strategy, self.cluster, self.members, self._server = connect(self.roles, self.coordinator)
         self.agreement = Agreement(self.strategy, tf_config.ALONE)
 
     def build_step(self) -> None:
-        """Makes the graphs that workers run, and what schedules them."""
+        """Makes the graphs that workers run, and the scheduler of them."""
         config, plan, flags = self.config, self.plan, self.config.aggregation
         check_optimizer(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
         self.averages, self.epoch, self.tally = Averages(), EpochSums(plan.training.steps_per_epoch), Tally()
@@ -176,13 +176,14 @@ class ParameterServerRun(Run):
         self.where = self.here = f"{count_of(num_workers, 'worker')}, {len(self.roles.ps)} ps, {how}"
 
     def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
-        """Returns what evaluates in the chief's process, and batches that the chief reads."""
+        """Returns a stepper that evaluates in the chief's process, and batches that the chief reads."""
         return _ChiefStepper(self.state), {name: make_dataset(request) for name, request in requests.items()}
 
     @contextlib.contextmanager
     def train_loop(self, start: int) -> Iterator[TrainLoop]:
         """Context with the loop that follows the workers' steps."""
-        # TensorFlow waits for all workers where something runs for the first time, and so for one that has stopped.
+        # TensorFlow waits for all workers when a function runs for the first time, and so for one that is stopped.
+        # These are needed during the training, so they run once before it.
         self.state.rate(self.state.global_step.read_value())
         self.state.is_finite()
         self.ledger.read(start, start)
@@ -194,7 +195,7 @@ class ParameterServerRun(Run):
         return loop.train(start, self.plan.last_step)
 
     def _settle(self, step: int) -> None:
-        """Sets the counts to the step: a gradient that was applied twice has counted twice."""
+        """Sets the counts to the step: a gradient that was applied twice was counted twice."""
         self.state.global_step.assign(step)
         self.state.optimizer.iterations.assign(step)
 
@@ -222,7 +223,7 @@ class ParameterServerRun(Run):
 
 
 class _Attendance(Callback):
-    """Lets workers leave during an evaluation, too, and says at the end which took part."""
+    """Lets workers leave during an evaluation, too, and says at the end who took part."""
 
     def __init__(self, members: Members, say_end: Callable[[], None]) -> None:
         self._members, self._say_end = members, say_end

@@ -23,9 +23,9 @@ from trainer.cluster.rendezvous import Client
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 
 _POLL_SECONDS = 0.1  # between two looks at whether a signal has come
-# A process of its own, which a stop of the worker does not stop. It reads a byte per sign of life; where none comes, it
-# waits once more, as the whole machine may have been asleep, and then kills the worker: TensorFlow's calls to a stopped
-# process wait for ever, those to a dead one fail at once.
+# Runs in another process, which a stop of the worker does not stop. It reads a byte per sign of life. If none comes, it
+# waits once more, because the whole machine may have been asleep, and then kills the worker: TensorFlow's calls to a
+# stopped process wait for ever, those to a dead one fail at once.
 _GUARD = """
 import os, select, signal, sys
 parent, seconds, line = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
@@ -48,7 +48,7 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
 
     Args:
       roles: the processes.
-      address: where it listens as worker 0, where that is the chief's process; None: at its own address.
+      address: where worker 0 listens if it runs in the chief's process; None: this process listens at its own address.
 
     Raises:
       UsageError: its port cannot be used.
@@ -73,7 +73,7 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
 class WorkerClient(Client):
     """A worker's or parameter server's end of the job: it serves the chief until the job ends.
 
-    A signal is told to the chief, which saves; until then it is served.
+    A signal is passed on to the chief, which saves; this process serves it until then.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WorkerClient(Client):
 
         Args:
           roles: the processes, of which this one is no chief.
-          description: what has to be equal.
+          description: of this process, which the chief compares with its own.
           join_timeout: seconds to wait for the others.
           silence: seconds without a sign of life after which another process is lost, and to serve after a signal.
           interrupt: says whether a signal came.
@@ -174,9 +174,13 @@ class WorkerClient(Client):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[int | None]:
-        """Context in which a worker that is stopped is killed; gives the file descriptor for its signs of life."""
+        """Context in which a guard kills this worker if it is stopped.
+
+        Yields:
+          The file descriptor that its signs of life are written to; None for a server, which has no guard.
+        """
         mine = self._roles.mine
-        if mine.job != WORKER:  # a server that is silent ends the job: its weights are gone for the others
+        if mine.job != WORKER:  # a silent server ends the job in any case: nobody can reach its weights
             yield None
             return
         line = (
@@ -188,14 +192,14 @@ class WorkerClient(Client):
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         ) as guard:
             assert guard.stdin is not None
-            os.set_blocking(guard.stdin.fileno(), False)  # if it is stopped, it must not hold up the worker
+            os.set_blocking(guard.stdin.fileno(), False)  # a guard that is stopped must not hold up the worker
             try:
                 yield guard.stdin.fileno()
             finally:
                 guard.kill()
 
     async def answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> PipelineError | None:
-        """Returns the chief's answer. The connection stays for as long as the job."""
+        """Returns the chief's answer. The connection stays open as long as the job runs."""
         self._streams = reader, writer
         self._signs = asyncio.create_task(self._live(writer))
         try:

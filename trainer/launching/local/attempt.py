@@ -57,9 +57,9 @@ class Stopping:
 
 
 _TICK = 0.05  # seconds
-_GATHERED = 0.5  # seconds after the first failure in which others are seen that may have come before it
-_AWAITED = 10.0  # seconds, likewise, while only those have ended that followed another: it may take long to end
-_SERVED = 5.0  # seconds that processes have to end who served others and have nothing to save
+_GATHERED = 0.5  # seconds after a failure is seen in which another may show that came before it
+_AWAITED = 10.0  # the same while all that have ended say that they lost another: that one may take long to end
+_SERVED = 5.0  # seconds to end for processes that served others and have nothing to save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Attempt:
     """Watches a group.
 
     Args:
-    group: the started processes.
-    workers: restarts those that fail alone.
-    records: to write to.
-    reporter: to keep up to date.
-    screen: to show it on.
-    stopping: whether the user wants an end.
-    stop_timeout: seconds that processes have to save and end.
+      group: the started processes.
+      workers: restarts those that fail alone.
+      records: to write to.
+      reporter: to keep up to date.
+      screen: to show it on.
+      stopping: whether the user wants an end.
+      stop_timeout: seconds that processes have to save and end.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Attempt:
         self._screen, self._stopping, self._stop_timeout = screen, stopping, stop_timeout
 
     def run(self, may_grow: Callable[[], bool]) -> Outcome:
-        """Watches to the end, at which no process is left.
+        """Watches the group to its end, at which no process is left.
 
         Args:
           may_grow: whether a larger group could be started now.
@@ -110,7 +110,10 @@ class Attempt:
         while True:
             ended = self._tick()
             if self._stopping.is_asked:
-                return self._stopped()
+                name = self._stopping.received[0].name
+                self._screen.say(f"{name}: the processes save and end; a second one kills them")
+                self._reporter.set("stopping")
+                return self._ended("stopped")
             if self._group.is_done:
                 self._end(self._group.running, _SERVED)
                 return Outcome("done")
@@ -119,7 +122,10 @@ class Attempt:
                 return self._failed()
             self._group.kill_silent()
             if self._group.has_stepped and may_grow():
-                return self._ended_to_grow()
+                self._screen.say(
+                    "a worker that was given up is tried again: the processes save and end, to start with more"
+                )
+                return self._ended("grow")
 
     def _tick(self) -> list[Process]:
         """Looks after the group once; returns the processes that have ended."""
@@ -130,7 +136,7 @@ class Attempt:
         return ended
 
     def _failed(self) -> Outcome:
-        """Finds the cause, says it before all that followed from it, and ends the others."""
+        """Finds the cause, shows it before everything that followed from it, and ends the others."""
         self._gather()
         first = first_failure(self._group.processes, self._group.failed)
         if first.exit_status is None:
@@ -148,7 +154,7 @@ class Attempt:
         return Outcome("failed", cause)
 
     def _gather(self) -> None:
-        """Waits until the process that failed first is known, as far as that can be."""
+        """Waits a while for the process that failed first to be seen."""
         began, group = time.monotonic(), self._group
         while group.running:
             passed = time.monotonic() - began
@@ -156,19 +162,8 @@ class Attempt:
                 break
             self._tick()
 
-    def _stopped(self) -> Outcome:
-        """Lets the group save and end, as the user wants."""
-        number = self._stopping.received[0]
-        self._screen.say(f"{number.name}: the processes save and end; a second one kills them")
-        self._reporter.set("stopping")
-        return self._ended("stopped")
-
-    def _ended_to_grow(self) -> Outcome:
-        self._screen.say("a worker that was given up is tried again: the processes save and end, to start with more")
-        return self._ended("grow")
-
     def _ended(self, kind: Literal["stopped", "grow"]) -> Outcome:
-        """Lets the group save and end."""
+        """Lets the group save and end; its outcome is `kind`, unless it was done or fails meanwhile."""
         self._end_all()
         if self._group.is_done:
             return Outcome("done")
@@ -182,7 +177,7 @@ class Attempt:
         return Outcome(kind)
 
     def _end_all(self) -> None:
-        """Lets all save and end: first those that lead the group, who need the others to save."""
+        """Lets all save and end: first those that lead the group, which need the others to save."""
         late = self._end(self._group.leading, self._stop_timeout)
         for one in late:
             what = f"{one.task.name} (process {one.pid})"

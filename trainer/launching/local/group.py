@@ -75,26 +75,23 @@ class Cause:
 def first_failure(processes: list[Process], failed: list[Process]) -> Process:
     """Returns the process that failed first.
 
-    A process that lost a peer says so in its last heartbeat, and ends with 75, or with the code of the one that ended
-    the job. That one may have been killed, or ended with another code; or, if it is stopped or hangs, it may still be
-    there and miss its heartbeats.
+    A process that lost a peer says so in its last heartbeat, and ends with 75 or with the code of the one that ended
+    the job. That one was killed, or ended with another code; or, if it is stopped or hangs, it is still there and
+    misses its heartbeats.
 
     Args:
       processes: of the group.
       failed: those that have ended with a failure, in the order in which that was seen.
     """
     own = [one for one in failed if not one.monitor.lost]
-    return min(own, key=_rank_of_ending, default=None) or _silent(processes) or failed[0]
+    # One that ends with 75 may have been told to; of any other code, it is sure to have failed itself.
+    sure = [one for one in own if one.exit_status and one.exit_status.code != EXIT_RERUN]
+    return next(iter([*sure, *own]), None) or _silent(processes) or failed[0]
 
 
 def is_awaited(processes: list[Process], failed: list[Process]) -> bool:
-    """Whether the process that failed first is still to end: all that have ended followed another one."""
+    """Whether the process that failed first has yet to end: all that have ended lost another one."""
     return all(one.monitor.lost for one in failed) and _silent(processes) is None
-
-
-def _rank_of_ending(process: Process) -> bool:
-    assert process.exit_status is not None
-    return process.exit_status.code == EXIT_RERUN
 
 
 def _silent(processes: list[Process]) -> Process | None:
@@ -135,18 +132,14 @@ class Group:
             raise
 
     def poll(self) -> list[Process]:
-        """Looks after the processes and shows their new lines.
-
-        Returns:
-          Those that have ended since the last look.
-        """
+        """Looks after the processes and shows their new lines; returns those that have ended since the last look."""
         now = time.monotonic()
         ended = [one for one in self.processes if one.exit_status is None and one.poll()]
         if ended or now - self._heard >= _HEARD_EVERY:
             self._heard = now
             for one in self.processes:
                 one.monitor.hear(now)
-        self.failed += [one for one in ended if self._is_failure(one)]
+        self.failed += [one for one in ended if one.has_failed and not self.fails_alone(one)]
         if self.failed:
             self._hold()
         for one in self.processes:
@@ -154,29 +147,29 @@ class Group:
         return ended
 
     def kill_silent(self) -> None:
-        """Kills processes of which nothing was heard for too long."""
+        """Kills processes that gave no sign of life for too long."""
         for one in self.processes:
             if one.exit_status is None and not one.is_ending and (silence := one.monitor.silence):
                 one.kill(silence)
 
     def replace(self, process: Process) -> None:
-        """Starts a process again that has ended, in its place."""
+        """Starts a process in the place of one that has ended."""
         process.close()
         self.processes[self.processes.index(process)] = self._started(process.task)
 
     @property
     def is_done(self) -> bool:
-        """Whether all that has to be done is done."""
+        """Whether the job's work is done."""
         return all(one.exit_status is not None and one.exit_status.is_good for one in self.leading)
 
     @property
     def leading(self) -> list[Process]:
-        """Those whose end is the job's: all, or the chief where it gives the others work."""
+        """The processes whose end is the job's: the chief of asynchronous workers, else all."""
         return [one for one in self.processes if not self._is_asynchronous or one.task.role == "chief"]
 
     @property
     def serving(self) -> list[Process]:
-        """The others, who serve until they are told to end."""
+        """The others, which serve until they are told to end."""
         return [one for one in self.processes if one not in self.leading]
 
     @property
@@ -216,23 +209,9 @@ class Group:
         return self._is_asynchronous and process.task.role == "worker"
 
     def _started(self, task: Task) -> Process:
-        placement = self._placement
+        placement, timeout = self._placement, self._placement.job.restarts.silent_timeout
         environment = self._environments[task]
-        return Process(
-            task,
-            placement.command,
-            environment,
-            placement.folder,
-            self._guardian,
-            placement.job.restarts.silent_timeout,
-        )
-
-    def _is_failure(self, process: Process) -> bool:
-        """Whether the end of a process is a failure of the group."""
-        assert process.exit_status is not None
-        if process.exit_status.is_good or (process.is_ending and not process.exit_status.silence):
-            return False
-        return not self.fails_alone(process)
+        return Process(task, placement.command, environment, placement.folder, self._guardian, timeout)
 
     def _hold(self) -> None:
         if self._may_hold:
@@ -241,9 +220,11 @@ class Group:
     def _show(self, process: Process, is_end: bool) -> None:
         for tail, is_error in ((process.out, False), (process.err, True)):
             lines = tail.lines(is_end)
-            if lines and is_error:  # a last beat that says what it lost is written before the line that does
+            # A process that lost another writes so in its last beat before it says so in a line. Lines are held back
+            # then, to be shown after the cause.
+            if lines and is_error:
                 process.monitor.hear(time.monotonic())
-                if process.monitor.lost:  # the cause, to be shown before
+                if process.monitor.lost:
                     self._hold()
             for line in lines:
                 self._screen.line(process.task.name, line, is_error)

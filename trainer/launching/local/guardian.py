@@ -22,7 +22,7 @@ class Guardian:
     """The launcher's side: a context manager that starts the guardian, and ends it once there is nobody to guard."""
 
     def __init__(self, grace: float) -> None:
-        """Starts nothing yet.
+        """Makes the guardian; entering its context starts it.
 
         Args:
           grace: seconds that processes have to save and end.
@@ -38,7 +38,7 @@ class Guardian:
         self._tell(f"-{pid}")
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # somebody killed the guardian; the job goes on without
+        with contextlib.suppress(OSError):  # somebody killed the guardian; the job goes on without it
             os.write(self._pipe, f"{line}\n".encode())
 
     def __enter__(self) -> Self:
@@ -57,7 +57,7 @@ class Guardian:
 
 
 def _end(pids: set[int], grace: float) -> None:
-    """Ends process groups: SIGKILL after `grace` seconds for all who are left."""
+    """Ends process groups; kills what is left of them after `grace` seconds."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             if not sys.platform.startswith("linux"):
@@ -72,7 +72,7 @@ def _end(pids: set[int], grace: float) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process runs; one that has ended, but that nobody has waited for, does not."""
+    """Whether a process runs; one that has ended but was not waited for does not."""
     try:
         os.kill(pid, 0)
         if not sys.platform.startswith("linux"):

@@ -56,15 +56,15 @@ def _listed_gpus(listing: str) -> list[str]:
 
 
 def divide_gpus(gpus: list[str], num_workers: int, per_worker: int | None) -> list[tuple[str, ...]]:
-    """Returns the GPUs of each worker; all have as many.
+    """Returns the GPUs of each worker, the same number for all.
 
     Args:
       gpus: of this machine.
-      num_workers: who share them.
-      per_worker: how many each gets; None: as many as there are for each.
+      num_workers: that share them.
+      per_worker: how many each gets; None: as many as possible.
 
     Raises:
-      UsageError: there are not so many.
+      UsageError: there are too few.
     """
     if not gpus and not per_worker:
         return [()] * num_workers
@@ -90,19 +90,19 @@ _LEAST = 1_000  # ports outside that range, for it to be avoided
 class Ports:
     """Takes ports; a context manager that frees them.
 
-    A trainer listens on its port itself, so it cannot be held by a socket here. An abstract socket of the port's name
-    stands for it, which every launcher of this machine sees and which the system removes with the process. Ports
-    that the system gives to outgoing connections are avoided, so that no other program gets one by chance.
+    A trainer listens on its port itself, so no socket here may hold it. An abstract socket with the port's name stands
+    for it: every launcher on this machine sees that one, and the system removes it with the process. Ports that the
+    system gives to outgoing connections are avoided, since another program could get one by chance.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, socket.socket] = {}
 
     def take(self, count: int) -> list[int]:
-        """Returns so many free ports.
+        """Returns `count` free ports.
 
         Raises:
-          RerunError: there are not so many.
+          RerunError: there are fewer.
         """
         taken: list[int] = []
         for port in _candidates():
@@ -129,7 +129,7 @@ class Ports:
 
 
 def _candidates() -> Iterator[int]:
-    """Yields ports from a random one on."""
+    """Yields all ports to choose from, beginning at a random one."""
     first, last = _outgoing()
     ports = [*range(_LOWEST, min(first, _HIGHEST)), *range(max(last + 1, _LOWEST), _HIGHEST + 1)]
     if len(ports) < _LEAST:
@@ -140,6 +140,7 @@ def _candidates() -> Iterator[int]:
 
 
 def _outgoing() -> tuple[int, int]:
+    """Returns the first and the last port of outgoing connections."""
     with contextlib.suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text().split())
         return first, last
@@ -147,7 +148,7 @@ def _outgoing() -> tuple[int, int]:
 
 
 def _is_free(port: int) -> bool:
-    """Whether a trainer can listen on it, on all of its addresses as TensorFlow's server does."""
+    """Whether a trainer can listen on a port of all of this machine's addresses, as TensorFlow's server does."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
@@ -176,10 +177,10 @@ class Placement:
     """Where the processes of a job run.
 
     Attributes:
-      job: of which they are.
+      job: whose processes they are.
       command: that each runs.
       shares: the GPUs of each worker's slot.
-      has_gpus: whether there are any, so that the others must be kept from them.
+      has_gpus: whether this machine has any, so that processes without a share must be kept from them.
       folder: for logs, heartbeats and the status.
     """
 
@@ -190,7 +191,7 @@ class Placement:
     folder: pathlib.Path
 
     def tasks(self, slots: Sequence[int]) -> list[Task]:
-        """Returns the tasks of a group whose workers have these slots."""
+        """Returns the tasks of a group with workers in these slots."""
         workers = [Task("worker", index, slot) for index, slot in enumerate(slots)]
         if self.job.strategy != PARAMETER_SERVER:
             return workers
@@ -202,16 +203,16 @@ class Placement:
         return self.shares[task.slot] if task.role == "worker" else ()
 
     def environments(self, tasks: Sequence[Task], ports: Sequence[int]) -> list[dict[str, str]]:
-        """Returns the variables of each task."""
+        """Returns the environment variables of each task."""
         addresses: dict[str, list[str]] = {}
         for task, port in zip(tasks, ports, strict=True):
             addresses.setdefault(task.role, []).append(f"{HOST}:{port}")
-        return [self._variables(task, addresses) for task in tasks]
-
-    def _variables(self, task: Task, addresses: dict[str, list[str]]) -> dict[str, str]:
-        variables = {}
-        if self.job.strategy in CLUSTERS:
-            variables[tf_config.VARIABLE] = tf_config_of(addresses, task.role, task.index)
-        if self.has_gpus:
-            variables[_GPUS] = ",".join(self.gpus_of(task)) or _NO_GPU
-        return variables
+        found = []
+        for task in tasks:
+            variables = {}
+            if self.job.strategy in CLUSTERS:
+                variables[tf_config.VARIABLE] = tf_config_of(addresses, task.role, task.index)
+            if self.has_gpus:
+                variables[_GPUS] = ",".join(self.gpus_of(task)) or _NO_GPU
+            found.append(variables)
+        return found

@@ -111,18 +111,18 @@ def _name_of(number: int) -> str:
 
 _STARTING_SECONDS = 60.0  # added to the timeout before the first beat: Python starts slowly on a busy machine
 _LONG = 10.0  # times the timeout, for phases in which nothing can be counted, such as compiling
-_MISSED = 4.0  # seconds after which beats are late
+_MISSED = 4.0  # seconds after which a beat is late
 
 
 class HeartbeatMonitor:
-    """Reads the heartbeats of a process and notices silence: it is dead without an end, stopped, or achieves nothing.
+    """Reads the heartbeats of a process and notices silence: the process is stopped, stuck, or makes no progress.
 
-    Only the launcher's clock is used; the process may run with another one.
+    Only the launcher's clock is used; that of the process may differ.
 
     Args:
-    path: of the heartbeat file.
-    timeout: seconds after which a process is silent.
-    now: when the process was started, in seconds of a monotonic clock.
+      path: of the heartbeat file.
+      timeout: seconds after which a process is silent.
+      now: when the process was started, in seconds of a monotonic clock.
 
     Attributes:
       beat: the newest; None: there was none.
@@ -145,7 +145,7 @@ class HeartbeatMonitor:
 
     @property
     def lost(self) -> Sequence[str]:
-        """Names of the processes whose end ended this one."""
+        """Names of the processes that this one says it has lost."""
         return self.beat.lost if self.beat else ()
 
     @property
@@ -160,12 +160,12 @@ class HeartbeatMonitor:
 
     @property
     def is_late(self) -> bool:
-        """Whether beats do not come that should: a sign of which process of several made the others fail."""
+        """Whether a beat is overdue: a sign of which process of several made the others fail."""
         return self.beat is not None and self.unheard > _MISSED + self.beat.quiet
 
     @property
     def silence(self) -> str:
-        """What is missing for too long; empty: nothing is."""
+        """What has been missing for too long, in words; empty: nothing has."""
         if self.beat is None:
             is_silent = self.unheard > self._timeout + _STARTING_SECONDS
             return f"gave no sign of life for {self.unheard:.0f} s" if is_silent else ""
@@ -196,7 +196,7 @@ class Task:
     Attributes:
       role: worker, chief or ps.
       index: among those of its role.
-      slot: place on this machine, which it keeps while the number of workers changes.
+      slot: its place on this machine, which it keeps while the number of workers changes.
     """
 
     role: str
@@ -205,12 +205,12 @@ class Task:
 
     @property
     def name(self) -> str:
-        """How lines call it."""
+        """What lines call it: `worker 1`."""
         return self.role if self.role == "chief" else f"{self.role} {self.index}"
 
     @property
     def file(self) -> str:
-        """How files call it."""
+        """What files call it: `worker-1`."""
         return self.name.replace(" ", "-")
 
 
@@ -275,13 +275,20 @@ class Process:
 
     def poll(self) -> ExitStatus | None:
         """Looks whether it has ended, and if so ends what it has left behind."""
-        # WNOWAIT: until `wait` below, the number of its group cannot be another's.
+        # WNOWAIT: until `wait` below, the system gives the number of its group to no other.
         if self.exit_status is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.exit_status = ExitStatus(self._popen.wait(), self._silence)
             self._guardian.release(self.pid)
         return self.exit_status
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended without success, and not because it was told to end; to be killed for silence is failure."""
+        if self.exit_status is None or self.exit_status.is_good:
+            return False
+        return not self.is_ending or bool(self.exit_status.silence)
 
     def ask_to_end(self) -> None:
         """Asks it to save and end, once; wakes it if it is stopped, since it could not end otherwise."""
@@ -294,7 +301,7 @@ class Process:
         """Kills it and all that it has started.
 
         Args:
-          silence: why, where the reason is that nothing was heard of it.
+          silence: what was missing, if it is killed for that.
         """
         if self.exit_status is None:
             self.is_ending, self._silence = True, self._silence or silence
@@ -308,7 +315,7 @@ class Process:
 
 
 def program() -> tuple[str, ...]:
-    """Returns what runs the trainer as this process runs: with the current folder on its path or without."""
+    """Returns what runs the trainer; the current folder is on its path if it is on this process's."""
     safe = () if sys.path[:1] in ([""], [os.getcwd()]) else ("-P",)
     return (sys.executable, *safe, "-m", "trainer.run")
 

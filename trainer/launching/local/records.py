@@ -1,4 +1,4 @@
-"""What is remembered of each process over its restarts, and the report of the job that follows from it."""
+"""What is remembered of each process over its restarts, and the job's report, which is made of it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from trainer.launching.local.placement import Placement
 from trainer.launching.local.process import Process, Task
 from trainer.launching.local.report import VERSION, JobReport, ProcessReport, State
 from trainer.launching.local.screen import Screen
-
-_EVERY = 1.0  # seconds
 
 
 class Records:
@@ -74,9 +72,9 @@ class Records:
 
     @property
     def left(self) -> str:
-        """What the end of the job leaves, to be added to a message: the newest checkpoint, and how many steps are lost.
+        """What the end of the job leaves, as the end of a message: the newest checkpoint, and how many steps are lost.
 
-        Steps are those of the last heartbeats; more may have been made since.
+        These are the steps of the last heartbeats; more may have been made since.
         """
         saved = self.saved
         if saved is None and self.best is None:
@@ -141,17 +139,17 @@ def _place(task: Task) -> tuple[str, int]:
     return task.role, task.slot
 
 
-_EVERY = 1.0  # seconds
+_EVERY = 1.0  # seconds between two reports
 
 
 class Reporter:
-    """Writes and shows the report about once per second, and at once where the state changes.
+    """Writes and shows the report about once per second, and at once when the state changes.
 
     Args:
-    records: of the job.
-    screen: with the table.
-    folder: for the file.
-    lost: slots that are given up.
+      records: of the job.
+      screen: with the table.
+      folder: for the file.
+      lost: slots that are given up.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class Reporter:
         self._written = 0.0
 
     def set(self, state: State, exit_code: int | None = None) -> None:
-        """Reports another state, at once."""
+        """Sets the state, and reports it at once."""
         self._state = state
         report = self._records.report(state, self._lost(), exit_code)
         report.write(self._folder)
@@ -170,7 +168,7 @@ class Reporter:
         self._written = time.monotonic()
 
     def tick(self) -> None:
-        """Reports how it goes, where that is due."""
+        """Reports how the job is doing, if that is due."""
         now = time.monotonic()
         if self._state == "starting" and self._records.has_stepped:
             self.set("training")

@@ -1,4 +1,4 @@
-"""How a job is doing, for people and programs: `launch/status.json` of its folder, whose fields `JobReport` lists."""
+"""How a job is doing, for people and programs: `launch/status.json` in its folder, whose fields are `JobReport`'s."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from trainer.launching.local.process import Process
 from trainer.launching.local.records import Records
 from trainer.launching.local.screen import Screen
 
-_AT_START = 2  # failures at start-up, one after the other, after which a slot is lost
+_AT_START = 2  # failures at start-up, one after another, after which a slot is lost
 
 
 @dataclasses.dataclass
@@ -21,8 +21,8 @@ class Slot:
     """A place for a worker, with its GPUs.
 
     Attributes:
-      failures: of its worker, since it was last given up.
-      at_start: of these, those since its last step.
+      failures: of its worker, since the slot was last lost.
+      at_start: of these, those since the worker's last step.
       delay: seconds that it waits once it is lost.
       retry_at: when a lost one may be tried again; infinity: not before the others have made a step; minus infinity: it
         is not lost.
@@ -42,9 +42,9 @@ class WorkerPool:
     A slot is lost when its worker cannot be restarted, and tried again after a while.
 
     Args:
-    counts: numbers of workers that a group can have; the largest is the number of slots.
-    max_restarts: of a slot's worker.
-    delay: seconds before a lost slot is tried again; doubles with each time it is lost.
+      counts: numbers of workers that a group can have; the largest is the number of slots.
+      max_restarts: of a slot's worker.
+      delay: seconds before a lost slot is tried again; doubles each time it is lost.
     """
 
     def __init__(self, counts: Sequence[int], max_restarts: int, delay: float) -> None:
@@ -52,7 +52,7 @@ class WorkerPool:
         self._slots = [Slot(delay=delay) for _ in range(max(counts))]
 
     def chosen(self, now: float) -> list[int]:
-        """Returns the slots for a group that starts now; none where too few are left."""
+        """Returns the slots for a group that starts now; none if too few are left."""
         usable = [number for number, slot in enumerate(self._slots) if slot.retry_at <= now]
         size = max((count for count in self._counts if count <= len(usable)), default=0)
         for number in usable[:size]:
@@ -107,7 +107,7 @@ class BackOff:
     """Delays that double with each restart, until there is progress: a step beyond all earlier ones.
 
     Args:
-    delay: the first one, in seconds.
+      delay: the first one, in seconds.
     """
 
     def __init__(self, delay: float) -> None:
@@ -135,19 +135,16 @@ class AsynchronousWorkers:
         self._due: dict[Process, float] = {}  # when to start which again
 
     def look_after(self, ended: Sequence[Process]) -> None:
-        """Starts again what is due, and decides about those who have ended."""
+        """Decides about the processes that have ended, and starts again those that are due."""
         for process in ended:
-            if self._group.fails_alone(process) and self._has_failed(process):
+            if self._group.fails_alone(process) and process.has_failed:
                 self._decide(process)
         for process in [one for one, when in self._due.items() if when <= time.monotonic()]:
             del self._due[process]
             self._group.replace(process)
 
-    def _has_failed(self, process: Process) -> bool:
-        assert process.exit_status is not None
-        return not process.exit_status.is_good and (not process.is_ending or bool(process.exit_status.silence))
-
     def _decide(self, process: Process) -> None:
+        """Has a failed worker start again after a while, gives it up, or lets the whole group fail."""
         assert process.exit_status is not None
         if not process.exit_status.is_restartable or self._records.best is None:
             self._group.failed.append(process)  # the others would fail, too
@@ -158,9 +155,8 @@ class AsynchronousWorkers:
             self._give_up(process, cause)
             return
         number = self._records.restarted(process.task)
-        seconds = self._delays.setdefault(process.task.slot, BackOff(self._job.restarts.restart_delay)).next(
-            self._records.best
-        )
+        back_off = self._delays.setdefault(process.task.slot, BackOff(self._job.restarts.restart_delay))
+        seconds = back_off.next(self._records.best)
         self._due[process] = time.monotonic() + seconds
         of = f"restart {number} of {self._job.restarts.max_restarts}"
         self._screen.say(f"{cause}; starting it again in {seconds:g} s ({of}), while the others go on")

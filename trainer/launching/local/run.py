@@ -48,24 +48,19 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
         if config.run.fresh:  # here, once: a process that is started again resumes
             with lock.held(job.folder):
                 fresh.begin(config)
-        screen = _screen()
+        screen = Screen()
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            from trainer.launching.local.table import TableScreen  # noqa: PLC0415, here because it loads rich
+
+            screen = TableScreen()
         try:
             _run(placement, counts, screen, stopping)
         finally:
             screen.close()
 
 
-def _screen() -> Screen:
-    """Returns a live table where stderr is a terminal, else plain lines."""
-    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        from trainer.launching.local.table import TableScreen  # noqa: PLC0415, here because it loads rich
-
-        return TableScreen()
-    return Screen()
-
-
 def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
-    """Returns where the processes are to run, and how many workers there may be."""
+    """Returns where the processes will run, and the numbers of workers that are possible."""
     if os.environ.get(tf_config.VARIABLE, "").strip():
         raise UsageError(f"{tf_config.VARIABLE} is set, but the launcher gives each process its own; unset it")
     processes, most = sum(job.roles.values()), max(_MOST_PROCESSES, 8 * (os.cpu_count() or 1))
@@ -83,7 +78,7 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
         counts = sharing(job.config.order, range(least, min(most, job.num_workers) + 1), each)
         if job.num_workers not in counts:
             check_sharing(job.config.order, job.num_workers, each)
-    if not job.config.model.task:  # whose data only TensorFlow can tell
+    if not job.config.model.task:  # a task may parse its data, which takes TensorFlow
         plan.make(job.config, Cluster((HOST,) * job.num_workers) if job.strategy == MULTIWORKER else ALONE)
     folder = job.folder.launch
     plan.prepare_folder("--model_dir", job.folder.path)
@@ -115,7 +110,7 @@ def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stop
 @contextmanager
 def _reported(reporter: Reporter) -> Iterator[None]:
     """Context that reports how the job ended."""
-    state: State = "failed"
+    state: State = "failed"  # of any other exception
     code = 1
     try:
         yield

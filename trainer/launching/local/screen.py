@@ -1,4 +1,4 @@
-"""What the launcher shows: the lines of all processes, each with its name before it, and its own."""
+"""What the launcher shows: the lines of all processes, each after the name of its process, and its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COMMAND = "trainer.launch"
 
 
 class Screen:
-    """Plain lines. Where stdout or stderr is gone, as with the terminal, the job goes on without.
+    """Plain lines. If stdout or stderr is gone, as when a terminal closes, the job goes on without it.
 
     Lines can be held back, so that a first cause is shown before what followed from it.
     """
@@ -34,11 +34,11 @@ class Screen:
             self._show(f"{name:<{self._width}} | ", text, is_error)
 
     def say(self, text: str) -> None:
-        """Shows a line of the launcher's own."""
+        """Shows a line of the launcher itself."""
         self._show(f"{_COMMAND}: ", text, is_error=True)
 
     def hold(self) -> None:
-        """Holds lines of processes back from now on."""
+        """Holds back the lines of processes from now on."""
         self._held = [] if self._held is None else self._held
 
     def release(self) -> None:
@@ -67,6 +67,6 @@ def _write(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
-    except (OSError, ValueError):  # its reader is gone; what it holds must not be tried again at the end
+    except (OSError, ValueError):  # its reader is gone; Python would try to write the rest again at its end
         with contextlib.suppress(OSError, ValueError):
             commandline.discard(stream)

@@ -1,4 +1,4 @@
-"""Runs a job to its end: starts a group, and starts it again when it fails, elastic ones with fewer or more workers."""
+"""Runs a job to its end: starts a group, and starts it again when it fails; if elastic, with fewer or more workers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Supervisor:
     """Runs a job to its end.
 
     Args:
-    job: to run.
-    pool: the slots of its workers.
-    records: of restarts, steps and errors.
-    reporter: to keep up to date.
-    screen: to show it on.
-    stopping: whether the user wants an end.
+      job: to run.
+      pool: the slots of its workers.
+      records: of restarts, steps and errors.
+      reporter: to keep up to date.
+      screen: to show it on.
+      stopping: whether the user wants an end.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Supervisor:
         self._screen, self._stopping = screen, stopping
         self._back_off = BackOff(job.restarts.restart_delay)
         self._size = job.num_workers
-        self._restarts, self._saved = 0, records.saved  # the restarts since there was a new checkpoint, and its step
+        self._restarts, self._saved = 0, records.saved  # restarts since the newest checkpoint, and its step
 
     def run(self, start: Callable[[Sequence[int]], Group], attempt: Callable[[Group], Attempt]) -> None:
         """Runs the job.
 
         Args:
-          start: starts a group whose workers have some slots.
+          start: starts a group with workers in the given slots.
           attempt: watches it.
 
         Raises:
@@ -67,7 +67,9 @@ class Supervisor:
         """
         while True:
             slots = self._pool.chosen(time.monotonic())
-            self._say_size(len(slots))
+            if len(slots) != self._size:
+                self._screen.say(f"going on with {count_of(len(slots), 'worker')}")
+            self._size = len(slots)
             group = start(slots)
             try:
                 self._records.started(group)
@@ -85,28 +87,20 @@ class Supervisor:
         self._pool.stepped([one.task.slot for one in group.processes if one.monitor.has_stepped], now)
         return self._job.elastic is not None and self._pool.can_grow(len(group.slots), now)
 
-    def _say_size(self, size: int) -> None:
-        if size != self._size:
-            self._screen.say(f"going on with {count_of(size, 'worker')}")
-        self._size = size
-
     def _go_on(self, outcome: Outcome) -> None:
-        """Waits until the next start, unless there is none."""
-        if outcome.kind == "failed" and outcome.cause:
-            self._check_restartable(outcome.cause)
+        """Waits for the next start; raises the job's error if there is none."""
+        if outcome.kind == "failed" and (cause := outcome.cause):
+            if not cause.exit_status.is_restartable:
+                self._fail(cause, "")
+            if self._records.best is None:
+                self._fail(cause, "; not started again, since no step was made")
             self._check_stopped()
-            self._check_restarts(outcome.cause)
+            self._check_restarts(cause)
             self._wait()
         self._check_stopped()
 
-    def _check_restartable(self, cause: Cause) -> None:
-        if not cause.exit_status.is_restartable:
-            self._fail(cause, "")
-        if self._records.best is None:
-            self._fail(cause, "; not started again, since no step was made")
-
     def _check_restarts(self, cause: Cause) -> None:
-        """Raises JobFailedError where there may be no other start. A new checkpoint forgives what was before it."""
+        """Raises JobFailedError if the job may not start again. A new checkpoint forgives failures before it."""
         most, saved = self._job.restarts.max_restarts, self._records.saved
         if saved is not None and (self._saved is None or saved > self._saved):
             self._saved, self._restarts = saved, 0
@@ -121,13 +115,11 @@ class Supervisor:
         if self._pool.failed(slot, cause.at_start):
             self._screen.say(f"the place of {cause.task.name} (slot {slot}) is given up for now")
         if not self._pool.can_grow(0, time.monotonic()):
-            self._fail(
-                cause,
-                f"; too few workers are left for --elastic={self._job.elastic[0]}:{self._job.elastic[1]}",
-            )
+            least, most = self._job.elastic
+            self._fail(cause, f"; too few workers are left for --elastic={least}:{most}")
 
     def _wait(self) -> None:
-        """Waits before a restart, less long where there was progress."""
+        """Waits before a restart, shorter if there was progress."""
         seconds = self._back_off.next(self._records.best)
         elastic = self._job.elastic
         number = (
@@ -142,7 +134,7 @@ class Supervisor:
             self._reporter.tick()
 
     def _check_stopped(self) -> None:
-        """Raises an error where the user wants an end."""
+        """Raises an error if the user wants an end."""
         if self._stopping.is_urgent:
             number = self._stopping.received[1]
             message = f"{number.name} again: killed{self._records.left}; rerun the same command to resume"

@@ -63,7 +63,7 @@ def render(job: Job) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what occurs twice twice, and texts of several lines as they stand."""
+    """Repeats what occurs twice, instead of aliases, and writes texts of several lines as they are."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -99,7 +99,7 @@ def _check(job: Job, flags: KubernetesFlags) -> None:
 
 
 def _check_folders(job: Job, flags: KubernetesFlags) -> None:
-    """Checks that pods have what they read and keep what they write: all of it lies on volumes, or is at a URL."""
+    """Checks that everything that pods read or write lies on a volume or at a URL: else they lack it, or lose it."""
     config = job.config
     written = {
         "model_dir": config.run.model_dir,
@@ -132,7 +132,7 @@ def _no_volume(flags: KubernetesFlags) -> str:
 
 
 def _mount_of(path: str, flags: KubernetesFlags) -> Mount | None:
-    """Returns the volume that a path lies on: of several, the innermost."""
+    """Returns the volume that a path lies on, the innermost of several; None: it lies on none."""
     path = posixpath.normpath(path)
     found = [mount for mount in flags.mounts if path == mount.path or path.startswith(f"{mount.path}/")]
     return max(found, key=lambda mount: len(mount.path), default=None)
@@ -153,26 +153,18 @@ def _config_files(words: tuple[str, ...]) -> list[str]:
 
 
 def _jobset(job: Job) -> list[Manifest]:
-    """Returns the manifest."""
-    return [
-        {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": pods.metadata(job),
-            "spec": _jobset_spec(
-                job, [_trainer_job(job, role) for role in job.roles], {role: role for role in job.roles}
-            ),
-        }
-    ]
+    jobs = {role: role for role in job.roles}
+    spec = _jobset_spec(job, [_role_job(job, role, jobs) for role in job.roles], jobs)
+    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": pods.metadata(job), "spec": spec}]
 
 
 def _jobset_spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]) -> Manifest:
-    """Returns what a JobSet is.
+    """Returns the specification of a JobSet.
 
     Args:
       job: that it runs.
       replicated_jobs: of its roles.
-      jobs: what they are called.
+      jobs: what they are called, by role.
     """
     chief = {"successPolicy": {"operator": "All", "targetReplicatedJobs": [jobs["chief"]]}} if "chief" in jobs else {}
     ttl = job.launch.kubernetes.ttl
@@ -193,7 +185,7 @@ def _jobset_spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]
 
 
 def _rule(name: str, action: str, index: int) -> Manifest:
-    """Returns what follows when a job failed by a rule of its policy, which the message ends with."""
+    """Returns what follows when a job failed by a rule of its policy; the failure's message ends with the index."""
     return {
         "name": name,
         "action": action,
@@ -203,11 +195,11 @@ def _rule(name: str, action: str, index: int) -> Manifest:
 
 
 def _replicated_job(job: Job, role: str, name: str, container: Manifest) -> Manifest:
-    """Returns the pods of a role. The first that fails, fails the JobSet, which then restarts; or it restarts alone."""
+    """Returns the pods of a role. A pod that fails restarts the whole JobSet; an asynchronous worker restarts alone."""
     count = job.roles[role]
     alone = job.strategy == PARAMETER_SERVER and role == _ALONE
     codes = {"containerName": container["name"], "operator": "In", "values": pods.FINAL_CODES}
-    # Its pod is replaced alone, or the whole JobSet starts again, without being counted.
+    # An eviction is not counted as a restart: the pod is replaced alone, or the whole JobSet starts again.
     evicted = {
         "action": "Ignore" if alone else "FailJob",
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
@@ -220,7 +212,7 @@ def _replicated_job(job: Job, role: str, name: str, container: Manifest) -> Mani
                 "completionMode": "Indexed",
                 "completions": count,
                 "parallelism": count,
-                # Of each worker; one that has none left is lost, and the others go on.
+                # A worker without restarts left is lost, and the others go on.
                 **({"backoffLimitPerIndex": job.restarts.max_restarts} if alone else {"backoffLimit": 0}),
                 "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}, evicted]},
                 "template": {"spec": {"restartPolicy": "Never", **pods.pod_spec(job, container)}},
@@ -229,11 +221,11 @@ def _replicated_job(job: Job, role: str, name: str, container: Manifest) -> Mani
     }
 
 
-def _trainer_job(job: Job, role: str) -> Manifest:
+def _role_job(job: Job, role: str, jobs: dict[str, str]) -> Manifest:
     container = {
         **pods.container(job, role, _CONTAINER),
         "command": pods.command(job),
-        "env": pods.environment(job, role, {each: each for each in job.roles}),
+        "env": pods.environment(job, role, jobs),
     }
     return _replicated_job(job, role, role, container)
 
@@ -242,7 +234,10 @@ def _trainjob(job: Job) -> list[Manifest]:
     """Returns the manifests of the runtime and of the job."""
     main = next(iter(job.roles))
     jobs = {role: _NODE if role == main else role for role in job.roles}
-    replicated = [_node_job(job, main), *(_other_job(job, role, jobs) for role in job.roles if role != main)]
+    # Of the main role's container, the trainer below gives command and variables.
+    node = _replicated_job(job, main, _NODE, pods.container(job, main, _NODE))
+    node["template"] = {"metadata": {"labels": _NODE_LABELS}, **node["template"]}
+    replicated = [node, *(_role_job(job, role, jobs) for role in job.roles if role != main)]
     count, metadata = job.roles[main], pods.metadata(job)
     runtime = {
         "apiVersion": _TRAINER_API,
@@ -263,23 +258,7 @@ def _trainjob(job: Job) -> list[Manifest]:
     return [runtime, {"apiVersion": _TRAINER_API, "kind": "TrainJob", "metadata": metadata, "spec": spec}]
 
 
-def _node_job(job: Job, role: str) -> Manifest:
-    found = _replicated_job(job, role, _NODE, pods.container(job, role, _NODE))
-    found["template"] = {"metadata": {"labels": _NODE_LABELS}, **found["template"]}
-    return found
-
-
-def _other_job(job: Job, role: str, jobs: dict[str, str]) -> Manifest:
-    container = {
-        **pods.container(job, role, _CONTAINER),
-        "command": pods.command(job),
-        "env": pods.environment(job, role, jobs),
-    }
-    return _replicated_job(job, role, role, container)
-
-
 def _tfjob(job: Job) -> list[Manifest]:
-    """Returns the manifest."""
     ttl = job.launch.kubernetes.ttl
     spec = {
         "runPolicy": {

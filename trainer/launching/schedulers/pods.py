@@ -1,4 +1,4 @@
-"""The pods of a job: the same for every kind of manifest, but for who tells a process which one it is."""
+"""The pods of a job, the same in every kind of manifest except for how a process learns which one it is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def port(job: Job) -> int:
 
 
 def escaped(text: str) -> str:
-    """Returns what Kubernetes makes `text` of: in commands and values `$$` becomes `$`, and `$(NAME)` a value."""
+    """Returns a form of `text` that Kubernetes turns into it: it replaces `$$` by `$`, and `$(NAME)` by a value."""
     return text.replace("$", "$$")
 
 
@@ -55,7 +55,7 @@ def environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]:
     """Returns the variables of a role's pods: TF_CONFIG, from the stable names of JobSet and the pod's own index.
 
     Args:
-      job: of which they are.
+      job: whose pods they are.
       role: of the pods.
       jobs: what each role's replicated job is called in the JobSet.
     """
@@ -91,10 +91,10 @@ def variables(job: Job) -> list[Manifest]:
 
 
 def _probes(job: Job) -> Manifest:
-    """Returns the probes by which a process that gives no sign of life is killed.
+    """Returns the probes that have a process killed which gives no sign of life.
 
-    A beat may be late by what it announced itself, as where the interpreter's lock is held. Until the first one,
-    Python has time to start.
+    A beat may be late by the time that the one before it announced, as when a library holds the interpreter's lock.
+    Until the first beat, Python has time to start.
     """
     code = f"import json, time; beat = json.load(open({_HEARTBEAT!r}))"
     program = ["python", "-I", "-S", "-c"]
@@ -112,7 +112,7 @@ def _probes(job: Job) -> Manifest:
 
 
 def resources(job: Job, role: str) -> Manifest:
-    """Returns what each process of a role gets: as much as it asks for, and no more. GPUs only where gradients are."""
+    """Returns what each process of a role gets: as much as it asks for, and no more. Only workers get GPUs."""
     flags = job.launch.processes
     asked = {"cpu": str(flags.cpus) if flags.cpus else None, "memory": flags.memory}
     requests: Manifest = {name: value for name, value in asked.items() if value is not None}
@@ -143,7 +143,7 @@ def container(job: Job, role: str, name: str) -> Manifest:
 
 
 def pod_spec(job: Job, container: Manifest) -> Manifest:
-    """Returns what a pod with this container is."""
+    """Returns the specification of a pod with this container."""
     flags = job.launch.kubernetes
     volumes = [
         {"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in _volume_names(job).items()
@@ -166,7 +166,7 @@ def pod_spec(job: Job, container: Manifest) -> Manifest:
 
 
 def _volume_names(job: Job) -> dict[str, str]:
-    """Returns what the volume of each claim is called: like the claim, whose name may be longer and have dots."""
+    """Returns the name of each claim's volume: the claim's own, unless one is too long for a volume or has dots."""
     claims = list(dict.fromkeys(mount.claim for mount in job.launch.kubernetes.mounts))
     if all(len(claim) <= LONGEST_LABEL and "." not in claim for claim in claims):
         return {claim: claim for claim in claims}

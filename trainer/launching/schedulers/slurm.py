@@ -12,7 +12,7 @@ from trainer.checkpoint import fresh
 from trainer.launching.job import PARAMETER_SERVER, Job
 from trainer.launching.target_flags import SlurmFlags
 
-# Why it is as it is, from Slurm's sources and manuals:
+# Why the script is as it is, from Slurm's sources and manuals:
 # - SIGTERM to srun kills the tasks at once ("forcing job termination"), so scancel passes the warning on to them.
 # - The warning is SIGUSR1, and to this script only: scancel and preemption send SIGTERM, and are to end the job.
 # - srun returns the highest code of all tasks: 1 or 2 of one would be lost beside 75 of the others.
@@ -20,7 +20,7 @@ from trainer.launching.target_flags import SlurmFlags
 # - scontrol requeue keeps the job's number, so the count of restarts is kept in a file of that number, with the newest
 #   checkpoint at that time: a newer one forgives the restarts before it. The file is there only once a step was made.
 # - Task 0, the chief, runs on the node of this script, and its heartbeat says whether a step was made.
-_SCRIPT = "slurm.sh"  # with @NAMES@ for what differs from job to job
+_SCRIPT = "slurm.sh"  # with @NAMES@ for what differs between jobs
 _OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_WARNING = 65535  # seconds that sbatch accepts in --signal
 _MOST_PORT = 65535

@@ -1,5 +1,6 @@
 """Workers as threads, and what else may connect to the chief's port as sockets."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import gc
@@ -367,3 +368,28 @@ def test_a_port_in_use_is_named(start, addresses, rank):
         assert isinstance(worker.result(timeout=30), UsageError)
     assert f"port {port}, which TF_CONFIG gives to " in line(worker)
     assert "used by another process" in line(worker)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_connection_that_is_accepted_at_the_last_moment_is_closed(turns):
+    """Its process is to ask again; it would wait for an answer until Python collects garbage."""
+
+    async def serve(reader, writer):
+        await reader.read()
+
+    async def accepted():
+        server = rendezvous.Server(serve)
+        await server.start(port)
+        client = socket.create_connection(port.getsockname(), timeout=10)
+        for _ in range(turns):  # of the loop, from nothing to a task that waits
+            await asyncio.sleep(0)
+        await server.close()
+        return client
+
+    port = socket.create_server(("127.0.0.1", 0))
+    gc.disable()
+    try:
+        with asyncio.run(accepted()) as client, contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+    finally:
+        gc.enable()

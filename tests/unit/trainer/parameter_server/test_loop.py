@@ -1,53 +1,66 @@
 """The loop over workers' steps, with a scheduler that makes them in this process."""
 
-import types
-
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from trainer.checkpoint import NotFiniteError
 from trainer.loop import Action
-from trainer.parameter_server import loop as parts
-from trainer.parameter_server.ledger import Tally
+from trainer.parameter_server.ledger import Ledger, Tally
 from trainer.parameter_server.loop import Loop
-from trainer.parameter_server.rows import Row
+from trainer.parameter_server.rows import Averages, EpochSums, Row, Rows
 from trainer.parameter_server.scheduling import Finished
+from trainer.task.base import LOSS, WEIGHT, RowMeasure, Task
+
+EPOCH = 6  # steps
 
 
-class FakeScheduler:
-    """Makes every step at once, and says how far it was asked to go."""
+class Steps:
+    """A scheduler that makes every step at once, and marks it in the ledger; step s has a loss of s over 4 rows.
 
-    def __init__(self):
-        self.asked, self.reached = [], 0
+    Attributes:
+      asked: the steps of each run.
+      made: by another worker before: these have no rows.
+      bad: a step whose loss is not finite.
+    """
+
+    def __init__(self, ledger, made=(), bad=None):
+        self.asked, self.reached, self.ledger, self.made, self.bad = [], 0, ledger, made, bad
 
     def run(self, first, end, cut, stops):
         self.asked.append((first, end))
         step = first
         while step < end and not stops():
             stop = min(end, cut(step))
-            yield Finished(stop, {one: Row(0.0, 0.0, np.zeros(2)) for one in range(step, stop)}, True, 0.0)
+            for one in range(step, stop):
+                self.ledger.begin(tf.constant(one, tf.int64))
+                self.ledger.applied(tf.constant(one, tf.int64))
+            rows = {
+                one: Row(0.25, 2.0, np.array([4.0, 4.0 * one])) for one in range(step, stop) if one not in self.made
+            }
+            yield Finished(stop, rows, self.bad not in rows, 0.5)
             step = stop
         self.reached = step
 
     def tally(self):
-        return Tally()
+        return Tally(dropped=1)
 
 
 @pytest.fixture
-def train(monkeypatch):
-    """Returns a function that trains 20 steps with some actions, and returns the scheduler and the steps settled."""
-    monkeypatch.setattr(parts.packing, "result", lambda *_: None)
-    rows = types.SimpleNamespace(loss=lambda row: 0.0, weight=lambda row: 1.0, values=lambda row: {})
-    sums = types.SimpleNamespace(add=lambda *_: None, means=lambda _: [])
-    ledger = types.SimpleNamespace(read=lambda first, stop: Tally(once=stop - first))
+def train():
+    """Returns a function that trains 20 steps with some actions.
 
-    def train(*actions):
-        scheduler, settled = FakeScheduler(), []
-        loop = Loop(
-            scheduler, rows, sums, sums, ledger, Tally(), actions, settled.append, lambda: False, lambda progress: None
-        )
-        assert not loop.train(0, 20)
-        assert loop.tally.once == 20
-        return scheduler, settled
+    It returns the scheduler, what `settle` and `watch` were called with, the tally, and whether it ended early.
+    """
+
+    def train(*actions, stop_at=None, **options):
+        rows, ledger, settled, watched, tally = Rows(RowMeasure(Task(None, None))), Ledger(span=32), [], [], Tally()
+        rows.packed({WEIGHT: tf.constant(0.0), LOSS: tf.constant(0.0)}, tf.constant(0.0), tf.constant(0.0))
+        steps = Steps(ledger, **options)
+        stops = lambda: stop_at is not None and bool(watched) and watched[-1].step >= stop_at  # noqa: E731
+        kept = Averages(), EpochSums(EPOCH), ledger, tally
+        loop = Loop(steps, rows, *kept, actions, settled.append, stops, watched.append)
+        return steps, settled, watched, tally, loop.train(0, 20)
 
     return train
 
@@ -55,11 +68,42 @@ def train(monkeypatch):
 def test_workers_pause_for_what_needs_the_state_and_go_on_for_what_does_not(train):
     done = []
     light = Action(3, lambda progress: done.append(("log", progress.step)))
-    scheduler, settled = train(light, Action(8, lambda progress: done.append(("save", progress.step)), pauses=True))
-    assert scheduler.asked == [(0, 8), (8, 16), (16, 20)]
+    save = Action(8, lambda progress: done.append(("save", progress.step)), pauses=True)
+    steps, settled, _, tally, early = train(light, save)
+    assert steps.asked == [(0, 8), (8, 16), (16, 20)]
     assert settled == [8, 16, 20]
     logs = [("log", step) for step in (3, 6, 9, 12, 15, 18)]
     assert done == [*logs[:2], ("save", 8), *logs[2:5], ("save", 16), logs[5]]
+    assert (tally, early) == (Tally(once=20, dropped=3), False)  # of three runs
+
+
+def test_a_report_has_the_numbers_of_its_steps(train):
+    _, _, watched, _, _ = train(Action(4, lambda progress: None))
+    assert [one.step for one in watched] == [1, 4, 8, 12, 16, 20]  # the first step by itself, with what is compiled
+    last = watched[-1]
+    assert last.values == {"total_loss": 19.25, "regularization": 0.25, LOSS: 19.0}
+    assert (last.steps, last.waited, last.start_wait) == (20, 3.0, 0.5)
+    assert float(last.result.norm) == 2.0
+    assert last.result.means.numpy().tolist() == [18.75, 0.25, 18.5]  # of steps 18 and 19, the epoch so far
+
+
+def test_steps_that_a_lost_worker_had_applied_are_counted_and_report_nothing_new(train):
+    _, settled, watched, tally, _ = train(Action(4, lambda progress: None), made=range(4))
+    assert [one.step for one in watched] == [5, 8, 12, 16, 20]
+    assert watched[-1].steps == 1 + 15  # the first report is of step 4 alone
+    assert (settled, tally.once) == ([20], 20)
+
+
+def test_a_signal_ends_it_at_the_step_that_was_reached(train):
+    steps, settled, _, tally, early = train(Action(4, lambda progress: None), stop_at=8)
+    assert (steps.reached, settled, tally.once, early) == (8, [8], 8, True)
+    assert train(stop_at=20)[-1] is False
+
+
+def test_a_loss_that_is_not_finite_ends_it_with_the_steps_number(train):
+    with pytest.raises(NotFiniteError) as error:
+        train(Action(4, lambda progress: None), bad=6)
+    assert str(error.value).startswith("step 8: loss is 7,")
 
 
 def test_by_the_clock_workers_pause_for_what_needs_the_state_alone(train, monkeypatch):
