@@ -294,8 +294,8 @@ class Process:
         """Asks it to save and end, once; wakes it if it is stopped, since it could not end otherwise."""
         if not self.is_ending and self.exit_status is None:
             self.is_ending = True
-            self._popen.send_signal(signal.SIGTERM)
-            self._popen.send_signal(signal.SIGCONT)
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                os.kill(self.pid, number)  # `Popen.send_signal` would reap one that has just ended, before `poll` can
 
     def kill(self, silence: str = "") -> None:
         """Kills it and all that it has started.

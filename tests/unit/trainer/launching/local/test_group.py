@@ -1,9 +1,13 @@
-"""Which process failed first, and the line that says so."""
+"""A group of processes, which of them failed first, and the line that says so."""
 
+import time
 import types
 
 import pytest
 
+from pipeline.errors import DataError
+from tests.launches import is_running
+from tests.puppets import SECONDS, named
 from trainer.launching.local.group import Cause, first_failure, is_awaited
 from trainer.launching.local.process import ExitStatus, Task
 
@@ -98,3 +102,95 @@ def test_it_is_one_line_and_has_more_where_there_is_more():
     assert cause_of(process(1, 1, "no such shard")).context == ()
     silent = cause_of(process(1, -9, step=3, silence="gave no sign of life for 9 s"))
     assert str(silent) == "worker 1 (process 7) gave no sign of life for 9 s, and was killed"
+
+
+def test_synchronous_workers_fail_together_and_all_have_to_be_done(puppets):
+    launch = puppets("--num_workers=2")
+    group = launch.start()
+    assert (group.leading, group.serving, group.is_done) == (group.processes, [], False)
+    launch.order("worker 0", "exit 0")
+    launch.wait(group, "worker 0")
+    assert (group.failed, group.is_done, [one.task.name for one in group.running]) == ([], False, ["worker 1"])
+    launch.order("worker 1", "exit 3")
+    [failed] = launch.wait(group, "worker 1")
+    assert (group.failed, group.is_done, group.running) == ([failed], False, [])
+
+
+def test_the_chief_of_asynchronous_workers_ends_the_job_and_a_worker_fails_alone(puppets):
+    launch = puppets("--num_workers=2", "--num_ps=1")
+    group = launch.start()
+    assert [one.task.name for one in group.leading] == ["chief"]
+    assert [one.task.name for one in group.serving] == ["worker 0", "worker 1", "ps 0"]
+    launch.order("worker 1", "exit 3")
+    [worker] = launch.wait(group, "worker 1")
+    assert (worker.has_failed, group.failed) == (True, [])
+    launch.order("chief", "exit 0")
+    launch.wait(group, "chief")
+    assert group.is_done
+    launch.order("ps 0", "exit 3")
+    [server] = launch.wait(group, "ps 0")
+    assert group.failed == [server]
+
+
+def test_a_process_is_started_again_in_its_place(puppets):
+    launch = puppets("--num_workers=2", "--num_ps=1")
+    group = launch.start()
+    launch.records.started(group)
+    launch.order("worker 0", "exit 3", "beat 5")
+    [before] = launch.wait(group, "worker 0")
+    group.replace(before)
+    after = group.processes[1]
+    assert (after.task, after.exit_status, after is before) == (before.task, None, False)
+    launch.wait_for_step(group, 5)
+    assert (group.step, group.has_stepped, launch.records.best) == (5, True, 5)
+
+
+def test_who_is_told_to_end_has_not_failed_and_who_is_silent_has(puppets):
+    launch = puppets("--num_workers=2", "--silent_timeout=0.3")
+    group = launch.start()
+    told, silent = group.processes
+    launch.order("worker 1", "beat 7")
+    launch.wait_for_step(group, 7)
+    end = time.monotonic() + SECONDS
+    told.ask_to_end()
+    while silent.exit_status is None:  # it gives no more beats
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        group.poll()
+        group.kill_silent()
+    launch.wait(group, "worker 0")
+    assert (told.exit_status.code, silent.exit_status.code, group.failed) == (75, -9, [silent])
+    assert silent.exit_status.silence.endswith(" after step 7 (training)")
+
+
+def test_lines_are_held_back_until_the_cause_is_said(puppets, capfd):
+    launch = puppets("--num_workers=2")
+    group = launch.start()
+    launch.order("worker 1", "echo before")
+    launch.order("worker 0", "beat 3 'worker 1'; echo lost >&2; echo told")
+    end = time.monotonic() + SECONDS
+    while list(named(group, "worker 0").out.last) != ["told"] or list(named(group, "worker 1").out.last) != ["before"]:
+        assert time.monotonic() < end
+        group.poll()
+    launch.order("worker 1", "echo after; exit 3")
+    launch.wait(group, "worker 1")
+    launch.screen.say("the cause")
+    assert "lost" not in capfd.readouterr().err
+    group.cause_is_said()
+    out, err = capfd.readouterr()
+    assert (out.splitlines()[-1], err.splitlines()) == ("worker 1 | after", ["worker 0 | lost"])
+    launch.order("worker 0", "echo more; exit 0")
+    launch.wait(group, "worker 0")
+    assert capfd.readouterr().out == "worker 0 | more\n"  # at once
+
+
+def test_a_group_that_cannot_start_leaves_no_process(puppets, monkeypatch):
+    launch = puppets("--num_workers=2")
+    started, guard = [], launch.guardian.guard
+    monkeypatch.setattr(launch.guardian, "guard", lambda pid: (started.append(pid), guard(pid)))
+    launch.placement.folder.joinpath("heartbeats", "worker-1.json").mkdir()  # where a file should be
+    with pytest.raises(DataError) as error:
+        launch.start()
+    assert error.value.path == str(launch.placement.folder)
+    assert len(started) == 1
+    assert not is_running(started[0])

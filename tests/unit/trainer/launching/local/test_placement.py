@@ -1,5 +1,6 @@
 """GPUs and placement."""
 
+import json
 import socket
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from pipeline.errors import RerunError, UsageError
 from trainer.launching.local import placement
 from trainer.launching.local.placement import Ports
+from trainer.launching.local.process import Task
 
 LISTING = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aa)
 GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bb)
@@ -94,3 +96,21 @@ def test_none_left(monkeypatch):
     monkeypatch.setattr(placement, "_is_free", lambda port: port == 20_000)
     with Ports() as one, pytest.raises(RerunError, match="2 free ports are needed .*, and 1 were found"):
         one.take(2)
+
+
+def test_each_process_is_told_its_place_and_gets_its_gpus_alone(puppets):
+    placement = puppets("--num_workers=3", "--num_ps=1", shares=[("0", "1"), ("2", "3"), ("4", "5")]).placement
+    tasks = placement.tasks([0, 2])  # slot 1 is lost
+    assert tasks == [Task("chief", 0, 0), Task("worker", 0, 0), Task("worker", 1, 2), Task("ps", 0, 0)]
+    assert [task.name for task in tasks] == ["chief", "worker 0", "worker 1", "ps 0"]
+    found = placement.environments(tasks, [11, 12, 13, 14])
+    cluster = {"chief": ["localhost:11"], "worker": ["localhost:12", "localhost:13"], "ps": ["localhost:14"]}
+    assert [json.loads(one["TF_CONFIG"])["cluster"] for one in found] == [cluster] * 4
+    assert json.loads(found[2]["TF_CONFIG"])["task"] == {"type": "worker", "index": 1}
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["-1", "0,1", "4,5", "-1"]
+
+
+def test_without_gpus_the_variable_stays_as_it_is(puppets):
+    placement = puppets("--num_workers=2").placement
+    tasks = placement.tasks([0, 1])
+    assert [list(one) for one in placement.environments(tasks, [11, 12])] == [["TF_CONFIG"]] * 2

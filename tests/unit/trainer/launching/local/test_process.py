@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import time
 
 import pytest
 
+from tests.launches import is_running, left_within
+from tests.puppets import SECONDS, named, state_of
 from trainer.callbacks.heartbeat import Beat
-from trainer.launching.local.process import _STARTING_SECONDS, ExitStatus, HeartbeatMonitor, Tail
+from trainer.launching.local.process import _STARTING_SECONDS, ExitStatus, HeartbeatMonitor, Tail, Task
 
 
 def test_lines_come_as_they_are_completed(tmp_path):
@@ -124,3 +127,55 @@ def test_what_takes_long_may_take_long(changes, allowed, beat):
 )
 def test_endings(exit_status, text, restartable, exit_code):
     assert (str(exit_status), exit_status.is_restartable, exit_status.exit_code) == (text, restartable, exit_code)
+
+
+def test_a_process_has_its_variables_its_files_and_its_end(puppets):
+    launch = puppets("--num_workers=1", shares=[("7",)])
+    folder = launch.placement.folder
+    (folder / "heartbeats" / "worker-0.json").write_text(json.dumps(dataclasses.asdict(BEAT)))  # of an earlier run
+    group = launch.start()
+    process = named(group, "worker 0")
+    assert (process.task, process.pid) == (Task("worker", 0, 0), process.pid)
+    launch.order("worker 0", 'echo "$CUDA_VISIBLE_DEVICES $PYTHONUNBUFFERED"; echo no >&2; beat 3; printf part; exit 3')
+    launch.wait(group, "worker 0")
+    assert (process.exit_status, process.has_failed, process.poll()) == (ExitStatus(3), True, ExitStatus(3))
+    assert (list(process.out.last), list(process.err.last)) == (["7 1", "part"], ["no"])
+    assert process.out.path == folder / "logs" / "worker-0.stdout.log"
+    assert (process.monitor.beat.beats, process.monitor.beat.step) == (1, 3)  # not the earlier one
+
+
+def test_what_a_process_has_started_is_ended_with_it(puppets):
+    launch = puppets("--num_workers=1")
+    group = launch.start()
+    launch.order("worker 0", "sleep 1000 & echo $!; exit 0")
+    [process] = launch.wait(group, "worker 0")
+    child = int(process.out.last[0])
+    assert left_within(SECONDS, [child]) == []
+    assert (process.exit_status.is_good, process.has_failed) == (True, False)
+
+
+def test_a_process_that_is_stopped_is_woken_to_save_and_end(puppets):
+    launch = puppets("--num_workers=1")
+    group = launch.start()
+    process = named(group, "worker 0")
+    launch.order("worker 0", "kill -STOP $$")
+    end = time.monotonic() + SECONDS
+    while state_of(process.pid) != "T":
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    process.ask_to_end()
+    launch.wait(group, "worker 0")
+    assert (process.exit_status, process.is_ending, process.has_failed) == (ExitStatus(75), True, False)
+    process.ask_to_end()  # it has ended; nobody else may get the signal
+    process.kill()
+
+
+@pytest.mark.parametrize(("silence", "failed"), [("gave no sign of life for 9 s", True), ("", False)])
+def test_a_process_that_is_killed_has_failed_if_it_was_silent(puppets, silence, failed):
+    launch = puppets("--num_workers=1")
+    group = launch.start()
+    process = named(group, "worker 0")
+    process.kill(silence)
+    launch.wait(group, "worker 0")
+    assert (process.exit_status, process.has_failed) == (ExitStatus(-9, silence), failed)
+    assert not is_running(process.pid)

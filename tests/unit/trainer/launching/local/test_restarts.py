@@ -1,12 +1,16 @@
 """Which workers start again, and when."""
 
+import collections
 import math
+import pathlib
+import tempfile
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trainer.launching.local.restarts import BackOff, WorkerPool
+from tests.puppets import Puppets, named
+from trainer.launching.local.restarts import AsynchronousWorkers, BackOff, WorkerPool
 
 DELAY = 10.0
 SECONDS = st.sampled_from([1.0, DELAY, 2 * DELAY, 4 * DELAY])  # until the next group starts
@@ -122,3 +126,103 @@ def test_delays_double_up_to_a_bound_until_there_is_a_step_beyond_all_earlier_on
         without_progress = 0 if is_progress else without_progress
         assert back_off.next(step) == min(delay * 2**without_progress, max(60.0, delay))
         without_progress += 1
+
+
+class Workers(RuleBasedStateMachine):
+    """Asynchronous workers, shells in place of trainers, that fail, are told to end and are silent, in any order.
+
+    What is expected follows from how often each was started again. With a delay none is, as long as a test takes.
+    """
+
+    @initialize(max_restarts=st.integers(0, 2), delay=st.sampled_from([0, 10**6]))
+    def begins(self, max_restarts, delay):
+        self.folder = tempfile.TemporaryDirectory()
+        flags = (f"--max_restarts={max_restarts}", f"--restart_delay={delay}", "--num_workers=3", "--num_ps=1")
+        self.launch = Puppets(pathlib.Path(self.folder.name, "run"), *flags).__enter__()
+        self.group = self.launch.start()
+        self.launch.records.started(self.group)
+        self.workers = AsynchronousWorkers(self.launch.job, self.group, self.launch.records, self.launch.screen)
+        self.max_restarts, self.delay, self.step = max_restarts, delay, 0
+        self.running, self.restarts = {0, 1, 2}, collections.Counter()
+        self.due, self.failed = 0, []
+
+    @rule()
+    def the_chief_makes_a_step(self):
+        self.step += 1
+        self.launch.order("chief", f"beat {self.step}")
+        self.launch.wait_for_step(self.group, self.step)
+
+    @precondition(lambda self: self.running and not self.failed)
+    @rule(data=st.data(), how=st.sampled_from(["exit 75", "exit 3", "kill -9 $$", "exit 1", "exit 2", "silent"]))
+    def one_fails(self, data, how):
+        process = self.ends(data, how)
+        if how in ("exit 1", "exit 2") or not self.step:
+            self.failed.append(process)  # so would the others, or those that start again
+        elif self.restarts[process.task.slot] == self.max_restarts:
+            self.failed += [] if self.running or self.due else [process]
+        else:
+            self.restarts[process.task.slot] += 1
+            self.due += bool(self.delay)
+            self.running |= set() if self.delay else {process.task.slot}
+        self.workers.look_after([process])
+
+    @precondition(lambda self: self.running and not self.failed)
+    @rule(data=st.data(), how=st.sampled_from(["exit 0", "told"]))
+    def one_ends_as_it_should(self, data, how):
+        self.workers.look_after([self.ends(data, how)])
+
+    def ends(self, data, how):
+        slot = data.draw(st.sampled_from(sorted(self.running)))
+        process = named(self.group, f"worker {slot}")
+        if how == "silent":
+            process.kill("gave no sign of life for 9 s")
+        elif how == "told":
+            process.ask_to_end()
+        else:
+            self.launch.order(process.task.name, how)
+        self.launch.wait(self.group, process.task.name)
+        self.running.remove(slot)
+        return process
+
+    @invariant()
+    def those_run_that_should(self):
+        self.workers.look_after(self.group.poll())
+        workers = [one for one in self.group.processes if one.task.role == "worker"]
+        assert {one.task.slot for one in workers if one.exit_status is None} == self.running
+        assert [self.launch.records.restarts_of(one.task) for one in workers] == [self.restarts[i] for i in range(3)]
+        assert self.group.failed == self.failed
+        assert {one.task.name for one in self.group.running} >= {"chief", "ps 0"}
+
+    def teardown(self):
+        if hasattr(self, "launch"):
+            self.launch.__exit__()
+            self.folder.cleanup()
+
+
+test_a_worker_is_started_again_given_up_or_ends_the_job_as_its_history_says = Workers.TestCase
+test_a_worker_is_started_again_given_up_or_ends_the_job_as_its_history_says.settings = settings(
+    max_examples=20, stateful_step_count=10
+)
+
+
+def test_the_delays_of_a_worker_double_and_its_failure_is_in_the_report(puppets, capfd):
+    launch = puppets("--num_workers=2", "--num_ps=1", "--restart_delay=0.01")
+    group = launch.start()
+    launch.records.started(group)
+    workers = AsynchronousWorkers(launch.job, group, launch.records, launch.screen)
+    launch.order("chief", "beat 5")
+    launch.wait_for_step(group, 5)
+    for _ in range(3):
+        launch.order("worker 1", "exit 3")
+        [failed] = launch.wait(group, "worker 1")
+        workers.look_after([failed])
+        while named(group, "worker 1") is failed:
+            workers.look_after([])
+    lines = [line for line in capfd.readouterr().err.splitlines() if "starting it again" in line]
+    assert [line.partition(" again in ")[2].partition(" s")[0] for line in lines] == ["0.01", "0.02", "0.04"]
+    report = launch.records.report("training", [])
+    restarts = {one.name: (one.restarts, one.last_error) for one in report.processes}
+    assert restarts["worker 0"] == (0, None)
+    assert restarts["worker 1"][0] == 3
+    assert f"(process {failed.pid})" in restarts["worker 1"][1]
+    assert report.restarts == 0  # of the group
