@@ -163,10 +163,25 @@ class Crop(Protocol):
         """
 
 
-def check_argument(recipe: str, argument: str, value: float, least: float, most: float) -> None:
-    """Raises UsageError if an argument of a recipe is not within its bounds."""
+def check_argument(
+    recipe: str,
+    argument: str,
+    value: float,
+    least: float,
+    most: float,
+    image_shape: tuple[int, int, int] | None = None,
+) -> None:
+    """Raises UsageError if an argument of a recipe is not within its bounds.
+
+    Args:
+      recipe, argument: their names.
+      value: of the argument.
+      least, most: its bounds.
+      image_shape: (height, width, channels) of the images, if the bounds depend on it.
+    """
     if not least <= value <= most:
-        raise UsageError(f"distort: {recipe}({argument}={value}): must be in {least}..{most}")
+        images = f" for images of {image_shape[0]}x{image_shape[1]}" if image_shape else ""
+        raise UsageError(f"distort: {recipe}({argument}={value}): must be in {least}..{most}{images}")
 
 
 def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorSpec:
@@ -182,20 +197,3 @@ def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorS
     arguments = tf.TensorSpec((1, *image_shape), tf.uint8), tf.TensorSpec((1,), tf.uint64)
     output = traced.get_concrete_function(*arguments).structured_outputs
     return tf.TensorSpec(output.shape, output.dtype)
-
-
-def check_bounds(name: str, value: float, least: float, most: float) -> None:
-    """Raises UsageError if an argument is not within its bounds."""
-    if not least <= value <= most:
-        raise UsageError(f"distort: {name}={value}: must be in {least}..{most}")
-
-
-def check_fits(
-    recipe: str, argument: str, value: int, least: int, most: int, image_shape: tuple[int, int, int]
-) -> None:
-    """Raises UsageError if an argument of a recipe is not within bounds that depend on the images."""
-    if not least <= value <= most:
-        height, width, _ = image_shape
-        raise UsageError(
-            f"distort: {recipe}({argument}={value}): must be in {least}..{most} for images of {height}x{width}"
-        )

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from pipeline.distort import kernels
-from pipeline.distort.base import ImageStatistics, check_bounds, check_fits
+from pipeline.distort.base import ImageStatistics, check_argument
 from pipeline.distort.geometry import CropFirst
 from pipeline.order import hashing_tf
 
@@ -44,9 +44,9 @@ class Cifar10Tutorial(CropFirst):
     standardize: bool = True
 
     def __post_init__(self) -> None:
-        check_bounds("brightness", self.brightness, 0, 255)
-        check_bounds("contrast_high", self.contrast_high, 0, 255)
-        check_bounds("contrast_low", self.contrast_low, 0, self.contrast_high)
+        check_argument("cifar10_tutorial", "brightness", self.brightness, 0, 255)
+        check_argument("cifar10_tutorial", "contrast_high", self.contrast_high, 0, 255)
+        check_argument("cifar10_tutorial", "contrast_low", self.contrast_low, 0, self.contrast_high)
 
     def gives_floats(self, floats: bool) -> bool:
         del floats
@@ -54,7 +54,7 @@ class Cifar10Tutorial(CropFirst):
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if the crop is larger than the images."""
-        check_fits("cifar10_tutorial", "crop", self.crop, 1, min(image_shape[:2]), image_shape)
+        check_argument("cifar10_tutorial", "crop", self.crop, 1, min(image_shape[:2]), image_shape)
 
     def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
         del image_shape

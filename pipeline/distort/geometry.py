@@ -9,7 +9,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from pipeline.distort import kernels
-from pipeline.distort.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument, check_bounds, check_fits
+from pipeline.distort.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument
 from pipeline.order import hashing_tf
 
 _TOP, _LEFT, _FLIP = range(3)  # draws of shifts
@@ -120,7 +120,7 @@ class Shift(_RandomShift):
     pixels: int = 2
 
     def __post_init__(self) -> None:
-        check_bounds("pixels", self.pixels, 0, 64)
+        check_argument("shift", "pixels", self.pixels, 0, 64)
 
     def gives_floats(self, floats: bool) -> bool:
         del floats
@@ -128,7 +128,7 @@ class Shift(_RandomShift):
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if a shift could leave nothing of an image."""
-        check_fits("shift", "pixels", self.pixels, 0, min(image_shape[:2]) - 1, image_shape)
+        check_argument("shift", "pixels", self.pixels, 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
     def padding(self) -> int:
@@ -162,11 +162,11 @@ class PadCropFlip(_FlippedNormalised, _RandomShift):
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_bounds("pad", self.pad, 0, 64)
+        check_argument("pad_crop_flip", "pad", self.pad, 0, 64)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if a crop could contain nothing of an image."""
-        check_fits("pad_crop_flip", "pad", self.pad, 0, min(image_shape[:2]) - 1, image_shape)
+        check_argument("pad_crop_flip", "pad", self.pad, 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
     def padding(self) -> int:
@@ -286,13 +286,14 @@ class CroppingRecipe(_FlippedNormalised):
     """
 
     sets_size: ClassVar[bool] = True
+    name: ClassVar[str]
 
     size: int = 224
     flip: bool = True
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_bounds("size", self.size, 1, 4096)
+        check_argument(self.name, "size", self.size, 1, 4096)
 
     def crop(self, training: bool) -> Crop:
         """Returns the part of each image to decode."""
@@ -324,6 +325,7 @@ class RandomCrop(CroppingRecipe):
     Smaller images are scaled up so that the shorter side fits.
     """
 
+    name: ClassVar[str] = "random_crop"
     flip_draw: ClassVar[int] = 2  # after those of the box
 
     def crop(self, training: bool) -> Crop:
@@ -353,6 +355,7 @@ class RandomResizedCrop(CroppingRecipe):
       central: part of the shorter side in evaluation.
     """
 
+    name: ClassVar[str] = "random_resized_crop"
     flip_draw: ClassVar[int] = 4  # after those of area, shape and box
 
     min_area: float = 0.08
@@ -361,9 +364,9 @@ class RandomResizedCrop(CroppingRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bounds("min_area", self.min_area, 1e-4, 1)
-        check_bounds("max_shape", self.max_shape, 1, 16)
-        check_bounds("central", self.central, 0.01, 1)
+        check_argument(self.name, "min_area", self.min_area, 1e-4, 1)
+        check_argument(self.name, "max_shape", self.max_shape, 1, 16)
+        check_argument(self.name, "central", self.central, 0.01, 1)
 
     def crop(self, training: bool) -> Crop:
         size = (self.size, self.size)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.distort import kernels
-from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, check_argument, check_fits
+from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, check_argument
 from pipeline.errors import UsageError
 from pipeline.order import hashing_tf
 
@@ -126,7 +126,7 @@ class Cutout(Augmentation):
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if the square is larger than the images."""
-        check_fits("cutout", "size", self.size, 1, min(image_shape[:2]), image_shape)
+        check_argument("cutout", "size", self.size, 1, min(image_shape[:2]), image_shape)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns covered images; the cover of floats, which are normalised, is 0."""
