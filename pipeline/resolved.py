@@ -175,7 +175,7 @@ def _record_bytes(request: Request, manifest: Manifest, selection: Selection) ->
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
+class ResolvedInput:
     """A resolved input: a data set, or a mixture of several.
 
     Attributes:
@@ -208,7 +208,7 @@ class Mixture:
                 part.check_pairs(num_replicas)
 
 
-def resolve_all(request: Request) -> Mixture:
+def resolve_all(request: Request) -> ResolvedInput:
     """Returns a request with the records and the order of each of its sources.
 
     Raises:
@@ -220,7 +220,7 @@ def resolve_all(request: Request) -> Mixture:
         with of_source(request, source):
             parts.append(resolve(part))
     check_alike(parts, [str(source) for source in request.sources])
-    return Mixture(request, tuple(dataclasses.replace(part, statistics=parts[0].statistics) for part in parts))
+    return ResolvedInput(request, tuple(dataclasses.replace(part, statistics=parts[0].statistics) for part in parts))
 
 
 def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str]) -> None:

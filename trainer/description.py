@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.commands.text import count_of
-from pipeline.resolved import Mixture
+from pipeline.resolved import ResolvedInput
 from trainer.checkpoint import structure
 from trainer.checkpoint.resume import data_in_words
 from trainer.checkpoint.structure import Structure
@@ -183,7 +183,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]
 
 
-def _data(training: Mixture) -> str:
+def _data(training: ResolvedInput) -> str:
     """Returns the data in words; of a mixture with the splits and rows, which no flag but --data_dir has."""
     digests = [part.manifest.digest[:12] for part in training.parts]
     if not training.request.sources:

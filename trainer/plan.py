@@ -15,7 +15,7 @@ from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
 from pipeline.request import HOST, Request, UserParse
-from pipeline.resolved import Mixture, ResolvedRequest, check_alike, check_replicas, resolve, resolve_all
+from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, check_replicas, resolve, resolve_all
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 
@@ -35,7 +35,7 @@ class Plan:
       notes: lines for the user, such as which data are read several times or not evaluated.
     """
 
-    training: Mixture
+    training: ResolvedInput
     last_step: int
     evaluation: dict[str, ResolvedRequest]
     may_skip: int
@@ -187,7 +187,7 @@ def _names(folders: list[PathLike], split: str) -> dict[PathLike, str]:
     }
 
 
-def _sharing(training: Mixture, workers: int) -> Iterator[str]:
+def _sharing(training: ResolvedInput, workers: int) -> Iterator[str]:
     for part in training.parts:
         note = sharing_note(part.spec, part.order, workers)
         if note:
@@ -206,7 +206,7 @@ def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> It
             yield f"{os.fspath(folder)} has no split {config.data.eval_split!r}: it is not evaluated"
 
 
-def _repeated(training: Mixture) -> Iterator[str]:
+def _repeated(training: ResolvedInput) -> Iterator[str]:
     """Yields a note on each source that holds the same records as another."""
     first: dict[tuple[str, str], Source] = {}
     for part, source in zip(training.parts, training.request.sources, strict=False):

@@ -38,7 +38,7 @@ from pipeline.read.shards import Shards
 from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
 from pipeline.records import tf_example
 from pipeline.request import Request
-from pipeline.resolved import Mixture, ResolvedRequest, check_replicas, of_source, resolve_all
+from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, of_source, resolve_all
 
 _READY_STEPS = 2  # joined elements made ahead; each source makes some ahead, too
 
@@ -55,18 +55,18 @@ def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Datas
     """
     if shard := as_shard(request.shard):
         check_replicas(request, shard.num_replicas)
-    mixture, datasets = resolve_all(request), []
+    resolved, datasets = resolve_all(request), []
     if not is_read_by_graph(request):
-        _check_memory(mixture)
-    for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
+        _check_memory(resolved)
+    for part, source in zip(resolved.parts, request.sources or (None,), strict=True):
         with of_source(request, source):
             datasets.append(_of(part, None if request.sources else replicas))
     if request.weights == "none":  # an evaluation: one data set, whole epochs
-        return unpadded(datasets[0], mixture.first.order, request.epochs or 1)
+        return unpadded(datasets[0], resolved.first.order, request.epochs or 1)
     if not request.sources:
         return datasets[0]
     with tf.device("CPU:0"):
-        return joined(mixture, datasets, replicas)
+        return joined(resolved, datasets, replicas)
 
 
 def _of(resolved: ResolvedRequest, replicas: int | None) -> tf.data.Dataset:
@@ -92,13 +92,13 @@ def _is_resident(feed: Feed) -> bool:
     return feed.order.windows == 1 and len(feed.streams) == feed.order.streams
 
 
-def _check_memory(mixture: Mixture) -> None:
+def _check_memory(resolved: ResolvedInput) -> None:
     """Raises UsageError if the machine, or the container, has too little memory for the windows of all sources.
 
     A source has this window and the next in memory; one that is kept has all its records.
     """
-    request, needed, texts = mixture.request, 0, []
-    for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
+    request, needed, texts = resolved.request, 0, []
+    for part, source in zip(resolved.parts, request.sources or (None,), strict=True):
         feed = make_feed(part.order, as_shard(request.shard), NumpyArrays())
         own = (1 if _is_resident(feed) else 2) * feed.window_records * part.spec.record_bytes
         needed += own
@@ -197,7 +197,7 @@ def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
 
 
 @tf.autograph.experimental.do_not_convert
-def joined(mixture: Mixture, datasets: Sequence[tf.data.Dataset], replicas: int | None) -> tf.data.Dataset:
+def joined(mixture: ResolvedInput, datasets: Sequence[tf.data.Dataset], replicas: int | None) -> tf.data.Dataset:
     """Returns the dataset whose elements have the rows of all sources; it ends with the first source.
 
     Args:
@@ -237,7 +237,7 @@ def _in_blocks(parts: Sequence[Any], rows: Sequence[int]) -> Any:
     return tf.gather(tf.concat(parts, axis=0), order)
 
 
-def _check_elements_alike(mixture: Mixture, specs: Sequence[Any]) -> None:
+def _check_elements_alike(mixture: ResolvedInput, specs: Sequence[Any]) -> None:
     sources = mixture.request.sources
     kinds = [tf.nest.map_structure(_kind, spec) for spec in specs]
     for kind, source in zip(kinds, sources, strict=True):

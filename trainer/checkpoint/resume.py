@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from pipeline.order.order import Spec
-from pipeline.resolved import Mixture, ResolvedRequest
+from pipeline.resolved import ResolvedInput, ResolvedRequest
 from trainer.checkpoint import structure as structures
 from trainer.checkpoint.structure import Change, Structure
 from trainer.config import TrainConfig
@@ -72,7 +72,7 @@ class RunSpec:
     data: Mapping[str, str]
 
     @classmethod
-    def of(cls, state: State, training: Mixture, config: TrainConfig) -> RunSpec:
+    def of(cls, state: State, training: ResolvedInput, config: TrainConfig) -> RunSpec:
         """Returns the spec of a run, before a checkpoint is restored."""
         data = {part.spec.manifest_digest: data_in_words(part) for part in training.parts}
         return cls(state, training.spec, config, structures.of(state.model), data)

@@ -17,7 +17,7 @@ from tensorflow.python.framework.config import is_op_determinism_enabled  # publ
 
 from pipeline.batch.batches import DeviceDistortion
 from pipeline.request import DEVICE
-from pipeline.resolved import Mixture
+from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
 from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
 from trainer.task.base import LOSS, Sums
@@ -448,7 +448,7 @@ class Gradients:
 
 
 def create(
-    strategy: tf.distribute.Strategy, state: TrainState, config: TrainConfig, training: Mixture | None
+    strategy: tf.distribute.Strategy, state: TrainState, config: TrainConfig, training: ResolvedInput | None
 ) -> TrainStep:
     """Returns the step that the flags ask for.
 
@@ -465,7 +465,7 @@ def create(
     return TrainStep(strategy, state, gradients, config.optimizer.clip_norm, virtual, steps_per_epoch)
 
 
-def distortion(training: Mixture | None) -> DeviceDistortion | None:
+def distortion(training: ResolvedInput | None) -> DeviceDistortion | None:
     """Returns the distortion of a replica's rows on its device; None: the input distorts."""
     if training is None or training.request.distort_on != DEVICE:
         return None
