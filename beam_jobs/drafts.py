@@ -1,4 +1,4 @@
-"""The files that a conversion writes: either complete or missing, and none once the conversion was stopped."""
+"""Writes the files of a conversion: each is complete or missing, and none appears after the conversion was stopped."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def publish(path: StoragePath, data: bytes | memoryview) -> None:
 
 
 class Draft:
-    """A file that has all its bytes but not yet its name; for an object store, the bytes in memory.
+    """A file that has all its bytes but not yet its name; for an object store, its bytes in memory.
 
     Args:
       path: the file.
@@ -95,13 +95,17 @@ class Draft:
     def __init__(self, path: StoragePath, blocks: Iterable[Bytes]) -> None:
         self._path = path
         self._draft: write.Draft | None = None
-        self.num_bytes = self._crc = 0
-        counted = self._counted(blocks)
+        self.num_bytes = 0
+        crc = 0
         with self._no_remains(), gate.passed():
             self._draft = write.Draft(path)
-            self._draft.file.writelines(counted)
+            for block in blocks:
+                data: Any = block  # arrays are buffers, as mypy knows from Python 3.12 on
+                self.num_bytes += len(data)
+                crc = crc32c.crc32c(data, crc)
+                self._draft.file.write(data)
             self._draft.file.flush()
-        self.crc32c = f"{self._crc:08x}"
+        self.crc32c = f"{crc:08x}"
 
     def publish(self, sync: bool = True) -> None:
         """Gives the file its name, without syncing the folder.
@@ -116,12 +120,6 @@ class Draft:
         with self._no_remains(), gate.passed():
             self._draft.publish(sync)
 
-    def _counted(self, blocks: Iterable[Any]) -> Iterator[Any]:  # arrays are buffers, as mypy knows from Python 3.12 on
-        for block in blocks:
-            self.num_bytes += len(block)
-            self._crc = crc32c.crc32c(block, self._crc)
-            yield block
-
     @contextlib.contextmanager
     def _no_remains(self) -> Iterator[None]:
         try:
@@ -132,7 +130,7 @@ class Draft:
             raise
 
     def discard(self) -> None:
-        """Removes what was written, unless it has its name."""
+        """Removes the bytes that were written, unless the file has its name."""
         if self._draft is not None:
             self._draft.discard()
 

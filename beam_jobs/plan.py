@@ -39,8 +39,8 @@ _SMALL_SHARD = 16 << 20  # 16 MiB: enough shards for many readers of a small dat
 _MANY_SHARDS = 64
 _SAMPLED_ROWS = 16  # of a split
 _MOST_CHANNELS = 4  # whose meaning is known: grey or colour, with or without transparency
-_SAMPLED_CHUNKS = 3  # they are taken from: the first, the middle one and the last
-_MOST_RUNS, _ENOUGH_SECONDS = 3, 0.1  # in which the work on them is timed
+_SAMPLED_CHUNKS = 3  # that they are taken from: the first, the middle one and the last
+_MOST_RUNS, _ENOUGH_SECONDS = 3, 0.1  # to time the work on them
 
 _Result = TypeVar("_Result")
 
@@ -97,7 +97,7 @@ class Plan:
 
     @property
     def format_version(self) -> int:
-        """Of the manifest: an earlier release cannot read tables of members."""
+        """The manifest's: a newer one with compression, as earlier releases cannot read tables of GZIP members."""
         return manifest.MEMBERS_VERSION if self.config.compression else manifest.FORMAT_VERSION
 
     @property
@@ -121,7 +121,7 @@ class Plan:
         return round(sum(rows * self.sample.record_bytes[split] for split, rows in self.source.splits.items()))
 
     def rows_at_once(self, split: str) -> int:
-        """Returns how many rows of the source are read at a time: as many as fit into `max_shard_bytes`."""
+        """Returns how many rows of the source to read at a time: as many as fit into `max_shard_bytes`."""
         return max(1, int(self.config.max_shard_bytes / max(1.0, self.sample.source_bytes.get(split, 1.0))))
 
     def file_name(self, split: str, shard: int) -> str:
@@ -155,13 +155,13 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What some rows of each split say about all rows.
+    """Estimates for all rows, from a sample of each split.
 
     Attributes:
       images: how images will be stored.
-      record_bytes: {split: mean size of a record with its container}.
-      source_bytes: {split: mean size of an image in the source}; a missing split counts as small.
-      seconds: processor time that all rows take, an estimate.
+      record_bytes: {split: mean size of a framed record}.
+      source_bytes: {split: mean size of an image in the source}; images of a missing split count as small.
+      seconds: processor time that all rows take.
     """
 
     images: ImageOptions
@@ -179,13 +179,13 @@ def take_sample(
       source: an open source.
       encoding: `source`, `raw`, `png` or `jpeg`.
       size: (height, width) to resize to, or None.
-      channels: 1 or 3, or 0: as the rows have.
+      channels: 1 or 3; 0 to keep those of the images.
       max_rejects: rows that may be invalid; as many sampled images may differ in size from the others.
 
     Raises:
       UsageError: a flag cannot be followed with this source.
-      DataError: none of the rows is valid, or raw images would differ in size. Like bad data anywhere else in the
-        source, so that the exit code does not depend on which rows are sampled.
+      DataError: none of the rows is valid, or raw images would differ in size. Bad data that is not sampled is a
+        DataError, too, so that the exit code does not depend on the sample.
     """
     blocks = {split: source.read(split, _some_rows(source, split)) for split in source.splits}
     options = _image_options(source, list(blocks.values()), encoding, size, channels, max_rejects)
@@ -193,7 +193,11 @@ def take_sample(
     for split, block in blocks.items():
         sizes[split], taken = fastest(functools.partial(_record_bytes, source, split, block, options), _ENOUGH_SECONDS)
         seconds += taken / len(block.labels) * source.splits[split]
-    source_bytes = {split: sum(map(_bytes_of, block.images)) / len(block.labels) for split, block in blocks.items()}
+    source_bytes = {
+        split: sum(len(image) if isinstance(image, bytes) else image.nbytes for image in block.images)
+        / len(block.labels)
+        for split, block in blocks.items()
+    }
     return Sample(options, sizes, source_bytes, seconds)
 
 
@@ -215,8 +219,8 @@ def fastest(
 
     Args:
       work: what is timed.
-      enough_seconds: after which it is not run again.
-      clock: by default this thread's, so that other programs do not count: they would slow more processes down as well.
+      enough_seconds: once it took so long in total, it is not run again.
+      clock: by default this thread's time, which other programs do not lengthen.
     """
     taken: list[float] = []
     while len(taken) < _MOST_RUNS and sum(taken) < enough_seconds:
@@ -224,10 +228,6 @@ def fastest(
         result = work()
         taken.append(clock() - began)
     return result, min(taken)
-
-
-def _bytes_of(image: bytes | NDArray[np.uint8]) -> int:
-    return len(image) if isinstance(image, bytes) else image.nbytes
 
 
 def _some_rows(source: Source, split: str) -> NDArray[np.int64]:
@@ -335,14 +335,14 @@ def shard_rows(
 ) -> NDArray[np.int64]:
     """Returns the source rows of a shard, int64 (n,), in the order they are written in.
 
-    Shard s of S holds positions floor(s N / S) to floor((s + 1) N / S) of a permutation: of the split's rows; or, where
-    the source is read in chunks, of its chunks, laid end to end. The rows of such a shard are then permuted.
+    Shard s of S holds positions floor(s N / S) to floor((s + 1) N / S) - 1 of a permutation of the split's rows. If the
+    source is read in chunks, its chunks are permuted and laid end to end, and then the rows of each shard are permuted.
 
     Args:
       seed: seed of the permutations.
       split: the split's name, part of their keys.
       num_rows: rows of the split.
-      chunks: rows of each unit of random access, int64; None where rows are cheap to read one by one.
+      chunks: rows of each unit of random access, int64; None if rows are cheap to read one by one.
       shard, num_shards: the shard's number, and how many there are.
     """
     start, stop = shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards
@@ -389,15 +389,12 @@ def _slice_of_permutation(key: int, num_rows: int, start: int, stop: int) -> NDA
     )
     below, kept_rows, kept_hashes = 0, [], []
     for begin in range(0, num_rows, _BLOCK):
-        hashes = _hashes(key, begin, min(begin + _BLOCK, num_rows))
+        numbers = np.arange(begin, min(begin + _BLOCK, num_rows), dtype=np.uint64)
+        with np.errstate(over="ignore"):  # read as signed numbers, as `hashing.permutation` sorts them
+            hashes = hashing.splitmix64(np.uint64(key) + numbers).view(np.int64)
         below += int(np.count_nonzero(hashes < low))
         chosen = np.flatnonzero((hashes >= low) & (hashes <= high))
         kept_rows.append(chosen + begin)
         kept_hashes.append(hashes[chosen])
     order = np.argsort(np.concatenate(kept_hashes), kind="stable")
     return np.concatenate(kept_rows)[order[start - below : stop - below]]
-
-
-def _hashes(key: int, start: int, stop: int) -> NDArray[np.int64]:
-    with np.errstate(over="ignore"):
-        return hashing.splitmix64(np.uint64(key) + np.arange(start, stop, dtype=np.uint64)).view(np.int64)

@@ -1,1 +1,1 @@
-"""The conversion step by step: flags, source, plan, sink, Beam job, publication, report."""
+"""The command `convert`: its steps, its Beam job, its dry run."""

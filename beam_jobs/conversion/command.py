@@ -1,4 +1,4 @@
-"""What the command does, step by step: flags, sink, plan, lock, job, publication, report."""
+"""The command from its flags to its summary: plan, lock, Beam job, publication, report."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
 
 @contextlib.contextmanager
 def replacing(sink: Sink, plan: Plan, overwrite: bool) -> Iterator[Plan | None]:
-    """Locks a checked sink and yields the plan to write there; None if it holds this data set already.
+    """Locks a sink and yields the plan to write there; None if the sink holds this data set already.
 
-    At the end of the block, what it wrote is the sink's data set. If it fails, the data set there stays as it was.
+    At the end of the block, what it wrote becomes the sink's data set. If it fails, the data set there stays as it was.
 
     Args:
-      sink: where to; checked.
+      sink: where to write; checked.
       plan: what to write.
       overwrite: whether another data set there is replaced.
 

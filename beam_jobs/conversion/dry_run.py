@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,26 +18,26 @@ from beam_jobs.sink import Sink, staging
 from beam_jobs.sink.present import check_options, existing_manifest
 from beam_jobs.sources.base import Block
 from pipeline import images
-from pipeline.commands.text import count_of, range_of, size_of, table
+from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
 from pipeline.errors import DataError
 
-_ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: read of each split, at most
+_ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: at most so much of each split is read
 _SHOWN = 3  # examples of each split
 _LISTED_REJECTS = 5
 _LONGEST = 32  # characters of a feature's value
-_ENOUGH_SECONDS = 0.2  # in which the work is timed
+_ENOUGH_SECONDS = 0.2  # of work, to time it
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What some rows of a split say of all of them.
+    """A split, measured on some of its rows.
 
     Attributes:
-      rows: how many were read.
-      rejects: the invalid ones.
-      num_bytes: of all shards of the split.
-      seconds: that all rows take one core.
-      formats, sizes: of their images as they would be stored.
+      rows: number of rows that were read.
+      rejects: the invalid ones among them.
+      num_bytes: estimated size of all shards of the split.
+      seconds: estimated time of one core for all rows.
+      formats, sizes: those of the images as they would be stored.
       examples: the first ones: {feature: value as text}.
     """
 
@@ -56,14 +55,14 @@ def show(plan: Plan, sink: Sink, overwrite: bool, workers: int, lowered: str) ->
 
     Args:
       plan: the plan.
-      sink: where to; checked.
+      sink: where to write; checked.
       overwrite: whether another data set there would be replaced.
       workers: processes that would share the work.
-      lowered: a line about the number of workers; "" for none.
+      lowered: a line that says why there are fewer workers than the flag says; "" for none.
 
     Raises:
-      PipelineError: what the conversion would end with, as far as it can be told: there is another data set, the disk
-        is too small, or the sample has more invalid rows than are allowed.
+      PipelineError: the conversion would fail: there is another data set, the disk is too small, or the sample has
+        more invalid rows than are allowed.
     """
     what = f"{count_of(plan.num_rows, 'example')} to {count_of(len(plan.elements), 'shard')}"
     print(f"{plan.source.dataset}: {what} in {sink.shown} (a dry run: nothing is written)", flush=True)
@@ -71,7 +70,8 @@ def show(plan: Plan, sink: Sink, overwrite: bool, workers: int, lowered: str) ->
         print(lowered)
     measured = {split: measure(plan, split) for split in plan.num_shards}
     print("\n".join(_lines(plan, measured, workers)))
-    print("\n".join(["", *table(_examples(plan, measured), left=("key", "class", "image"))]))
+    examples = [[("split", split), *example.items()] for split, found in measured.items() for example in found.examples]
+    print("\n".join(["", *table(examples, left=("key", "class", "image"))]))
     for line in _sink_lines(plan, sink, overwrite):
         print(line)
     _check_rejects(plan, measured)
@@ -107,7 +107,7 @@ def measure(plan: Plan, split: str) -> Measured:
 
 
 def _some(plan: Plan, split: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Returns the rows to measure, and how many rows reading them takes: of a source in chunks, one whole chunk."""
+    """Returns the rows to measure, and how many rows must be read for them: those of one chunk, or 0 without chunks."""
     most = max(_SHOWN, min(_ROWS, int(_BYTES / max(1.0, plan.sample.source_bytes.get(split, 1.0)))))
     chunks = plan.source.chunks(split)
     if chunks is None:
@@ -142,14 +142,13 @@ def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dic
 
 def _image(image: bytes | NDArray[np.uint8]) -> str:
     if not isinstance(image, bytes):
-        return f"raw {_size(image.shape)}, {count_of(image.nbytes, 'byte')}"
+        return f"raw {shape_of(image.shape)}, {count_of(image.nbytes, 'byte')}"
     opened = images.open_file(image)
-    kind = images.KEPT_FORMATS.get(opened.format or "", "")
-    return f"{kind} {_size((opened.height, opened.width, images.channels_of(opened)))}, {count_of(len(image), 'byte')}"
-
-
-def _size(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
+    kind, shape = (
+        images.KEPT_FORMATS.get(opened.format or "", ""),
+        (opened.height, opened.width, images.channels_of(opened)),
+    )
+    return f"{kind} {shape_of(shape)}, {count_of(len(image), 'byte')}"
 
 
 def _short(value: Any) -> str:
@@ -160,16 +159,17 @@ def _short(value: Any) -> str:
 
 
 def _lines(plan: Plan, measured: dict[str, Measured], workers: int) -> list[str]:
-    splits = [
-        f"  {split}: {count_of(plan.source.splits[split], 'example')}, "
-        f"{count_of(count, 'shard')} of {_per_shard(plan, split, count)}, about {size_of(measured[split].num_bytes)}"
-        for split, count in plan.num_shards.items()
-    ]
+    splits = []
+    for split, count in plan.num_shards.items():
+        examples = plan.source.splits[split]
+        each = range_of({examples // count, -(-examples // count)})
+        num_bytes = size_of(measured[split].num_bytes)
+        splits.append(
+            f"  {split}: {count_of(examples, 'example')}, {count_of(count, 'shard')} of {each}, about {num_bytes}"
+        )
     seconds, passes = sum(found.seconds for found in measured.values()), plan.config.passes
-    rows, bad = (
-        sum(found.rows for found in measured.values()),
-        [r for found in measured.values() for r in found.rejects],
-    )
+    rows = sum(found.rows for found in measured.values())
+    bad = [reject for found in measured.values() for reject in found.rejects]
     total = size_of(sum(found.num_bytes for found in measured.values()))
     twice = "; the two passes take twice the room and the time" if passes == 2 else ""
     shared = f", in {workers} processes" if workers > 1 else ""
@@ -183,11 +183,6 @@ def _lines(plan: Plan, measured: dict[str, Measured], workers: int) -> list[str]
     return lines + ([f"    and {len(bad) - _LISTED_REJECTS:,} more"] if len(bad) > _LISTED_REJECTS else [])
 
 
-def _per_shard(plan: Plan, split: str, count: int) -> str:
-    rows = plan.source.splits[split]
-    return range_of({rows // count, -(-rows // count)})
-
-
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -197,21 +192,16 @@ def _duration(seconds: float) -> str:
 def _images(plan: Plan, measured: dict[str, Measured]) -> str:
     kinds = " and ".join(sorted({kind for found in measured.values() for kind in found.formats})) or "no valid"
     sizes = sorted({size for found in measured.values() for size in found.sizes})
-    of = _size(sizes[0]) if len(sizes) == 1 else f"{count_of(len(sizes), 'size')} in the sample"
+    of = shape_of(sizes[0]) if len(sizes) == 1 else f"{count_of(len(sizes), 'size')} in the sample"
     compressed_with = f", shards compressed with {plan.config.compression}" if plan.config.compression else ""
     return f"{kinds} images of {of}{compressed_with}"
 
 
-def _examples(plan: Plan, measured: dict[str, Measured]) -> list[list[tuple[str, str]]]:
-    """Returns the rows of the table: of one pass, the first records of each split's first shard."""
-    return [[("split", split), *example.items()] for split in plan.num_shards for example in measured[split].examples]
-
-
 def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
-    """Returns what is in the sink, and what would become of it.
+    """Returns lines that say what is in the sink, and what the conversion would do with it.
 
     Raises:
-      PipelineError: as `show`.
+      PipelineError: it holds another data set, or the disk is too small.
     """
     if not sink.data_dir.exists():
         sink.check_plan(plan, None)

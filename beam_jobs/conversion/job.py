@@ -48,7 +48,7 @@ class Conversion(ShardJob):
                 yield from reader.by_bucket(self.plan.data_dir, receipt.info)
 
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
-        """Returns the first pair: it fails the conversion."""
+        """Returns the first pair, which fails the conversion."""
         return reader.repeats(hashes)[:1]
 
     def finish(self, found: list[Receipt], repeated: list[Repeated]) -> str:
@@ -63,13 +63,14 @@ class Conversion(ShardJob):
 
 
 class Progress(Display):
-    """Shows how far a conversion has come, in rows of the source that shards hold, or skipped as invalid."""
+    """Shows how far a conversion has come: rows of the source that are in a finished shard, or rejected."""
 
     def __init__(self, plan: Plan) -> None:
         self._folder = plan.receipts_dir
         self._waiting = {receipts.name_of(name) for name in plan.file_names}
         self._shards = len(self._waiting)
-        self._label = _label(plan)
+        number = 1 if plan.receipts_dir.name == staging.FIRST_PASS else 2
+        self._label = f"pass {number} of 2: " if plan.config.passes == 2 else ""
         self._bytes = self._rejects = 0
         if self._folder.is_remote:
             self.seconds_between_looks = _SECONDS_BETWEEN_REMOTE_LOOKS
@@ -104,12 +105,6 @@ def finished_part(plan: Plan) -> float:
     return sum(receipt.info.num_examples + receipt.num_rejects for receipt in found) / (
         plan.config.passes * plan.num_rows
     )
-
-
-def _label(plan: Plan) -> str:
-    if plan.config.passes != 2:
-        return ""
-    return "pass 1 of 2: " if plan.receipts_dir.name == staging.FIRST_PASS else "pass 2 of 2: "
 
 
 def run_passes(plan: Plan, options: PipelineOptions) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from beam_jobs.examples.statistics import PixelSums
 from beam_jobs.sources.base import Block
 from pipeline import images
+from pipeline.commands.text import shape_of
 from pipeline.images import BadImageError
 
 
@@ -42,7 +43,7 @@ class Recoded:
       formats: their formats: `raw`, `png`, `jpeg`.
       sizes: {(height, width, channels): number of images}.
       bad: {row of the block: why its image is invalid}.
-      turned: images that are stored as the files that they were, with an EXIF orientation.
+      turned: number of files that are stored unchanged and have an EXIF orientation.
     """
 
     sums: PixelSums
@@ -61,7 +62,8 @@ def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset
       options: how to store the images.
       skip: rows to skip, as they are invalid for other reasons.
     """
-    if not _as_they_are(block, options):
+    is_raw = not isinstance(block.images, list) and options.encoding in ("source", "raw")
+    if not is_raw or options.shape not in (None, np.shape(block.images)[1:]):
         return _each(block, options, skip)
     pixels = np.delete(np.asarray(block.images), list(skip), axis=0) if skip else np.asarray(block.images)
     made = Recoded(PixelSums(options.channels), pixels)
@@ -70,12 +72,6 @@ def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset
         made.formats.add("raw")
         made.sizes[pixels.shape[1:]] = len(pixels)
     return made
-
-
-def _as_they_are(block: Block, options: ImageOptions) -> bool:
-    if isinstance(block.images, list) or options.encoding not in ("source", "raw"):
-        return False
-    return options.shape is None or block.images.shape[1:] == options.shape
 
 
 def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
@@ -106,7 +102,7 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
 
 
 def _one(image: bytes | NDArray[np.uint8], options: ImageOptions) -> tuple[bytes, NDArray[np.uint8], str, bool]:
-    """Returns an image as it is stored: its file, its pixels, its format, and whether the file says to turn it."""
+    """Returns (file, pixels, format, whether EXIF says to turn the file) of an image as it is stored."""
     if not isinstance(image, bytes):
         pixels = image
     else:
@@ -122,14 +118,10 @@ def _one(image: bytes | NDArray[np.uint8], options: ImageOptions) -> tuple[bytes
         pixels = images.resized(pixels, options.size)
     if options.shape is not None:
         if pixels.shape != options.shape:
-            raise BadImageError(f"the image is {_text(pixels.shape)}, all others are {_text(options.shape)}")
+            raise BadImageError(f"the image is {shape_of(pixels.shape)}, all others are {shape_of(options.shape)}")
         return b"", pixels, "raw", False
     kind = "jpeg" if options.encoding == "jpeg" else "png"
     return images.encoded(pixels, kind), pixels, kind, False
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,10 +159,10 @@ def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
 
 
 def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
-    """Joins the selections from the parts of a block, which come in any order.
+    """Returns the selection from a whole block, of those from its parts.
 
     Args:
-      parts: the rows of the block in each part, int64 (n,), and the selection from them; every row is in one part.
+      parts: (rows of the block, int64 (n,); the selection from them) of each part, in any order; every row is in one.
     """
     rows = Block.joined([(np.delete(rows, list(part.bad)), part.rows) for rows, part in parts])
     whole = Recoded(PixelSums(parts[0][1].recoded.sums.channels), rows.images)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _VALUES = 3 << 16  # 192 Ki values widened to uint32 at a time, which fit the cache
-_MOST_ROWS = 66_051  # whose sums of squares fit uint32
-_MOST_LANES = 1 << 14
+_MOST_ROWS = 66_051  # at a time: floor((2^32 - 1) / 255^2), so that sums of squares fit uint32
+_MOST_LANES = 1 << 14  # values of an image that are summed side by side
 
 
 @dataclasses.dataclass

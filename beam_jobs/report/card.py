@@ -1,7 +1,4 @@
-"""`card.html`: a data set on one page, for people: samples, labels, shards, source, and the command that made it.
-
-Samples are some images of each class, from the shards that were just written; reading is bounded.
-"""
+"""`card.html`: a data set on one page, for people: samples, labels, shards, source, and the command that made it."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, PipelineError
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
-from pipeline.manifest import Feature, Manifest, ShardInfo, naming
+from pipeline.manifest import Feature, Manifest, naming
 from pipeline.records import tf_example
 
 _LARGEST_SIDE = 160  # pixels on the longer side: sharp on a screen of two pixels per CSS pixel
@@ -41,7 +38,7 @@ _SAMPLED_SHARDS = 16  # over the whole split: the shards of a source sorted by c
 _SAMPLED_RECORDS = 4096  # of all of them
 _SAMPLED_BYTES = 64 << 20  # 64 MiB, of all of them; of each at least one record
 _MANY_CLASSES = 40
-_COLUMNS, _LONG_NUMBER = 2, 100_000  # of splits and examples that a phone shows beside each other in a row of labels
+_COLUMNS, _LONG_NUMBER = 2, 100_000  # splits, and examples of a label, that a row of labels has room for on a phone
 _PICTURES = 1 << 20  # 1 MiB, of all pictures: a third more in the page
 _LARGEST_PICTURE = 64 << 10  # 64 KiB
 _SIDE = 96  # CSS pixels: what there is room for on a wide screen, five in a row
@@ -49,14 +46,18 @@ _JOINERS = "\u200c\u200d"  # not printable by Python's rule, but parts of words 
 _LONGEST = 20_000  # characters of one text
 _IDENTITY = re.compile(rb"<footer>SHA-256 that identifies the data: <code>([0-9a-f]{64})</code></footer>")
 _SEAL = b"\n<!-- SHA-256 of all before this line:"
-# What can be a secret in a URL: user and password, and an object store's options.
+# The parts of a URL that may be secret: user and password, and an object store's options.
 _USER, _QUERY = re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"(?<=\?).+", re.DOTALL)
 
 
 def write_card(folder: StoragePath, command: str, arguments: Sequence[str], images: ImageFacts) -> str | None:
-    """Writes the card beside a manifest; returns None, or why there is none: the data set is whole without it.
+    """Writes the card beside a manifest; returns None, or why it could not: the data set is complete without it.
 
-    The command is the module that was run, with its arguments as they were given.
+    Args:
+      folder: the data set's folder.
+      command: the module that was run.
+      arguments: its arguments, as they were given.
+      images: facts about the images.
     """
     try:
         text = make_card(folder, manifest.load(folder), command_line(command, arguments), images)
@@ -68,7 +69,7 @@ def write_card(folder: StoragePath, command: str, arguments: Sequence[str], imag
 
 
 def _named_within(folder: StoragePath, error: Exception) -> Exception:
-    """Returns an error that names its file as it is called in the folder, which will have moved."""
+    """Returns the error with its file named relative to the folder, which will be moved."""
     if isinstance(error, PipelineError) and error.path:
         return error.changed(path=error.path.removeprefix(f"{folder}/"))
     if isinstance(error, OSError) and error.filename:
@@ -77,9 +78,9 @@ def _named_within(folder: StoragePath, error: Exception) -> Exception:
 
 
 def problem_of(page: bytes, made: Manifest) -> str | None:
-    """Returns what is wrong with a card beside a manifest: it is another data set's, or was altered; else None.
+    """Returns what is wrong with a card: it belongs to another data set than its manifest, or was altered; else None.
 
-    Cards of earlier releases have no seal: of these, only the data set is compared.
+    Cards of earlier releases have no seal, so that only the data set is compared.
     """
     found = _IDENTITY.search(page)
     if not found:
@@ -97,17 +98,13 @@ def _seal_of(page: bytes) -> bytes:
 
 
 def command_line(command: str, arguments: Sequence[str]) -> str:
-    """Returns a command as a shell takes it, one line per argument, without what may be a secret in a URL."""
-    quoted = [shlex.quote(_without_secrets(argument)) for argument in arguments]
-    return " \\\n    ".join([f"python -m {command}", *quoted])
-
-
-def _without_secrets(argument: str) -> str:
-    return _QUERY.sub("...", _USER.sub("...@", argument)) if "://" in argument else argument
+    """Returns a command for a shell, one line per argument, without the parts of URLs that may be secret."""
+    shown = [_QUERY.sub("...", _USER.sub("...@", each)) if "://" in each else each for each in arguments]
+    return " \\\n    ".join([f"python -m {command}", *map(shlex.quote, shown)])
 
 
 def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFacts) -> str:
-    """Returns the page of the data set that a command made, with samples from the shards in its folder.
+    """Returns the page about a data set, with samples from the shards in its folder.
 
     Raises:
       DataError, OSError, EOFError, zlib.error: a shard cannot be read or holds a record that is not an example.
@@ -140,7 +137,7 @@ def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFa
 
 
 def _visible(value: Any) -> Any:
-    """Returns text, cut if very long, in which what cannot be seen (controls, bad Unicode) is as Python writes it."""
+    """Returns a value as text, cut if it is very long, with invisible characters (controls, bad Unicode) escaped."""
     if hasattr(value, "__html__"):  # markup: what a macro gives, and what `safe` is said of
         return value
     text = str(value)
@@ -153,7 +150,7 @@ def _shape(feature: Feature) -> str:
 
 
 def _encoding(feature: Feature) -> str:
-    """Returns how a feature is encoded; how many classes it has, if it is a label."""
+    """Returns the encoding of a feature, or the number of classes of a label, as text."""
     if feature.class_names:
         return count_of(len(feature.class_names), "class", "classes")
     names = {None: "", "png": "PNG", "jpeg": "JPEG", "any": "PNG and JPEG"}
@@ -161,7 +158,7 @@ def _encoding(feature: Feature) -> str:
 
 
 def _labels(made: Manifest) -> dict[str, Any]:
-    """Returns how many examples of each class each split has; many classes are sorted by size."""
+    """Returns the number of examples of each class in each split; if there are many classes, the largest come first."""
     histograms = [split.label_histogram for _, split in by_size(made)]
     count = max(len(made.class_names), *map(len, histograms))
     padded = [[*histogram, *[0] * (count - len(histogram))] for histogram in histograms]
@@ -185,7 +182,7 @@ def _labels(made: Manifest) -> dict[str, Any]:
 
 
 def _sizes(made: Manifest, images: ImageFacts) -> dict[str, Any]:
-    """Returns how many sizes the images have, and a histogram, in which many sizes are rounded up."""
+    """Returns the number of sizes of the images, and a histogram, in which sizes are rounded up if they are many."""
     counts = made.image_sizes
     return {
         "count": len(images.sizes),
@@ -206,14 +203,18 @@ def step_curve(values: Sequence[int], steps: int = 240) -> str:
 
 
 def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
-    """Returns the pictures of each class; the samples are few enough to decode in seconds."""
+    """Returns the pictures of each class, made from the samples."""
     most_bytes = min(_LARGEST_PICTURE, _PICTURES // max(1, sum(map(len, samples.by_label.values()))))
     shown: dict[int, list[tuple[str, Picture]]] = {label: [] for label in samples.by_label}
     undecodable = 0
     for label, of_class in samples.by_label.items():
         for image, key in of_class:
             try:
-                shown[label].append((key, _picture(made, image, most_bytes)))
+                if made.features["image"].encoding == "raw":
+                    picture = picture_of_pixels(image, made.image_shape, most_bytes)
+                else:
+                    picture = picture_of_file(image, most_bytes)
+                shown[label].append((key, picture))
             except BadImageError:
                 undecodable += 1
     histogram = made.splits[samples.split].label_histogram
@@ -226,16 +227,10 @@ def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
     }
 
 
-def _picture(made: Manifest, image: bytes, most_bytes: int) -> Picture:
-    if made.features["image"].encoding == "raw":
-        return picture_of_pixels(image, made.image_shape, most_bytes)
-    return picture_of_file(image, most_bytes)
-
-
 def _cell(made: Manifest) -> int | None:
-    """Returns the width of a small picture in CSS pixels: a multiple of its own, so that each pixel becomes a square.
+    """Returns the width in CSS pixels of small pictures: a multiple of the image's, so that each pixel is a square.
 
-    None: as wide as there is room, for images that differ or are not that small.
+    Returns None for pictures that differ in size or are larger: they take the room that there is.
     """
     height, width, _ = made.features["image"].shape
     if height is None or width is None or max(height, width) > _SIDE // 2:
@@ -261,13 +256,16 @@ class Samples:
 
 
 def take_samples(folder: StoragePath, made: Manifest) -> Samples:
-    """Returns samples of the training split, or of the largest if there is none: the same for the same data set.
+    """Returns samples of the training split, or of the largest one: always the same for the same data set.
+
+    Reading is bounded: it ends when each class has enough samples, or after some records of some shards.
 
     Raises:
       DataError: a shard cannot be read, or a record is corrupt.
     """
     split = "train" if "train" in made.splits else max(made.splits, key=lambda name: made.splits[name].num_examples)
-    shards = _spread([shard for shard in made.splits[split].shards if shard.num_examples])
+    filled = [shard for shard in made.splits[split].shards if shard.num_examples]
+    shards = [filled[i] for i in _spread(len(filled), _SAMPLED_SHARDS)]
     wanted = {label: min(n, _PER_CLASS) for label, n in enumerate(made.splits[split].label_histogram) if n}
     found: dict[int, list[tuple[bytes, str]]] = {label: [] for label in wanted}
     missing = sum(wanted.values())
@@ -284,17 +282,15 @@ def take_samples(folder: StoragePath, made: Manifest) -> Samples:
     return Samples(split, _choose_classes(found))
 
 
-def _spread(shards: list[ShardInfo]) -> list[ShardInfo]:
-    return [
-        shards[i] for i in np.unique(np.linspace(0, len(shards) - 1, min(len(shards), _SAMPLED_SHARDS)).astype(int))
-    ]
+def _spread(count: int, most: int) -> list[int]:
+    """Returns at most `most` of the numbers 0..count - 1, evenly spread, with the first and the last."""
+    return list(np.unique(np.linspace(0, count - 1, min(count, most)).astype(int)))
 
 
 def _choose_classes(found: dict[int, list[tuple[bytes, str]]]) -> dict[int, list[tuple[bytes, str]]]:
     """Returns at most `CLASSES` of the classes that have samples, from the first to the last of them."""
     labels = [label for label, samples in found.items() if samples]
-    chosen = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), CLASSES)).astype(int))
-    return {labels[i]: found[labels[i]] for i in chosen}
+    return {labels[i]: found[labels[i]] for i in _spread(len(labels), CLASSES)}
 
 
 def _first_records(path: StoragePath, count: int, num_bytes: int) -> Iterator[bytes]:

@@ -1,8 +1,7 @@
-"""What a person reads of a data set that was converted: the summary that is printed, with its warnings.
+"""The summary that a conversion prints, with warnings about gaps in the labels, turned images and poor mixing.
 
-Warnings are about gaps in the labels, turned images and poor mixing. Whether the labels of a split are mixed over its
-shards is judged against a random assignment of its records. Shards of a source that is read in chunks hold whole
-chunks: if the source is sorted by class, so are they.
+Whether the labels of a split are well mixed over its shards is judged against a random assignment of its records. A
+source that is sorted by class and read in chunks is not: each shard holds whole chunks.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MOST_LACKING = 0.1
 _DEVIATIONS = 8.0  # of chi-square: beyond chance for the few records of rare classes, too, whose tail is heavier
 _MOST_LISTED = 10  # labels
 _TRAIN, _TEST = "train", "test"  # the trainer's own defaults
-_TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default distortion cuts 24x24 out
+_TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default distortion crops to 24x24
 _LENET_SIDE = 12  # pixels: what its layers need
 _SIDE = 32  # pixels that images of several sizes are stretched to
 _LISTED_SIZES = 3
@@ -54,8 +53,8 @@ def summary(
       total_seconds: from the start of the command.
       resumed: the part of the work, 0 to 1, that an earlier run had done: the rate is without it.
       has_card: whether there is a card.html.
-      images: what is known of the images; by default what the manifest says.
-      url: of a store, the folder with the store's options, which the next commands need.
+      images: facts about the images; by default those of the manifest.
+      url: the folder in a store with the store's options, which the next commands need; "" for a local folder.
     """
     images = images or facts_of_manifest(made)
     examples = sum(split.num_examples for split in made.splits.values())
@@ -136,7 +135,7 @@ def facts_of_plan(plan: Plan) -> ImageFacts:
 
 
 def facts_of_manifest(made: Manifest) -> ImageFacts:
-    """Returns what a manifest says: of more than 100 sizes, it has them rounded up."""
+    """Returns the facts that a manifest has; if there are more than 100 sizes, they are rounded up."""
     sizes: Counter[tuple[int, int]] = Counter()
     for text, count in made.image_sizes:
         height, width = map(int, text.split("x"))
@@ -185,7 +184,7 @@ def expected_entropy(bits: float, classes: int, collision: float, records: int) 
 
 
 def judge(name: str, split: SplitInfo) -> Mixing | None:
-    """Returns how mixed a split is; None if there is nothing to mix: one shard, or one class."""
+    """Returns how mixed a split is; None if it has one shard or one class, and so nothing to mix."""
     shards = [shard for shard in split.shards if shard.num_examples and shard.label_entropy is not None]
     bits = entropy(split.label_histogram)
     if len(shards) < 2 or not bits:
@@ -208,7 +207,7 @@ def judge(name: str, split: SplitInfo) -> Mixing | None:
 
 
 def mixing_warning(made: Manifest) -> str | None:
-    """Returns one line that names the poorly mixed splits, the consequence and the remedy; None if there are none."""
+    """Returns a line about poorly mixed splits, with the consequence and the remedy; None if there are none."""
     judged = [judge(name, split) for name, split in made.splits.items()]
     bad = [mixing for mixing in judged if mixing and mixing.is_bad]
     if not bad:
@@ -224,7 +223,7 @@ def mixing_warning(made: Manifest) -> str | None:
 
 
 def _gaps(made: Manifest) -> str | None:
-    """Returns a warning about labels that no example has although a higher one occurs."""
+    """Returns a warning if no example has some label below the highest one; else None."""
     histograms = [split.label_histogram for split in made.splits.values()]
     totals = [sum(counts) for counts in itertools.zip_longest(*histograms, fillvalue=0)]
     highest = max((label for label, count in enumerate(totals) if count), default=0)
@@ -269,7 +268,7 @@ def _training(made: Manifest, data_dir: str, address: str) -> str:
     height, width, channels = made.features["image"].shape
     resize = "" if height and width else f" --resize={_SIDE}x{_SIDE}"
     model = _model((height or _SIDE, width or _SIDE, channels or 3))
-    # Checkpoints lie on a disk, also of a run that reads a store.
+    # Checkpoints lie on a local disk, even if the data set is in a store.
     run = f"{made.dataset}-run" if "://" in data_dir else f"{data_dir.rstrip('/')}-run"
     where = f"{remote.in_command(address, '--data_dir')} {remote.in_command(run, '--model_dir')}"
     return f"{to_run('trainer.run')} {where} --model={model}{resize} --strategy=mirrored{_split_flags(made)}"
@@ -283,7 +282,7 @@ def _model(shape: tuple[int, int, int]) -> str:
 
 
 def _split_flags(made: Manifest) -> str:
-    """Returns the trainer's flags for splits of other names than its defaults."""
+    """Returns the trainer's flags that name the splits, if its defaults do not fit."""
     names = [name for name, _ in by_size(made)]
     trained = _TRAIN if _TRAIN in names else names[0]
     others = [name for name in (*EVALUATED, *names) if name in made.splits and name != trained]

@@ -2,9 +2,9 @@
 
     shards -> Reshuffle -> work on them -> group by bucket -> find repeated keys -> group all -> write the result
 
-Elements are lists of shards, what was found of each, and hashes of keys; no pixel goes through a shuffle. Besides
-Reshuffle, the transforms are primitive: `Create` and `CombineGlobally` expand to a dozen, and Beam takes as long to set
-those up as a core to convert 10,000 images.
+Elements are lists of shards, the result of each shard, and hashes of keys; no pixel goes through a shuffle. Apart from
+Reshuffle, the transforms are primitive: `Create` and `CombineGlobally` expand to a dozen each, and setting those up
+takes Beam as long as a core needs to convert 10,000 images.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from beam_jobs.runs import runners
 from beam_jobs.runs.failures import carried
 from beam_jobs.shards.reader import KeyHashes, Repeated
 
-FOUND = -1  # the bucket of what was found of the shards; those of keys are 0 to 255
+FOUND = -1  # the bucket of the shards' results; buckets of keys are 0 to 255
 
 
 class ShardJob(abc.ABC):
-    """What a pipeline does with the shards of a data set; it is pickled to every worker.
+    """The work of a pipeline on the shards of a data set; it is pickled to every worker.
 
-    Runners retry bundles and may run one twice, so `work` must change nothing when it is repeated.
+    Runners retry bundles and may run one twice, so repeating `work` must change nothing.
     """
 
     @property
@@ -35,15 +35,15 @@ class ShardJob(abc.ABC):
 
     @abc.abstractmethod
     def work(self, shards: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yields (FOUND, what was found) for each of some shards, and (bucket, hashes) for its keys."""
+        """Yields (FOUND, result) for each of some shards, and (bucket, hashes) for its keys."""
 
     @abc.abstractmethod
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
-        """Returns the repeated keys of one bucket, as many as the result needs."""
+        """Returns the repeated keys of one bucket: as many as `finish` needs."""
 
     @abc.abstractmethod
     def finish(self, found: list[Any], repeated: list[Repeated]) -> str:
-        """Writes the result of the whole job and returns its path. A retried shard is in `found` twice."""
+        """Writes the job's result and returns its path. A retried shard is in `found` twice."""
 
 
 class OverShards(beam.PTransform):
@@ -59,7 +59,7 @@ class OverShards(beam.PTransform):
         shards = self._job.shards
         step = runners.workers(pbegin.pipeline) or len(shards)
         parts = [shards[start::step] for start in range(min(step, len(shards)))]
-        # No Map: it would wrap its function in a lambda, whose code every worker would get by value.
+        # No Map: it wraps its function in a lambda, whose code would be sent to every worker by value.
         return (
             pbegin
             | "Begin" >> beam.Impulse()

@@ -1,7 +1,7 @@
-"""Clusters and job servers that Beam's flags name: checked before any work; job servers of our own are started.
+"""Checks the clusters and job servers that Beam's flags name, before any work; starts job servers.
 
-A job server is a process of Beam's that runs the pipeline on Flink, Spark or Prism. Beam's own way to start it sets
-signal handlers, which only a main thread may, and leaves it running after the command was killed.
+A job server is a process of Beam that runs the pipeline on Flink, Spark or Prism. Beam's own way to start one sets
+signal handlers, which only a main thread may do, and leaves it running after the command was killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from beam_jobs.runs import lifeline
 from beam_jobs.runs.lifeline import Lifeline
 from pipeline.errors import DataError, UsageError, reason_of
 
-_ANSWER_SECONDS = 10.0  # for what should be running already
+_ANSWER_SECONDS = 10.0  # for a server that should be running already
 _SPARK = "spark://"
 _JARS = {"FlinkRunner": "beam-runners-flink-1.19-job-server", "SparkRunner": "beam-runners-spark-3-job-server"}
 _START_SECONDS = 120.0  # Java takes 2 to 5 s on an idle machine
@@ -49,7 +49,7 @@ _LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # one port fewer: nobody watches a c
 
 
 def java_engine(runner: PortableRunner) -> str | None:
-    """Returns `flink` or `spark`, the prefix of a runner's flags, if its job server is written in Java."""
+    """Returns `flink` or `spark`, the prefix of a runner's flags, if its job server is written in Java; else None."""
     return "flink" if isinstance(runner, FlinkRunner) else "spark" if isinstance(runner, SparkRunner) else None
 
 
@@ -62,11 +62,7 @@ def flink_cluster(runner: PortableRunner, options: PipelineOptions) -> str | Non
 
 
 def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
-    """Checks that the job server can be started.
-
-    Raises:
-      UsageError: there is no Java.
-    """
+    """Raises UsageError if there is no Java to start the job server with."""
     launcher = options.view_as(JobServerOptions).job_server_java_launcher
     if not shutil.which(launcher):
         raise UsageError(
@@ -79,8 +75,8 @@ def check_jar(runner: PortableRunner, options: PipelineOptions) -> None:
     """Checks that the job server's jar is there, for a runner that has one.
 
     Raises:
-      UsageError: no flag names it, or the file is missing. Beam would try to download one, which hangs behind a proxy,
-        and which need not exist: the version of Flink that it takes by itself is the newest.
+      UsageError: no flag names it, or the file is missing. Beam would try to download one, which hangs behind a proxy
+        and may not exist: it assumes the newest version of Flink.
     """
     flag, name = f"{java_engine(runner)}_job_server_jar", type(runner).__name__
     jar = options.get_all_options()[flag]
@@ -97,11 +93,7 @@ def check_jar(runner: PortableRunner, options: PipelineOptions) -> None:
 
 
 def check_cluster(runner: PortableRunner, options: PipelineOptions) -> None:
-    """Checks that the cluster which the flags name answers; an embedded one need not.
-
-    Raises:
-      UsageError: none of its addresses does.
-    """
+    """Raises UsageError if the flags name a cluster and none of its addresses answers."""
     if url := flink_cluster(runner, options):
         flag, what, addresses = "flink_master", "Flink's REST interface", [url]
     elif isinstance(runner, SparkRunner) and not options.get_all_options()["spark_submit_uber_jar"]:
@@ -128,11 +120,7 @@ def _cannot_connect(url: str) -> str | None:
 
 
 def check_endpoint(endpoint: str, seconds: float = _ANSWER_SECONDS) -> None:
-    """Checks that a job server answers.
-
-    Raises:
-      UsageError: none does within `seconds`.
-    """
+    """Raises UsageError if no job server answers at an endpoint within `seconds`."""
     with grpc.insecure_channel(endpoint) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=seconds)
@@ -144,7 +132,7 @@ def check_endpoint(endpoint: str, seconds: float = _ANSWER_SECONDS) -> None:
 
 
 def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
-    """Returns whether the runner starts a job server of its own."""
+    """Returns whether the runner starts its own job server."""
     if options.view_as(PortableOptions).job_endpoint:
         return False
     if engine := java_engine(runner):
@@ -153,7 +141,7 @@ def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
 
 
 def supervise(runner: PortableRunner, lifeline: Lifeline, folder: pathlib.Path) -> None:
-    """Ties the runner's job server to `lifeline`; its files go to `folder`, which is removed when the line is cut."""
+    """Makes the runner's job server end with `lifeline`; its files go to `folder`, which is removed then."""
     make = runner.default_job_server
 
     def make_supervised(options: PipelineOptions) -> JobServer:
@@ -198,7 +186,7 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
         if is_java:
             self._server._artifacts_dir = self._server._artifacts_dir or os.fspath(folder)
         (launcher, *arguments), endpoint = self._server.subprocess_cmd_and_endpoint()
-        # The clusters inside keep blocks and blobs among Java's temporary files, which go with the folder.
+        # An embedded cluster keeps blocks and blobs among Java's temporary files, which go with the folder.
         properties = [f"-Djava.io.tmpdir={folder}", *_LOCAL_JVM] if is_java else []
         return [launcher, *properties, *map(str, arguments)], endpoint
 

@@ -1,6 +1,6 @@
-"""Why a job failed: an error of ours, which runners carry from a worker as text, or one line on what Beam says.
+"""Finds why a job failed: an error of ours, which runners carry from a worker as text, or one line of Beam's message.
 
-Flink and Spark say it in Java's traces of errors, one after the other, in one text.
+With Flink and Spark, that message is several of Java's stack traces, one after the other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CAUSE = re.compile(r"^\s*Caused by: (.*\S)", re.MULTILINE)
 _PYTHON = re.compile(r"Traceback .*?:$(.*?)^\s+at [\w.$/]+\(", re.MULTILINE | re.DOTALL)  # a worker's own error
 _PREAMBLE = re.compile(r"Pipeline \S+ failed in state \w+: ")  # Beam's
 _PACKAGE = re.compile(r"\b(?:[a-z]\w*\.){2,}(?=[A-Z])")  # of a class: org.apache.flink.util.
-# How the loss of a task manager, an executor or a worker pool reads, besides a lost connection.
+# In messages about a lost task manager, executor or worker pool, or a lost connection.
 _LOST = re.compile(
     r"client cancelled|UNAVAILABLE|ConnectException|RemoteTransportException|TaskManager with id|ExecutorLostFailure|"
     r"ConnectionClosed|NoResourceAvailable"
@@ -33,7 +33,7 @@ _LOST = re.compile(
 
 @contextlib.contextmanager
 def carried() -> Iterator[None]:
-    """Context of what a worker does, in which an error of ours becomes one whose text holds it whole, for `as_ours`."""
+    """Context of a worker, in which an error of ours becomes one whose text holds it, pickled, for `as_ours`."""
     try:
         yield
     except errors.PipelineError as error:
@@ -42,7 +42,7 @@ def carried() -> Iterator[None]:
 
 
 def as_ours(failure: BaseException) -> errors.PipelineError:
-    """Returns the error of ours that a job failed with, in `failure` or its causes; else what Beam says."""
+    """Returns the error of ours in `failure` or its causes; if there is none, one with Beam's message."""
     error: BaseException | None = failure
     while error is not None:
         if isinstance(error, errors.PipelineError):
@@ -60,7 +60,7 @@ def as_ours(failure: BaseException) -> errors.PipelineError:
 
 
 def _what_is_gone(failure: BaseException) -> str | None:
-    """Returns which process is lost, if that is why a run failed."""
+    """Returns the message about a lost process, if that is why a run failed; else None."""
     if _WORKER_DIED in str(failure):
         return "a worker process died (out of memory?); run again with fewer --direct_num_workers"
     if isinstance(failure, grpc.FutureTimeoutError):
@@ -75,7 +75,7 @@ def _what_is_gone(failure: BaseException) -> str | None:
 
 
 def _of_cluster(text: str) -> errors.DataError | None:
-    """Returns what a text with traces says, in one line, and what to do; None if it has none."""
+    """Returns the error for a text with Java's traces, with its cause in one line; None if the text has no traces."""
     cause = _root_cause(text)
     if not cause:
         return None
@@ -87,9 +87,9 @@ def _of_cluster(text: str) -> errors.DataError | None:
 
 
 def _root_cause(text: str) -> str | None:
-    """Returns the innermost error of a text that is Java's, without its package; None if the text is not.
+    """Returns the innermost error in Java's traces, without its package; None if the text has no traces.
 
-    An error of a Python worker is in the middle of such a text: its last line is returned.
+    If a Python worker's traceback is among them, its last line is returned.
     """
     if not _FRAME.search(text):
         return None
@@ -97,6 +97,6 @@ def _root_cause(text: str) -> str | None:
         return str(workers_own[-1].strip().splitlines()[-1].strip())
     causes = _CAUSE.findall(text) or [_PREAMBLE.sub("", text, count=1).splitlines()[0].strip()]
     message = causes[-1].partition(": ")[2]
-    # Netty's errors repeat that of the system, without its address.
+    # Netty's innermost error repeats the system's message without the address, which an outer one has.
     fullest = max((cause for cause in causes if message and message in cause), key=len, default=causes[-1])
     return _PACKAGE.sub("", fullest)

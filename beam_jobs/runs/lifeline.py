@@ -1,7 +1,7 @@
-"""Ends what the command has started with the command, however that ends: workers, job servers, jobs on a cluster.
+"""Ends the command's workers, job servers and jobs on a cluster when the command ends, however that happens.
 
-Each is a process that holds a connection to the command, which closes with it. A worker left alone would keep writing
-shards next to a conversion that was started again, and so would a job that Beam submitted to Flink and does not cancel.
+For each of them, a process holds a connection to the command, which closes with it. A worker left alone would keep
+writing shards next to a conversion that was started again, and so would a job on Flink, which Beam does not cancel.
 
     python -m beam_jobs.runs.lifeline worker PORT                   Beam's own harness, for worker processes
     python -m beam_jobs.runs.lifeline program PORT FOLDER PROGRAM   runs a job server, which holds no line itself
@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 _WAIT_SECONDS = 5.0  # for a worker to end; it has nothing to finish
-OUTPUT = "output.txt"  # in a program's folder: what it printed, to report why it ended
+OUTPUT = "output.txt"  # in a program's folder: its output, to report why it ended
 ENDED = "exit_code.txt"  # there, once the program has ended by itself
 _WRITE_SECONDS = 1.0
 _ENDED = {"FINISHED", "CANCELED", "FAILED"}
@@ -38,7 +38,7 @@ _POLL_SECONDS = 0.1
 
 
 class Lifeline:
-    """The command's side.
+    """The command's side of the connections.
 
     Attributes:
       port: the port on the loopback interface that workers connect to.
@@ -84,9 +84,9 @@ class Lifeline:
 
 
 def hold(port: int, at_end: Callable[[], None] | None = None) -> None:
-    """Ends this process when the command that listens on `port` cuts the line, or itself ends in any way.
+    """Ends this process when the command that listens on `port` cuts the line, or ends in any way.
 
-    `at_end` is called before that; the command waits for it.
+    Before this process ends, `at_end` is called; the command waits for it.
     """
     try:
         connection = socket.create_connection(("127.0.0.1", port))
@@ -122,7 +122,7 @@ def _serve_bundles(port: int) -> None:
 
 
 def _supervise(port: int, folder: pathlib.Path, program: list[str]) -> NoReturn:
-    """Runs a program whose output and temporary files go to a folder, which is removed at the end."""
+    """Runs a program with its output and temporary files in a folder, which is removed at the end."""
     # Ctrl-C reaches the terminal's whole process group; the command handles it and ends this process and its child.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(folder / OUTPUT, "wb") as output:
@@ -152,11 +152,11 @@ def _cancel_at_end(port: int, url: str, name: str) -> NoReturn:
 
 
 def cancel_flink_job(url: str, name: str) -> None:
-    """Cancels the job of this name, if it runs, and returns once it has ended, or after a few seconds.
+    """Cancels a job, if it is running, and returns once it has ended, or after a few seconds.
 
     Args:
-      url: of the job manager's REST interface.
-      name: of the job, which no other job has.
+      url: the job manager's REST interface.
+      name: the job's name, which no other job has.
     """
     deadline = time.monotonic() + _CANCEL_SECONDS
     with contextlib.suppress(OSError, ValueError):  # the cluster itself is gone

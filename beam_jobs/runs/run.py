@@ -28,7 +28,7 @@ from pipeline import errors
 from pipeline.files.paths import try_lock
 
 _SECONDS_BETWEEN_LINES = 5.0
-_MAX_POLL_SHARE = 0.05  # of the time: listing 99,999 shards, or an object store, is slow
+_MAX_POLL_SHARE = 0.05  # spend at most 5% of the time on looking: listing 99,999 shards, or a store, is slow
 _COLUMNS, _LINES = 80, 24  # for a terminal that reports no size, as in some containers
 _PREFIX = "stepfeed-run-"
 _POLL_SECONDS = 0.1
@@ -77,7 +77,7 @@ class _Run(threading.Thread):
     """A job that runs in the background.
 
     Attributes:
-      failure: what it ended with; None while it runs, and if all is done.
+      failure: the error that it ended with; None while it runs, and if it succeeded.
     """
 
     def __init__(self, job: ShardJob, runner: PipelineRunner, options: PipelineOptions) -> None:
@@ -99,7 +99,7 @@ class _Run(threading.Thread):
             self.failure = error
 
     def cancel(self) -> None:
-        """Cancels the job on a cluster: when the command ends, the folder that the job writes to is removed."""
+        """Cancels the job on a cluster, as the folder that it writes to will be removed."""
         if (result := self._result) is None:
             return
 
@@ -113,10 +113,10 @@ class _Run(threading.Thread):
 
 
 class MainThreadOnly:
-    """A text stream that drops what other threads write.
+    """A text stream that drops the output of other threads.
 
-    A worker thread of Beam prints the traceback of an error that it also sends to the runner, and its other threads
-    end with tracebacks of their own when a worker process goes.
+    A worker thread of Beam prints the traceback of an error that it also sends to the runner, and other threads of Beam
+    print more tracebacks when a worker process ends.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -131,12 +131,12 @@ class MainThreadOnly:
 
 
 class Display(abc.ABC):
-    """Polls the progress of a job and shows it; a context manager that removes the bar at its end.
+    """Shows the progress of a job; a context manager that removes the bar at its end.
 
-    No runner reports progress while it runs, so each display looks at what the workers leave in a folder.
+    No runner reports progress while it runs, so each display looks into the folder that the workers write to.
 
     Attributes:
-      seconds_between_looks: at least.
+      seconds_between_looks: the least time between two looks.
       total: the amount of work.
       done: how much of it is done.
       finished: number of finished shards.
@@ -162,7 +162,7 @@ class Display(abc.ABC):
 
     @property
     def rate(self) -> float:
-        """Work per second, of this run only."""
+        """Work per second, without that of an earlier run."""
         return (self.done - self._at_start) / max(time.monotonic() - self._started, 1e-9)
 
     def __enter__(self) -> Self:
@@ -210,9 +210,9 @@ class Display(abc.ABC):
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[pathlib.Path]:
-    """Yields a folder for all temporary files of this process, and removes it at the end; also what killed runs left.
+    """Yields a folder for this process's temporary files; removes it at the end, and at the start those of killed runs.
 
-    A run keeps its folder locked. The kernel releases the lock however the process ends.
+    A run keeps its folder locked, and the kernel releases the lock however the process ends.
     """
     outer = tempfile.tempdir
     place = pathlib.Path(tempfile.gettempdir())

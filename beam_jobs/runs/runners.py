@@ -42,9 +42,9 @@ _MISSING = re.compile(r"Missing (?:required|GCS path) option: (\w+)\.")  # of Be
 _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # the job servers of this machine
 
 
-# Which runners read Beam's flags, by the name of their class of options; a runner is one of its base classes, too.
-# Classes that are not here (of a plugin, or of a runner that is not Beam's) are taken with every runner. The pipeline
-# reads files by pyarrow, so that what Beam's own file systems are told has no effect.
+# {class of Beam's options: the runners that read its flags}; a runner counts as its base classes, too. Options of other
+# classes (of a plugin, or of a runner that is not Beam's) are accepted with every runner. The pipeline reads files by
+# pyarrow, so that options of Beam's own file systems have no effect.
 _EVERY = None
 _NONE: frozenset[str] = frozenset()
 _FN_API = frozenset({"FnApiRunner", "SwitchingDirectRunner", "InteractiveRunner"})
@@ -75,7 +75,7 @@ _READERS: dict[str, frozenset[str] | None] = {
 }
 _OF_STORES = ("AzureOptions", "HadoopFileSystemOptions", "S3Options")
 _OF_ENGINES = ("FlinkRunnerOptions", "SparkRunnerOptions")  # which a PortableRunner passes on to a job server
-# Flags that others read than the rest of their class.
+# Flags that other runners read than the rest of their class.
 _READERS_OF_FLAG: dict[str, frozenset[str] | None] = {
     **dict.fromkeys(("dry_run", "no_wait_until_finish"), _NONE),  # the command waits for the job and its result
     **dict.fromkeys(("dataflow_job_file", "number_of_worker_harness_threads"), _DATAFLOW),
@@ -102,14 +102,14 @@ class _Parser(_BeamArgumentParser):  # type: ignore[misc]
 
 
 def parse(arguments: Sequence[str], our_flags: Iterable[str]) -> PipelineOptions:
-    """Returns Beam's options from the flags that are not ours, checked before any work: `make_runner` finds a runner.
+    """Returns Beam's options from the flags that are not ours, checked as far as that is possible before any work.
 
     Args:
       arguments: flags and values that our parser did not know.
       our_flags: our own flags, to suggest the nearest one.
 
     Raises:
-      UsageError: a flag that Beam does not know either (it would only warn); a bad or missing value; a runner that is
+      UsageError: Beam does not know a flag either (it would only warn), a value is bad or missing, or the runner is
         unknown or cannot be loaded.
     """
     parser = _Parser(allow_abbrev=False, add_help=False)
@@ -129,7 +129,7 @@ def parse(arguments: Sequence[str], our_flags: Iterable[str]) -> PipelineOptions
 
 
 def _check_read(flag: str, name: str, group: str, runner: PipelineRunner) -> None:
-    """Raises UsageError where a runner does not read a flag of Beam, whose name and class of options are given."""
+    """Raises UsageError if a runner does not read a flag of Beam, given with its name and its class of options."""
     readers = _READERS_OF_FLAG.get(name, _READERS.get(group, _EVERY))
     is_a = {base.__name__ for base in type(runner).__mro__}
     is_beams = type(runner).__module__.startswith("apache_beam.")
@@ -166,7 +166,7 @@ def _check(options: PipelineOptions, runner: PipelineRunner) -> None:
 
 
 def _problems(options: PipelineOptions, runner: PipelineRunner) -> str:
-    """Returns what Beam finds wrong with the options, as a sentence about flags; "" if nothing."""
+    """Returns the problems that Beam finds in the options, as a sentence about flags; "" if there are none."""
     with quiet.logs():  # it warns of what it also returns
         found = [" ".join(problem.split()) for problem in PipelineOptionsValidator(options, runner).validate()]
     missing = [f"--{match[1]}" for problem in found if (match := _MISSING.fullmatch(problem))]
@@ -177,11 +177,11 @@ def _problems(options: PipelineOptions, runner: PipelineRunner) -> str:
 
 
 def make_runner(options: PipelineOptions, folder: pathlib.Path) -> tuple[PipelineRunner, Lifeline | None]:
-    """Returns the runner of `options`, and a lifeline if processes of ours, or a job on a cluster, must end with it.
+    """Returns the runner of `options`, and a lifeline if there are processes or a job on a cluster to end with the run.
 
     Args:
       options: Beam's options; modified.
-      folder: for temporary files; what hangs on the lifeline removes it.
+      folder: for temporary files; a job server removes it when the lifeline ends it.
 
     Raises:
       UsageError: as `parse`.
@@ -208,7 +208,7 @@ def make_runner(options: PipelineOptions, folder: pathlib.Path) -> tuple[Pipelin
 
 
 def _tie(runner: PortableRunner, options: PipelineOptions, folder: pathlib.Path) -> Lifeline | None:
-    """Returns a lifeline that a job server of our own, and a job on a Flink cluster, end with."""
+    """Returns a lifeline for a job server that we start or a job on a Flink cluster; None if there is neither."""
     if options.view_as(PortableOptions).job_endpoint:
         return None
     starts_one, cluster = engines.starts_one(runner, options), engines.flink_cluster(runner, options)
@@ -244,14 +244,14 @@ def use_all_cores(options: PipelineOptions, seconds: float, shards: int) -> int:
 
 
 def bound_workers(options: PipelineOptions, shards: int) -> str:
-    """Lowers --direct_num_workers to what can help: one worker per shard, and a few per core, as they wait for disks.
+    """Lowers --direct_num_workers to the most that can help: one per shard, and a few per core, as they wait for disks.
 
     Args:
       options: Beam's options; modified.
       shards: how many shards there are to work on.
 
     Returns:
-      A line that says how many are used and why; "" if it is as many as the flag says.
+      A line that says how many are used and why; "" if the flag is followed.
     """
     direct, cores = options.view_as(DirectOptions), len(os.sched_getaffinity(0))
     given, most = int(direct.direct_num_workers), _WORKERS_PER_CORE * cores

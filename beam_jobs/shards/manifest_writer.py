@@ -1,8 +1,8 @@
-"""The manifest of a data set, made from the receipts of all its shards, and the files that lie beside it.
+"""Makes the manifest of a data set from the receipts of its shards, and the other files that are not shards.
 
-With the files for TensorFlow Datasets (TFDS), `tfds.builder_from_directory(data_dir).as_dataset(split="train")` yields
-the same examples. Their format: tensorflow_datasets/core/proto/{dataset_info,feature}.proto as JSON (protobuf writes
-int64 as strings).
+Those for TensorFlow Datasets (TFDS) let `tfds.builder_from_directory(data_dir).as_dataset(split="train")` yield the
+same examples. Their format: tensorflow_datasets/core/proto/{dataset_info,feature}.proto as JSON, in which protobuf
+writes int64 as strings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> StoragePath:
     """
     ordered = _in_order(plan, receipts)
     folder = plan.data_dir
-    if plan.origin is None:  # else the first pass wrote the list
+    if plan.origin is None:  # a second pass reads valid rows alone, and keeps the list of the first
         _write_rejects(folder, ordered)
     _check_rejects(plan, ordered)
     made = make_manifest(plan, ordered)
@@ -94,7 +94,7 @@ def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
 
 
 def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Returns one receipt per shard. They may come in any order, and twice from a retried bundle."""
+    """Returns one receipt per shard; `receipts` come in any order, and twice from a retried bundle."""
     by_element: dict[tuple[str, int], Receipt] = {}
     for receipt in receipts:
         if by_element.setdefault((receipt.split, receipt.shard), receipt) != receipt:
@@ -119,7 +119,7 @@ def _write_rejects(folder: StoragePath, receipts: list[Receipt]) -> None:
 
 
 def _rejects(receipts: list[Receipt]) -> list[tuple[str, Reject]]:
-    """Returns (split, invalid row) of the rows that receipts list, in the order of the source's files and rows."""
+    """Returns (split, invalid row) for all that the receipts list, in the order of the source's files and rows."""
     found = [(receipt.split, reject) for receipt in receipts for reject in receipt.rejects]
     return sorted(found, key=lambda pair: (pair[1].file, pair[1].row))
 
@@ -147,7 +147,7 @@ def _split_info(receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:
 
 
 def size_histogram(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
-    """Returns the manifest's `image_sizes` from {(height, width): images}; over 100 sizes, rounded up to 64 pixels."""
+    """Returns the manifest's `image_sizes` of {(height, width): images}; more than 100 are rounded up to 64 pixels."""
     if len(sizes) > _EXACT_SIZES:
         rounded: Counter[tuple[int, int]] = Counter()
         for (height, width), count in sizes.items():
@@ -198,7 +198,7 @@ def _tfds_features(manifest: Manifest) -> bytes:
 
 
 def _tfds_feature(name: str, feature: Feature, manifest: Manifest) -> dict[str, Any]:
-    """Returns a feature's description; empty if TFDS cannot describe it, which leaves the feature out."""
+    """Returns a feature's description; empty if TFDS cannot describe it: then the feature is left out."""
     if name == "image" and feature.encoding != "raw":
         image: dict[str, Any] = {"dtype": "uint8", "shape": _shape(feature.shape)}
         if feature.encoding != "any" and feature.shape[-1] is not None:

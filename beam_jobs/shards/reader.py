@@ -24,7 +24,7 @@ _HASHED_KEY = np.dtype([("hash", f"V{_HASH_BYTES}"), ("record", "<u4")])
 
 @contextlib.contextmanager
 def opened(path: StoragePath, compression: str) -> Iterator[RecordStream]:
-    """Opens a shard. Raises OSError if it cannot be read."""
+    """Opens a shard for reading; raises OSError if it cannot be read."""
     with path.open("rb", 0) as file:
         yield RecordStream(file.read, compression)
 
@@ -54,9 +54,9 @@ def key_of(record: bytes) -> bytes:
 def located_keys(
     path: StoragePath, numbers: set[int], compression: str, stride: int | None = None
 ) -> dict[int, tuple[str, str]]:
-    """Returns {number: (where the record lies, its key), both as text} of some records of a shard.
+    """Returns {number: (where the record lies, its key), both as text} for some records of a shard.
 
-    Records that cannot be read are left out. `stride` helps to pass damaged ones.
+    Records that cannot be read are left out. With a `stride`, those behind a damaged one are found.
     """
 
     def size_of(number: int, offset: int) -> int | None:
@@ -75,10 +75,10 @@ def located_keys(
 
 @dataclasses.dataclass(frozen=True)
 class KeyHashes:
-    """Hashes of keys of one shard.
+    """Hashes of some keys of a shard.
 
     Attributes:
-      file: the shard's file.
+      file: the shard's base name.
       packed: (hash, record number) of each key, 20 bytes each.
     """
 
@@ -88,7 +88,7 @@ class KeyHashes:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Repeated:
-    """Two records with one key: file and record number of each, the earlier first."""
+    """Two records with the same key: (file, record number) of each, the earlier one first."""
 
     first: tuple[str, int]
     second: tuple[str, int]
@@ -110,7 +110,7 @@ def hash_of(key: bytes) -> bytes:
 
 
 def group(file: str, hashes: Sequence[bytes], records: Sequence[int]) -> Iterator[tuple[int, KeyHashes]]:
-    """Yields (bucket, hashes) for the keys of a file's records with the numbers `records`."""
+    """Yields (bucket, hashes) for the keys of a file's records, whose numbers are `records`."""
     packed = np.empty(len(hashes), _HASHED_KEY)
     packed["hash"] = np.frombuffer(b"".join(hashes), f"V{_HASH_BYTES}")
     packed["record"] = records
@@ -120,13 +120,12 @@ def group(file: str, hashes: Sequence[bytes], records: Sequence[int]) -> Iterato
 
 
 def repeats(groups: Iterable[KeyHashes]) -> list[Repeated]:
-    """Returns, sorted, each record of a bucket that has the key of an earlier one, with the last such.
+    """Returns, sorted, each record of a bucket whose key an earlier one has, paired with the last of these.
 
     The order of `groups` does not matter.
     """
-    by_file = {
-        of.file: np.frombuffer(of.packed, _HASHED_KEY) for of in groups
-    }  # a retried bundle gives its hashes twice
+    # By file, as a retried bundle gives its hashes twice.
+    by_file = {of.file: np.frombuffer(of.packed, _HASHED_KEY) for of in groups}
     files = sorted(by_file)
     if not files:
         return []
@@ -140,7 +139,7 @@ def repeats(groups: Iterable[KeyHashes]) -> list[Repeated]:
 
 
 def as_error(data_dir: StoragePath, repeated: Iterable[Repeated]) -> DataError:
-    """Returns the error for the first of the pairs, with the key of both records."""
+    """Returns the error for the first of the pairs; it shows their key."""
     pair = min(repeated)
     (file, number), (other, second) = pair.first, pair.second
     path = data_dir / file

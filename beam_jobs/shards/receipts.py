@@ -1,4 +1,4 @@
-"""Receipts: what a worker reports of a shard that it wrote, in memory and as a file that lets a rerun resume."""
+"""Receipts: a worker's report on a shard that it wrote, in memory and as a file from which a rerun resumes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Receipt:
       sizes: ((height, width, channels), images), sorted.
       sums: sums over its pixels.
       num_rejects: number of invalid rows, which were skipped.
-      rejects: the first of them, as many as a data set may have and some more.
-      turned: images that are stored with an EXIF orientation.
+      rejects: the first of these: some more than a data set may have.
+      turned: number of images that are stored with an EXIF orientation.
     """
 
     split: str
@@ -81,7 +81,7 @@ def save(folder: StoragePath, receipt: Receipt) -> None:
 
 
 def load(path: StoragePath) -> Receipt | None:
-    """Returns the receipt in a file; None where the file is missing or incomplete."""
+    """Returns the receipt in a file; None if the file is missing or incomplete."""
     try:
         return _parse(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -89,17 +89,17 @@ def load(path: StoragePath) -> Receipt | None:
 
 
 def paths_in(folder: StoragePath) -> list[StoragePath]:
-    """Returns the paths of the receipts in a folder and in the folders in it; none if it is missing."""
+    """Returns the paths of all receipts below a folder; none if the folder is missing."""
     return [folder / name for name in folder.files(recursive=True) if is_receipt(name.rpartition("/")[2])]
 
 
 def in_folder(folder: StoragePath) -> list[Receipt]:
-    """Returns the complete receipts of `paths_in`."""
+    """Returns the complete receipts below a folder."""
     return [receipt for receipt in map(load, paths_in(folder)) if receipt]
 
 
 def load_checked(folder: StoragePath, shard_file: str, receipts_folder: StoragePath) -> Receipt | None:
-    """Returns the receipt of a shard whose files have the bytes that it reports; else None.
+    """Returns a shard's receipt, or None if there is none or the shard's files have other bytes than it reports.
 
     Args:
       folder: the shard's folder.

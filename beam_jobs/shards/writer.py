@@ -1,4 +1,4 @@
-"""Writes shards of a plan: reads their rows, makes their records, writes them and their receipts."""
+"""Writes the shards of a plan, and a receipt for each."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MORE_REJECTS = 1000  # listed per shard beyond the bound: enough to see what is
 
 
 def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Receipt]:
-    """Writes shards of a plan and yields their receipts; skips shards that have a matching receipt already.
+    """Writes shards of a plan and yields their receipts; a shard that has a matching receipt is not written again.
 
-    While a thread waits for the disk to sync one shard and the files beside it, the next one is made. Reading in
-    another thread as well would gain nothing: reading row by row switches threads too often.
+    While a thread waits for the disk to sync one shard and its sidecars, the next shard is made. A third thread for
+    reading would gain nothing: reading row by row switches threads too often.
 
     Args:
       plan: the plan of the conversion.
@@ -54,7 +54,7 @@ def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Re
 
 
 def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
-    """Writes a shard and the files beside it, which do not have their names yet."""
+    """Writes a shard and its sidecars under temporary names; returns them and the receipt."""
     rows = plan.rows(split, shard)
     chosen = _chosen(plan, split, rows)
     histogram = label_histogram(chosen.rows.labels, len(plan.source.class_names))
@@ -75,7 +75,7 @@ def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
 
 
 def _chosen(plan: Plan, split: str, rows: NDArray[np.int64]) -> Selected:
-    """Reads rows and selects the valid ones; in parts if the source's images are larger than the stored ones."""
+    """Returns the valid rows; reads them in parts if the source's images are larger than the stored ones."""
     step, classes = plan.rows_at_once(split), len(plan.source.class_names)
     if len(rows) <= step:
         return select(plan.source.read(split, rows), classes, plan.sample.images)
@@ -116,7 +116,7 @@ def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None)
     info = ShardInfo(
         name, records.count, written.num_bytes, written.crc32c, records.stride, offsets_crc, label_entropy, crcs_crc
     )
-    return [*drafts.values()][::-1], info  # a shard gets its name when the files beside it have theirs
+    return [*drafts.values()][::-1], info  # a shard gets its name after its sidecars have theirs
 
 
 @contextlib.contextmanager

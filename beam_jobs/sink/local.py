@@ -64,23 +64,23 @@ class LocalSink:
             descriptor = os.open(self.data_dir, os.O_RDONLY)
         except OSError as error:
             raise UsageError(f"--data_dir={self.data_dir}: cannot be opened: {reason_of(error)}") from None
-        with locked(descriptor) as is_free:  # where folders cannot be locked, each plan still has its own inner folder
+        with locked(descriptor) as is_free:  # if folders cannot be locked, each plan still has its own inner folder
             if not is_free:
                 raise UsageError(f"--data_dir={self.data_dir}: another conversion is writing there; wait until it ends")
             yield
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:
-        """Checks what `opened` would, without writing anything."""
+        """Raises the errors that `opened` would find before the conversion, without writing anything."""
         if self.data_dir.exists():
             staging.check_names_free(self.data_dir, plan.file_names, present)
         self._check_space(plan, present, 0)
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
-        """Yields the plan with the folders that workers write to, as an earlier run of the same plan left them.
+        """Yields the plan with the folder that workers write to, in which an earlier run may have left shards.
 
-        At the end of the block, the data set that they hold replaces `present`. If the block fails, finished shards are
-        kept for the next run, a line on stderr says so, and the list of invalid rows lies where the user finds it.
+        At the end of the block, the data set in that folder replaces `present`. If the block fails, finished shards are
+        kept for the next run, a line on stderr says so, and the list of invalid rows is moved to where users find it.
 
         Args:
           plan: the plan of the conversion.
@@ -105,7 +105,7 @@ class LocalSink:
             staging.publish(folder, self.data_dir, present)
 
     def tidy(self) -> None:
-        """Removes what a conversion left that was killed after it had published.
+        """Removes the remains of a conversion that was killed after it had published.
 
         Raises:
           DataError: a file cannot be removed.
@@ -125,14 +125,14 @@ class LocalSink:
         return None
 
     def _existing(self) -> LocalPath:
-        """Returns the folder, or the nearest one above it that exists; or a link that leads nowhere on the way."""
+        """Returns the nearest of the folder and its parents that exists, or that is a broken link."""
         existing = self.data_dir
         while not existing.exists() and not existing.is_symlink() and existing != existing.parent:
             existing = existing.parent
         return existing
 
     def _danger(self, dataset: str, source: str) -> str | None:
-        """Returns what a conversion into the folder would harm: the source, or a folder that is no data set's own."""
+        """Returns why a conversion must not write here: it could harm the source, or a folder with other files."""
         place = pathlib.Path(os.path.realpath(self.data_dir))
         for special, what in (("/", "the root of the file system"), (os.path.expanduser("~"), "your home folder")):
             if _is_same(place, pathlib.Path(special)):
@@ -166,7 +166,7 @@ class LocalSink:
 
 
 def _folders_of(source: str) -> set[pathlib.Path]:
-    """Returns the folder that a source is, or the folders of its files, with links and `..` resolved."""
+    """Returns a source's folder, or the folders of its files, with links and `..` resolved."""
     if os.path.isdir(source):
         return {pathlib.Path(os.path.realpath(source))}
     files = [source, *glob.iglob(source, recursive=True)]

@@ -1,4 +1,4 @@
-"""The data set that a folder already holds: is it the one that a plan would write, and is it intact?"""
+"""The data set that a folder already holds: whether it is the one that a plan would write, and what else lies there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_NAMED = 3  # files in a note
 
 
 def existing_manifest(data_dir: StoragePath) -> Manifest | None:
-    """Returns the manifest of the data set in a folder, or None where there is none.
+    """Returns the manifest of the data set in a folder, or None if there is none.
 
     Raises:
       DataError: the manifest cannot be read.
@@ -66,13 +66,13 @@ def check_options(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Unlisted:
-    """The names in a data set's folder that its manifest does not list, sorted.
+    """The files in a data set's folder that its manifest does not list, sorted by name.
 
     Attributes:
-      as_shards: files that those who read by a pattern (`train-*`, `*.tfrecord*`) would take for shards, and other
-        files with names that only a conversion gives.
-      temporary: what a killed conversion left.
-      others: everything else.
+      as_shards: those that programs which read by a pattern (`train-*`, `*.tfrecord*`) would take for shards, and those
+        with a name that only a conversion gives.
+      temporary: those that a killed conversion left.
+      others: all others.
     """
 
     as_shards: tuple[str, ...]
@@ -81,10 +81,10 @@ class Unlisted:
 
 
 def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
-    """Returns what is in a data set's folder besides the data set.
+    """Returns the other files in a data set's folder.
 
-    Beside records of another program, which `pipeline.index` described, nothing is taken for a shard: a manifest may
-    list some of them on purpose.
+    If `pipeline.index` described another program's records, none is taken for a shard: its manifest may list some of
+    the records on purpose.
 
     Raises:
       DataError: the folder cannot be listed.
@@ -108,7 +108,7 @@ def _looks_like_shard(name: str, present: Manifest) -> bool:
 
 
 def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
-    """Returns a line for each kind of file in a data set's folder that is not the data set's."""
+    """Returns a line for each kind of other files in a data set's folder."""
     try:
         found = unlisted(data_dir, present)
     except DataError as error:
@@ -117,7 +117,7 @@ def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
 
 
 def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Returns one line for each kind that has files: how many, what they are, and some of their names."""
+    """Returns a line for each kind that has files: how many, what they are, and some of their names."""
     kinds = {
         "that the manifest does not list": unlisted,
         "left by a killed conversion": temporary,
@@ -127,22 +127,22 @@ def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequ
 
 
 def shard_files(present: Manifest, data_dir: StoragePath) -> dict[str, str]:
-    """Returns {name: CRC32C} of a data set's shards and of their sidecars, where they lie in its folder."""
+    """Returns {name: CRC32C} of a data set's shards and sidecars; names are relative to its folder."""
     sidecars = {f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir)}
     there = {*data_dir.names(), *sidecars}
     return {name: crc for shard in present.shards for name, crc in shard.files_in(there.__contains__).items()}
 
 
 def _sidecars_in(data_dir: StoragePath) -> list[str]:
-    """Returns the names in the folder of a data set's sidecars; none where there is no such folder."""
+    """Returns the names in the folder of a data set's sidecars; none if there is no such folder."""
     folder = data_dir / naming.SIDECARS
     return folder.files() if folder.is_dir() else []
 
 
 def files_of(present: Manifest | None) -> set[str]:
-    """Returns the names that a data set's files may have, sidecars in their folder and beside the shards.
+    """Returns the names that a data set's files may have, with sidecars in their folder or beside the shards.
 
-    Those that no conversion writes are left out: a manifest may list other files.
+    Names that no conversion gives are left out: a manifest may list such files.
     """
     if not present:
         return set()

@@ -1,8 +1,8 @@
 """A conversion into an object store or HDFS: shards are written in place, and the manifest comes last.
 
-There is no rename to rely on. An old manifest is removed before the first shard is overwritten; receipts lie in a
-folder of their own, so that rerunning the same command resumes where a killed one stopped. There is no lock either: a
-lease takes its place, an object that its holder rewrites every 20 s, and that expires after a minute.
+There is no rename to rely on: an old manifest is removed before the first shard is overwritten, and receipts lie in a
+separate folder, from which a rerun resumes. There is no lock either: a lease takes its place, an object that its holder
+rewrites every 20 s, and that expires after a minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.manifest import Manifest, naming
 _LEASE = ".converting.lease"
 _RENEW_SECONDS = 20.0
 _LEASE_SECONDS = 60.0
-_SETTLE_SECONDS = 1.0  # longer than a store takes between reading the lease and writing it
+_SETTLE_SECONDS = 1.0  # longer than it takes to read the lease and write it
 
 
 @contextlib.contextmanager
@@ -77,7 +77,7 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
             f"{lease_seconds:.0f} s ago; rerun the same command in {left:.0f} s"
         )
     drafts.publish(lease, mine)
-    time.sleep(_SETTLE_SECONDS)  # of two that found none, the one whose lease is there afterwards continues
+    time.sleep(_SETTLE_SECONDS)  # if two found no lease, the one whose lease is there afterwards continues
     if _written(lease) is None or lease.read_bytes() != mine:
         raise RerunError(
             f"--data_dir={data_dir}: another conversion began there at the same time; rerun this one after it has ended"
@@ -85,7 +85,7 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
 
 
 def _remove_clocks(data_dir: RemotePath, lease_seconds: float) -> None:
-    """Removes the clocks of conversions that were killed while they took the lease."""
+    """Removes what conversions left that were killed while they read the store's clock."""
     now = _written(data_dir / _LEASE)
     for clock in (data_dir / name for name in data_dir.files() if name.startswith(f"{_LEASE}-")):
         written = _written(clock)
@@ -152,7 +152,7 @@ class RemoteSink:
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
-        """Removes the old manifest first, and last the receipts and obsolete files."""
+        """Yields the plan with its folders. The old manifest is removed before, obsolete files and receipts after."""
         if present:
             (self.data_dir / naming.MANIFEST).remove()
         folder = self.data_dir / staging.folder_name(plan.digest)

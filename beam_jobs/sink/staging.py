@@ -37,25 +37,31 @@ def folder_name(digest: str) -> str:
 
 @contextlib.contextmanager
 def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
-    """Yields the folder of a plan in `data_dir`: a new one, or the one that an earlier run left with its shards.
+    """Yields the folder of a plan in `data_dir`: a new one, or one with the shards of an earlier run.
 
-    At the end of the block it was published; if the conversion failed or was stopped, finished shards are kept, and a
-    line on stderr says so. Raises DataError if it cannot be made.
+    If the block fails or is stopped, finished shards are kept, and a line on stderr says so.
+
+    Raises:
+      DataError: the folder cannot be made.
     """
     folder = data_dir / folder_name(digest)
     folder.make_folder()
     try:
         yield folder
     except BaseException as error:
-        with contextlib.suppress(DataError):  # the next conversion tries again
-            _leave(folder, error)
+        with contextlib.suppress(DataError):  # what cannot be removed now, the next conversion removes
+            if folder.exists():  # else it was published
+                for part in _folders(folder):
+                    drafts.remove_temporaries(part)
+                if not say_kept(folder, error):
+                    _remove(folder)
         if isinstance(error, DataError) and error.path:  # users do not know the inner folder
             raise error.changed(path=error.path.replace(str(folder), str(data_dir))) from error
         raise
 
 
 def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
-    """Removes temporary files and folders of killed conversions, except the finished shards of the plan `digest`.
+    """Removes what killed conversions left, except the finished shards of the plan with this digest.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be removed.
@@ -140,7 +146,7 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
 
 
 def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
-    """Moves the list of invalid rows, if there is one, to `data_dir`: it says why a conversion failed.
+    """Moves the list of invalid rows, which may say why a conversion failed, to `data_dir`; does nothing without one.
 
     Raises:
       DataError: it cannot be moved.
@@ -151,10 +157,10 @@ def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
 
 
 def say_kept(folder: StoragePath, error: BaseException) -> int:
-    """Prints how many finished shards are kept in a folder, if there are any, and returns how many.
+    """Prints how many finished shards are kept in a folder, if there are any, and returns their number.
 
-    Where the conversion was stopped, or its error may be gone the next time, the line advises to rerun: with invalid
-    data, the same command would fail again.
+    The line advises to rerun if the conversion was stopped, or failed for a reason that may be gone: with invalid data,
+    the same command would fail again.
     """
     if count := len(receipts.paths_in(folder)):
         can_resume = isinstance(error, TransientError) or not isinstance(error, Exception)
@@ -179,7 +185,7 @@ def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Delays Ctrl-C and SIGTERM to the end of the block: a swap takes less time than redoing what it would lose."""
+    """Delays Ctrl-C and SIGTERM to the end of the block: a swap takes less time than repeating what was interrupted."""
     if threading.current_thread() is not threading.main_thread():  # signals are answered elsewhere
         yield
         return
@@ -192,16 +198,6 @@ def _signals_held() -> Iterator[None]:
             signal.signal(number, handler)
     if held:
         signal.raise_signal(held[0])
-
-
-def _leave(folder: LocalPath, error: BaseException) -> None:
-    """Keeps a folder with finished shards, to resume; removes any other."""
-    if not folder.exists():  # published
-        return
-    for part in _folders(folder):
-        drafts.remove_temporaries(part)
-    if not say_kept(folder, error):
-        _remove(folder)
 
 
 def _inner_folders(data_dir: LocalPath) -> list[LocalPath]:

@@ -19,7 +19,7 @@ _ANY_TFDS = f"{TFDS_PREFIX}NAME"
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """Where a source is implemented, and what it needs. `SourceOptions` says which flags it takes besides --source.
+    """How to open a source. `SourceOptions` says which flags it takes besides --source.
 
     Attributes:
       module: its module in this package.
@@ -92,18 +92,14 @@ def open_source(options: SourceOptions) -> Source:
         raise
     except OSError as error:  # a parent folder cannot be searched, a name is too long
         raise DataError(f"cannot be read: {reason_of(error)}", path=error.filename or options.source) from None
-    _check_class_names(opened, options)
-    return opened
-
-
-def _check_class_names(source: Source, options: SourceOptions) -> None:
-    """Raises DataError where a class name has several lines: TFDS has one per line, and would lose all of them."""
-    for label, name in enumerate(source.class_names):
+    for label, name in enumerate(opened.class_names):
+        # TFDS reads the names line by line, and would lose all of them.
         if len(f"{name}.".splitlines()) > 1:
             where = path_of(options.source) if options.source else options.dataset
             raise DataError(
                 f"the name of class {label}, {name!r}, holds a line break", path=where, advice="rename the class"
             )
+    return opened
 
 
 def _kind(dataset: str) -> _Kind:

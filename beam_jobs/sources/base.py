@@ -1,4 +1,4 @@
-"""The interface between the file formats of data sets and the shards."""
+"""What a source is: rows of images, labels and keys, by splits, whatever the files that they lie in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
 OWN_FEATURES = ("image", "label", "key")  # of every example
-# What to do with data that is not one labelled image per row; the end of errors about a missing image or label.
+# Advice for data that is not one labelled image per row; errors about a missing image or label end with it.
 OTHER_DATA = (
     "text, tables, boxes, masks and captions are not converted: write them as TFRecords if they are none yet, run "
     "python -m pipeline.index on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
@@ -43,10 +43,10 @@ IMAGE_START = 16  # bytes by which `image_format` tells the format
 def _flag(
     default: Any, *takers: str, parse: Callable[[str, Any], Any] = lambda _, value: value, shapes: bool = True
 ) -> Any:
-    """Returns the field of a flag that some sources take.
+    """Returns a field of `SourceOptions` for a flag that some sources take.
 
     Args:
-      default: its value where the flag is not given.
+      default: its value if the flag is not given.
       *takers: the data sets that take it, by the names of `beam_jobs.sources`.
       parse: gets the flag's name and its value on the command line.
       shapes: whether it shapes the bytes of the shards, so that the manifest's options have it.
@@ -56,7 +56,7 @@ def _flag(
 
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:
-    """The flags that concern the source, parsed. `beam_jobs.config.ConvertConfig` has and documents each as text.
+    """The flags that concern the source, parsed. `beam_jobs.config.ConvertConfig` has and documents each, as text.
 
     Attributes:
       dataset: the name that --dataset gives (`mnist`, `parquet`, `tfds:imagenette`).
@@ -84,8 +84,8 @@ class Block:
 
     Attributes:
       images: pixels, uint8 (n, height, width, channels); or encoded files (PNG, JPEG, ...), a list of n. Encoded images
-        need not be valid: whoever reads the block checks them. The image of a bad row can be anything of that type.
-      labels: int64 (n,). Whoever reads the block checks their range.
+        may be invalid: the reader of the block checks them. The image of a bad row is any value of that type.
+      labels: int64 (n,). The reader of the block checks their range.
       keys: dtype S (n,) without trailing NULs, or a list of n.
       extra: the source's other features: {name: values}, an array (n, ...) or a list of n: int64 or float32 arrays of
         one dimension if the feature's shape is (None,), bytes if its dtype is string.
@@ -99,16 +99,13 @@ class Block:
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def taken(self, images: Any, rows: NDArray[np.int64]) -> Block:
-        """Returns a block of some rows, int64 (n,), none of them bad, with other images."""
+        """Returns a block of the given rows, int64 (n,), none of them bad, with `images` in place of their own."""
         extra = {name: _taken(values, rows) for name, values in self.extra.items()}
         return Block(images, self.labels[rows], _taken(self.keys, rows), extra)
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[NDArray[np.int64], Block]]) -> Block:
-        """Returns one block of several (positions of the rows, int64 (n,); rows), ordered by position.
-
-        A bad row is named by its position.
-        """
+        """Returns one block of several parts (positions of the rows, int64 (n,); rows), ordered by position."""
         order = np.argsort(np.concatenate([positions for positions, _ in parts]))
         blocks = [block for _, block in parts]
 
@@ -132,20 +129,20 @@ def _taken(values: Any, rows: NDArray[np.int64]) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Source(abc.ABC):
-    """A data set as it was published. Pickles to a few kilobytes, as workers read the files themselves.
+    """A data set as it was published. It pickles to a few kilobytes: workers read the files themselves.
 
     Rows of a split are numbered 0..splits[split] - 1, over all its files.
 
     Attributes:
       dataset: its name (`mnist`).
       class_names: one per label.
-      files: the files it is read from. Digests are of the decompressed content, which alone shapes the shards: the
-        same data set gives the same manifest however it was packed. Those of remote Parquet files are of the footer.
+      files: the files that it is read from. Digests are of the decompressed content: a data set gives the same manifest
+        however it is packed. Those of remote Parquet files are of the footer.
       splits: {name: number of rows}.
       image_shape: (height, width, channels) of every image if blocks hold pixels; None if they hold encoded images.
       features: the features besides `image`, `label` and `key`.
       unique_keys: whether keys are unique by construction; otherwise they are checked.
-      parts: {split: its files}, of sources whose rows lie in files one after another.
+      parts: {split: its files}, if rows lie in files one after another; else empty.
     """
 
     dataset: str
@@ -158,22 +155,22 @@ class Source(abc.ABC):
     parts: dict[str, Files] = dataclasses.field(default_factory=dict)
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns the number of rows in each unit of random access (a row group, a file), int64, over the split.
+        """Returns the number of rows in each unit of random access (a row group, a file) of a split, int64 (n,).
 
-        None if any row is as cheap to read as any other.
+        None if rows can be read one by one at no extra cost.
         """
         del split
         return None
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns a stable hash of each of rows start..stop - 1, uint64 (n,), from which new splits are drawn.
+        """Returns a hash of each of the rows start..stop - 1, uint64 (n,), from which new splits are drawn.
 
-        It depends on the row's file and its number there (or its path), not on how many other files there are.
+        A row keeps its hash when files are added: it depends on its file and number there (or its path) alone.
         """
         return self.parts[split].hashes(start, stop)
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in that file) of a row, for messages: as in the default key `<file>#<row>`."""
+        """Returns (file, row in that file) of a row, for messages. Default keys, `<file>#<row>`, have the same."""
         return self.parts[split].where(row)
 
     @abc.abstractmethod
@@ -223,8 +220,8 @@ class Files:
         """Returns `<file>#<row in it>` of each row, dtype S (n,).
 
         Args:
-          rows: counted over all files.
-          equal_digits: whether rows are padded with zeros like those of the longest file, not of their own.
+          rows: int64 (n,), counted over all files.
+          equal_digits: whether the numbers of all files have as many digits as those of the longest one.
         """
         digits = [row_digits(max(self.counts) if equal_digits else count) for count in self.counts]
         keys = np.empty(len(rows), f"S{max(len(name.encode()) for name in self.names) + 1 + max(digits)}")
@@ -234,7 +231,7 @@ class Files:
 
 
 def image_format(start: bytes) -> str:
-    """Returns the format of an encoded image by the first bytes of its file, at least `IMAGE_START`; "" for others."""
+    """Returns the format of an image file by its first bytes, at least `IMAGE_START`; "" if it is none."""
     if start.startswith(b"BM") and start[6:10] == bytes(4):
         return "BMP"
     return next((name for (at, magic), name in _IMAGE_STARTS.items() if start[at:].startswith(magic)), "")
@@ -243,7 +240,7 @@ def image_format(start: bytes) -> str:
 def by_part(
     counts: Sequence[int], rows: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yields (number of the part, positions in `rows`, rows in the part, ascending) for each part that has rows.
+    """Yields (number of the part, positions in `rows`, row numbers in the part, ascending) for each part that has some.
 
     Args:
       counts: the number of rows in each part (file, row group, split); parts are numbered end to end.
@@ -312,7 +309,7 @@ class BlockBuilder:
         image_shape: tuple[int, int, int] | None = None,
         keys: NDArray[np.bytes_] | None = None,
     ) -> None:
-        """Starts a block of `count` rows.
+        """Makes the columns.
 
         Args:
           count: number of rows.

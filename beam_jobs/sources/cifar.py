@@ -56,7 +56,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """One label of an image: a byte of a binary record, in this order, or a list of a pickle.
+    """A kind of label: one byte of each binary record, or one list of a pickle.
 
     Attributes:
       feature: its name in our examples.
@@ -209,7 +209,7 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
 
 
 def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]]) -> Layout:
-    """Returns the layout with the most files present; all must be."""
+    """Returns the layout of which the most files are present; raises DataError if one is missing."""
 
     def score(layout: Layout) -> int:
         return sum((layout.folder, name) in present for name in layout.names)
@@ -230,7 +230,7 @@ def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]])
 def _all_checked(
     opened: list[tuple[KnownFile, IO[bytes]]], layout: Layout, dataset: str, unpack: Callable[[], object] | None
 ) -> list[RowFile]:
-    """Returns the layout's files, kept open, once all are checked, on all cores; a pickle at a time is in memory."""
+    """Checks the layout's files on all cores, but pickles one by one, as each is held in memory; keeps all open."""
 
     def check(known: KnownFile, handle: IO[bytes], name: str) -> tuple[RowFile, IO[bytes]]:
         return _checked(known, handle, name, layout, dataset, unpack)
@@ -245,7 +245,7 @@ def _all_checked(
 def _checked(
     known: KnownFile, handle: IO[bytes], name: str, layout: Layout, dataset: str, unpack: Callable[[], object] | None
 ) -> tuple[RowFile, IO[bytes]]:
-    """Returns a file, and what its rows are read from; its records are whole and their labels in range."""
+    """Checks that a file's records are whole and its labels in range; returns it and the handle to read rows from."""
     labels = LABELS[dataset]
     length = len(labels) + _PIXELS
     where = str(known.path) if known.path.name == name else f"{known.path}: {name}"

@@ -95,7 +95,7 @@ _Base: Any = pickle._Unpickler  # type: ignore[attr-defined]  # unknown to mypy
 
 
 class _Unpickler(_Base):  # type: ignore[misc]
-    """Calls nothing but the stand-ins below."""
+    """Python's machine, which calls nothing but the stand-ins below."""
 
     def __init__(self, stream: _Counted, size: int) -> None:
         super().__init__(stream, encoding="bytes")

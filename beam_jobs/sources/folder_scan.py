@@ -28,8 +28,8 @@ def _extensions(text: str) -> frozenset[bytes]:
     return frozenset(b"." + name.encode() for name in text.split())
 
 
-# Read where Pillow can; what the file is, its content says. No image of a class folder is left out: one that cannot be
-# read is an invalid row, which --max_rejects counts and rejects.jsonl lists.
+# Images, whatever their content is. No image of a class folder is left out: one that Pillow cannot read is an invalid
+# row, which --max_rejects counts and rejects.jsonl lists.
 _EXTENSIONS = _extensions(
     """png apng jpg jpeg jpe jfif mpo bmp dib gif webp tif tiff jp2 j2k j2c jpc jpf jpx avif heic heif hif
     ppm pgm pbm pnm"""
@@ -39,7 +39,7 @@ UNREADABLE = _extensions(
     """svg svgz eps ai psd xcf kra tga ico cur icns pcx dds exr hdr jxl jxr wdp jng qoi dcm dicom nii fits fit
     dng nef nrw cr2 cr3 crw arw srf sr2 raf orf rw2 pef srw x3f raw 3fr iiq"""
 )
-# What lies beside images and is none. Files of other extensions are images if they begin like one.
+# Files that lie beside images and are none. Files of other extensions are images if they begin like one.
 _OTHERS = _extensions(
     """txt json jsonl ndjson csv tsv xml yaml yml toml md rst html htm pdf log ini cfg db lnk url doc docx xls xlsx py
     ipynb sh npy npz pkl pt pth h5 hdf5 mat parquet tfrecord zip tar gz tgz bz2 xz 7z rar mp4 avi mov mkv webm mp3 wav
@@ -62,7 +62,7 @@ class Images:
       paths: relative to the folder; an Arrow array, as a million Python objects would take several times the memory.
       labels: int32 (n,).
       sizes: of the files, in bytes; int64 (n,).
-      times: of their last changes, in nanoseconds; int64 (n,).
+      times: when the files were last modified, in nanoseconds; int64 (n,).
     """
 
     paths: pa.LargeBinaryArray
@@ -243,16 +243,13 @@ class _Scan:
         extension = extension_of(entry.name)
         if extension in _EXTENSIONS or extension in UNREADABLE:
             return True
-        if extension not in _OTHERS and self._begins_like_an_image(entry):
-            return True
+        # A link that is not to be followed is not read, either.
+        if extension not in _OTHERS and entry.is_file() and (self._follows_links or not self._leads_out(entry)):
+            with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0) as file:
+                if base.image_format(file.read(base.IMAGE_START)):
+                    return True
         self.ignored[extension] += 1
         return False
-
-    def _begins_like_an_image(self, entry: os.DirEntry[bytes]) -> bool:
-        if not entry.is_file() or (self._leads_out(entry) and not self._follows_links):
-            return False
-        with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0) as file:
-            return bool(base.image_format(file.read(base.IMAGE_START)))
 
     def _leads_out(self, entry: os.DirEntry[bytes]) -> bool:
         return entry.is_symlink() and not os.path.realpath(entry.path).startswith(self._real_root)
@@ -281,7 +278,7 @@ class _Scan:
             )
 
     def _check_levels(self, names: Sequence[bytes], images: Images) -> None:
-        """Checks that folders of splits are not taken for classes, nor classes for parts of one."""
+        """Raises DataError if folders of splits were taken for classes, or classes for folders inside one class."""
         for label, name in enumerate(names):
             if name.lower() in _SPLITS and len(names) > 1:
                 rows = range(*np.searchsorted(images.labels, [label, label + 1]).tolist())
@@ -320,7 +317,7 @@ class _Scan:
             raise error.advised("remove it, or put images there").advised(self._advice())
 
     def _advice(self) -> str:
-        """Returns what to do with the files that are no images, if a data set may consist of them; else nothing."""
+        """Returns how to convert the other files, if they look like a data set; else ""."""
         for extension, dataset in ((b".parquet", "parquet"), (b".tfrecord", "tfrecord")):
             if self.ignored[extension]:
                 return f"for {text(extension)} files give --dataset={dataset}"

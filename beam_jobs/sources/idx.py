@@ -19,7 +19,7 @@ from beam_jobs.sources import base, listing, streams
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.labels import LABELS_FILE, read_labels
 from beam_jobs.sources.row_files import RowFile
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 
@@ -34,7 +34,7 @@ _FORM = "--source of idx is a folder of pairs like train-images-idx3-ubyte and t
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class IdxSource(Source):
-    """Pairs of files.
+    """Pairs of files of images and labels.
 
     Attributes:
       pairs: {split: (images, labels)}.
@@ -58,8 +58,8 @@ class IdxSource(Source):
 def open_source(options: SourceOptions) -> IdxSource:
     """Opens and checks the pairs of files in the folder `options.source`.
 
-    The split of a pair is a word of its names (train, validation, test, ...; MNIST's t10k is test). Classes are named
-    by labels.txt in the folder; without it, they are "0", "1" and so on to the highest label.
+    The split of a pair is a word of its names (train, validation, test, ...; MNIST's t10k is test). labels.txt in the
+    folder names the classes; without it, they are "0", "1" and so on to the highest label.
 
     Raises:
       UsageError: --source is missing.
@@ -72,7 +72,13 @@ def open_source(options: SourceOptions) -> IdxSource:
     if not folder.is_dir():
         raise DataError("is not a folder" if folder.exists() else "no such folder", path=folder, advice=_FORM)
     pairs = _pairs(folder)
-    _check_equal_sizes(pairs)
+    first, *others = (images for images, _ in pairs.values())
+    for other in others:
+        if _image_shape(other) != _image_shape(first):
+            sizes = [shape_of(_image_shape(images)) for images in (other, first)]
+            raise DataError(
+                f"its images are {sizes[0]}, those of {first.path} {sizes[1]}; must be equal", path=other.path
+            )
     return make(options.dataset, folder, pairs, _class_names(folder, [labels for _, labels in pairs.values()]))
 
 
@@ -128,7 +134,7 @@ def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
             text = "more" if found > size else str(found)
             hint = "it is not what its header says" if found > size else "it is cut short; get the file again"
             raise DataError(
-                f"its header says {'x'.join(map(str, shape))} = {count_of(size, 'byte')}, it has {text}: {hint}",
+                f"its header says {shape_of(shape)} = {count_of(size, 'byte')}, it has {text}: {hint}",
                 path=path,
             )
     unpack = functools.partial(open_file, path, name, rank) if packed else None
@@ -154,7 +160,7 @@ def _shape(header: bytes, rank: int, most: int, path: LocalPath) -> tuple[int, .
         raise DataError(f"ends inside its header ({len(header)} of {4 + 4 * rank} bytes)", path=path)
     shape = tuple(np.frombuffer(header[4:], ">u4").tolist())
     if not 0 < math.prod(shape) <= most:
-        raise DataError(f"its header says {'x'.join(map(str, shape))}; must be 1 to {most} values", path=path)
+        raise DataError(f"its header says {shape_of(shape)}; must be 1 to {most} values", path=path)
     return shape
 
 
@@ -162,10 +168,9 @@ def _pairs(folder: LocalPath) -> dict[str, tuple[RowFile, RowFile]]:
     """Returns {split: (images, labels)}, train first."""
     names = sorted(name for name in folder.names() if _FILE.fullmatch(name))
     listing.check_packed_once(folder, names)
-    heads: dict[str, dict[str, list[str]]] = {}
-    for name in names:
-        match = _parsed(name)
-        heads.setdefault(match["head"], {}).setdefault(match["kind"].lower(), []).append(name)
+    heads: dict[str, dict[str, list[re.Match[str]]]] = {}
+    for match in filter(None, map(_FILE.fullmatch, names)):
+        heads.setdefault(match["head"], {}).setdefault(match["kind"].lower(), []).append(match)
     if not heads:
         raise DataError("holds no IDX file by its name", path=folder, advice=_FORM)
     by_split: dict[str, str] = {}
@@ -182,12 +187,6 @@ def _pairs(folder: LocalPath) -> dict[str, tuple[RowFile, RowFile]]:
     return {split: found[split] for split in listing.SPLITS if split in found}
 
 
-def _parsed(name: str) -> re.Match[str]:
-    match = _FILE.fullmatch(name)
-    assert match
-    return match
-
-
 def _split_of(folder: LocalPath, head: str, is_only: bool) -> str:
     words = ["test" if word == "t10k" else word for word in re.split(r"[-._ ]", head.lower())]
     splits = {listing.SPLIT_OF_WORD[word] for word in words if word in listing.SPLIT_OF_WORD}
@@ -201,21 +200,21 @@ def _split_of(folder: LocalPath, head: str, is_only: bool) -> str:
     )
 
 
-def _open_pair(folder: LocalPath, names: dict[str, list[str]]) -> tuple[RowFile, RowFile]:
+def _open_pair(folder: LocalPath, by_kind: dict[str, list[re.Match[str]]]) -> tuple[RowFile, RowFile]:
     files = []
     for kind, ranks in _RANKS.items():
-        present = names.get(kind, [])
+        present = by_kind.get(kind, [])
         if len(present) != 1:
-            others = " and ".join(name for each in names.values() for name in each)
+            others = " and ".join(match[0] for matches in by_kind.values() for match in matches)
             raise DataError(
                 f"must hold one file of {kind} for each pair, not {len(present)}: it has {others}", path=folder
             )
-        match = _parsed(present[0])
+        match = present[0]
         if int(match["rank"]) not in ranks:
             wanted = " or ".join(f"idx{rank}" for rank in ranks)
-            raise DataError(f"{kind} must be {wanted}, not idx{match['rank']}", path=folder / present[0])
-        plain = present[0][: -len(match["gzip"])] if match["gzip"] else present[0]
-        files.append(open_file(folder / present[0], plain, int(match["rank"])))
+            raise DataError(f"{kind} must be {wanted}, not idx{match['rank']}", path=folder / match[0])
+        plain = match[0].removesuffix(match["gzip"] or "")
+        files.append(open_file(folder / match[0], plain, int(match["rank"])))
     check_pair(files[0], files[1])
     return files[0], files[1]
 
@@ -223,16 +222,6 @@ def _open_pair(folder: LocalPath, names: dict[str, list[str]]) -> tuple[RowFile,
 def _image_shape(images: RowFile) -> tuple[int, int, int]:
     height, width, *channels = images.shape[1:]
     return height, width, channels[0] if channels else 1
-
-
-def _check_equal_sizes(pairs: dict[str, tuple[RowFile, RowFile]]) -> None:
-    first, *others = (images for images, _ in pairs.values())
-    for other in others:
-        if _image_shape(other) != _image_shape(first):
-            sizes = ["x".join(map(str, _image_shape(images))) for images in (other, first)]
-            raise DataError(
-                f"its images are {sizes[0]}, those of {first.path} {sizes[1]}; must be equal", path=other.path
-            )
 
 
 def _class_names(folder: LocalPath, files: list[RowFile]) -> tuple[str, ...]:

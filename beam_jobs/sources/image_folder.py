@@ -23,7 +23,7 @@ from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
 MAX_FILE = 256 << 20  # 256 MiB: no image that can be decoded is larger
-_LISTINGS = 2  # kept per process
+_MOST_KEPT = 2  # listings per process
 
 _lock = threading.Lock()
 _listings: dict[tuple[str, str], Listing] = {}
@@ -31,11 +31,11 @@ _listings: dict[tuple[str, str], Listing] = {}
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ImageFolderSource(Source):
-    """A folder, listed by `open_source`. Workers list it again, as a million paths would be large when pickled.
+    """A folder of images. Workers list it again, as a million paths would be large when pickled.
 
     Attributes:
       folder: its absolute path.
-      listing_digest: the digest that every listing must have.
+      listing_digest: the digest that a worker's listing must have.
       follow_links: whether links that lead out of it, and links to folders, are followed.
     """
 
@@ -122,7 +122,7 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
 
 
 def _folders_of_only_class(listing: Listing) -> list[bytes]:
-    """Returns two folders in the class folder if there is one class and its images all lie in such; else nothing."""
+    """Returns the folders in the class folder, if there is one class and all its images lie in two or more of them."""
     found: dict[bytes, None] = {}
     if len(listing.class_names) > 1:
         return []
@@ -137,13 +137,13 @@ def _folders_of_only_class(listing: Listing) -> list[bytes]:
 
 
 def _keep(folder: str, listing: Listing) -> None:
-    while len(_listings) >= _LISTINGS:
+    while len(_listings) >= _MOST_KEPT:
         _listings.pop(next(iter(_listings)))
     _listings[folder, listing.digest] = listing
 
 
 def _content(path: bytes, size: int, time: int) -> bytes:
-    """Returns the content of a file, which must be unchanged since it was listed."""
+    """Returns the content of a file; raises DataError if it changed since it was listed."""
     with streams.errors_of(text(path)), open(path, "rb", buffering=0) as stream:
         status = os.fstat(stream.fileno())
         data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""

@@ -34,7 +34,7 @@ def alike(names: Iterable[str], ignore_case: bool = False) -> list[tuple[str, st
 
 
 def _seen(name: str, ignore_case: bool) -> str:
-    """Returns a name without what is hardly seen: Unicode's form of letters, invisible characters, spaces, zeros."""
+    """Returns a name as people see it: without invisible characters, extra spaces, and zeros before a number."""
     shown = "".join(each for each in unicodedata.normalize("NFC", name) if unicodedata.category(each) != "Cf")
     shown = " ".join(shown.split())
     shown = str(int(shown)) if _NUMBER.fullmatch(shown) else shown
@@ -62,10 +62,10 @@ def read_labels(path: StoragePath) -> tuple[str, ...]:
 
 
 class SeenLabels:
-    """Collects labels, from any thread. Each text is a class; of numbers, the highest counts."""
+    """Collects the labels of a source, from any thread. Each text is a class; numbers are classes up to the highest."""
 
     def __init__(self, what: str, most: int, advice: str) -> None:
-        """Starts with no label.
+        """Makes an empty collection.
 
         Args:
           what: the column or feature of the labels, for errors.

@@ -1,4 +1,4 @@
-"""The files that a --source names, local or remote, and what their names say: the split, or the number of files."""
+"""Finds the files that --source names, local or remote, and what their names say: their split, how many there are."""
 
 from __future__ import annotations
 
@@ -54,18 +54,19 @@ def find(
         root, names = path.parent, [path.name]
     else:
         root, names = _glob(path, kinds)
-    if not root.is_remote:
-        for name in names:
-            _check_name(root / name, kinds)
+    for name in () if root.is_remote else names:
+        if not os.path.isfile(str(root / name)):
+            raise DataError("is not a regular file", path=root / name, advice=kinds)
+        try:
+            str(root / name).encode()
+        except UnicodeEncodeError:
+            problem = "its name is not valid UTF-8, and keys are made of it"
+            raise DataError(problem, path=root / name, advice="rename it") from None
     return root, names
 
 
 def check_packed_once(folder: object, names: Iterable[str]) -> None:
-    """Checks that no file lies there both as it is and compressed: `x` and `x.gz` would be one file, read twice.
-
-    Raises:
-      DataError: two do; the message has both names.
-    """
+    """Raises DataError if a file lies there twice, as `x` and compressed as `x.gz`: its rows would be read twice."""
     present = set(names)
     for name in sorted(present):
         if f"{name}{GZIP}" in present:
@@ -75,7 +76,7 @@ def check_packed_once(folder: object, names: Iterable[str]) -> None:
 
 
 def words(name: str) -> list[str]:
-    """Returns the words of a file's name in lower case; a number is a word of its own."""
+    """Returns the words and numbers of a file's name, in lower case."""
     return re.split(r"[-._ ]|(?<=[a-z])(?=\d)", name.lower())
 
 
@@ -113,7 +114,7 @@ def _glob(pattern: LocalPath | RemotePath, kinds: str) -> tuple[StoragePath, lis
 
 
 def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Says whether a path matches as in `glob.glob(recursive=True)`: `*` and `**` match no name with a leading `.`."""
+    """Returns whether a path matches as in `glob.glob(recursive=True)`, where `*` and `**` match no hidden name."""
     if not pattern:
         return not parts
     head, *rest = pattern
@@ -125,15 +126,6 @@ def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     if not parts or (parts[0].startswith(".") and not head.startswith(".")):
         return False
     return fnmatch.fnmatchcase(parts[0], head) and matches(parts[1:], rest)
-
-
-def _check_name(path: StoragePath, kinds: str) -> None:
-    if not os.path.isfile(str(path)):
-        raise DataError("is not a regular file", path=path, advice=kinds)
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise DataError("its name is not valid UTF-8, and keys are made of it", path=path, advice="rename it") from None
 
 
 def _check_complete(folder: StoragePath, names: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from beam_jobs.sources import idx, listing, published
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.idx import IdxSource
 from beam_jobs.sources.row_files import RowFile
+from pipeline.commands.text import shape_of
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
 
@@ -76,7 +77,7 @@ def _open_split(folder: LocalPath, dataset: str, split: str) -> tuple[RowFile, R
     names = file_names(dataset, split)
     images, labels = (idx.open_file(_find(folder, dataset, names[i]), names[i], rank) for i, rank in ((0, 3), (1, 1)))
     if images.shape[1:] != (_SIDE, _SIDE):
-        size = "x".join(map(str, images.shape[1:]))
+        size = shape_of(images.shape[1:])
         raise DataError(f"its images are {size}; they must be {_SIDE}x{_SIDE}", path=images.path)
     idx.check_pair(images, labels)
     first = _FIRST_LABEL.get(dataset, 0)

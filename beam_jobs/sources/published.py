@@ -59,7 +59,7 @@ class Remote:
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Context of a dry run: in it, a file that is not in the cache is a UsageError, which says what to do."""
+    """Context of a dry run: in it, a file that would have to be downloaded is a UsageError, which says what to do."""
     token = _is_dry.set(True)
     try:
         yield
@@ -121,7 +121,9 @@ def cached(
     if missing:
         with _cache_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(folder)
+            for old in folder.glob(".*.tmp-*"):
+                if time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
+                    old.unlink(missing_ok=True)
         with _shown(dataset, sum(remote.num_bytes for remote in missing)) as show, _session() as session:
             for remote in missing:
                 _download(dataset, session, remote, folder, patience, show)
@@ -192,15 +194,9 @@ def _cache_errors(folder: pathlib.Path) -> contextlib.AbstractContextManager[Non
     return named(folder, "cannot hold the download", "set XDG_CACHE_HOME to a folder that can, or give --source")
 
 
-def _remove_abandoned(folder: pathlib.Path) -> None:
-    for old in folder.glob(".*.tmp-*"):
-        if time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
-            old.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def _shown(dataset: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that counts and shows arrived bytes: a bar on a terminal, else a line every 5 s."""
+    """Yields a function to call with the number of bytes of each block: it draws a bar, or prints lines."""
     arrived, next_line = 0, time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def show(count: int) -> None:

@@ -36,7 +36,7 @@ class ResplitSource(Source):
         return _rows(self.inner, *self.bounds[split])
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns how many rows of a new split each of the source's chunks has, or None."""
+        """Returns the number of rows of a new split in each chunk of the source; None if it has no chunks."""
         inner = [(name, self.inner.chunks(name)) for name in self.inner.splits]
         if all(chunks is None for _, chunks in inner):
             return None
@@ -92,7 +92,7 @@ def resplit(source: Source, fractions: dict[str, float]) -> Source:
 
 
 def _rows(source: Source, low: int, high: int) -> NDArray[np.int64]:
-    """Returns the rows, numbered over all splits, whose draws are in low..high - 1; cached: every shard needs them."""
+    """Returns the rows, numbered over all splits, whose draws are in low..high - 1. Cached: every shard needs them."""
     key = (source.files, tuple(source.splits.items()), low, high)
     if key not in _kept:
         while len(_kept) >= _MOST_KEPT:

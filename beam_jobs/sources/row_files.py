@@ -36,8 +36,8 @@ class RowFile(KnownFile):
       file: its name in keys, its size and digest, decompressed.
       shape: (rows, ...) of its uint8 values.
       start: the byte where they begin.
-      unpack: makes and keeps (see `keep`) the temporary file that the rows are read from, with those of all files of
-        the same archive; None if the rows are read from `path`.
+      unpack: unpacks all files of the same archive to temporary files and keeps them open (see `keep`); None if rows
+        are read from `path` itself.
     """
 
     file: SourceFile
@@ -52,7 +52,7 @@ class RowFile(KnownFile):
         return str(self.path) if self.path.name in names else f"{self.path}: {self.file.file}"
 
     def keep(self, handle: IO[bytes], stamp: tuple[int, int] | None = None) -> None:
-        """Keeps the file open, so that the process that checked the source need not unpack it again."""
+        """Keeps an open file to read rows from, so that this process need not open or unpack it again."""
         with _lock:
             _kept.pop((self.path, self.file), None)
             while len(_kept) >= _MOST_KEPT:
@@ -85,11 +85,7 @@ class RowFile(KnownFile):
         return out
 
     def check_labels(self, bounds: Sequence[tuple[str, int, int]]) -> None:
-        """Checks the first bytes of every row against (name, lowest, highest) of each of its labels.
-
-        Raises:
-          DataError: a label is out of bounds; the message names the first.
-        """
+        """Raises DataError for the first label that is out of its bounds, as `with_labels_checked`."""
         with self.opened() as handle:
             for _ in with_labels_checked(handle, self.where, self.start, self.shape, bounds):
                 pass
@@ -124,14 +120,14 @@ _kept: dict[tuple[StoragePath, SourceFile], tuple[IO[bytes], tuple[int, int]]] =
 def with_labels_checked(
     handle: IO[bytes], where: str, start: int, shape: Sequence[int], bounds: Sequence[tuple[str, int, int]]
 ) -> Iterator[bytes]:
-    """Yields the bytes of an open file's rows, in blocks of rows whose labels are within their bounds.
+    """Yields the bytes of an open file's rows in blocks, each after its labels are checked.
 
     Args:
       handle: the open file.
       where: its name in errors.
       start: the byte where row 0 begins.
       shape: (rows, ...).
-      bounds: (name, lowest, highest) of each of a row's first bytes.
+      bounds: (name, lowest, highest) of each label; the labels are the first bytes of a row.
 
     Raises:
       DataError: a label is out of bounds; the message names the first.
@@ -171,12 +167,12 @@ def gather(handle: IO[bytes], start: int, rows: NDArray[np.int64], out: NDArray[
 
 
 def fill(out: NDArray[np.uint8], at: NDArray[np.int64], descriptors: Iterable[int], offsets: list[int]) -> None:
-    """Reads rows of equal length from any files, one after the other.
+    """Reads rows of equal length, one after the other; each may lie in another file.
 
     Args:
       out: uint8 (m, bytes per row), C-contiguous.
-      at: int64 (n,), the row of `out` that each of them goes to.
-      descriptors, offsets: of the open file where each lies, and the byte where it begins.
+      at: int64 (n,), the row of `out` that each row goes to.
+      descriptors, offsets: the open file of each row, and the byte where it begins.
 
     Raises:
       EOFError: a file ends too early.

@@ -1,4 +1,4 @@
-"""Files of a source: read as streams, gzip or not, unpacked to temporary files, and digested for the manifest."""
+"""Reads the files of a source as streams, gzip or not, unpacks them to temporary files, and digests them."""
 
 from __future__ import annotations
 
@@ -58,12 +58,7 @@ def stamp(path: StoragePath) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class KnownFile:
-    """A file as it was when the source was opened.
-
-    Attributes:
-      path: of the file.
-      stamp: (bytes, modification time in ns) at that time.
-    """
+    """A file, and its (bytes, modification time in ns) when the source was opened."""
 
     path: StoragePath
     stamp: tuple[int, int]
@@ -101,11 +96,11 @@ def is_packed(handle: IO[bytes]) -> bool:
 def opened(path: StoragePath) -> Iterator[IO[bytes]]:
     """Opens a file for reading, decompressed if it begins like gzip.
 
-    The block need not read to the end: what it leaves of gzip data is read when it ends, as the CRC comes last.
+    The block need not read to the end: when it ends, the rest of gzip data is read, as the CRC comes last.
 
     Raises:
-      DataError: as `open_plain`; or the gzip data is cut short or corrupt, which may be found while it is read, or at
-        the end of the block.
+      DataError: it is missing, not a regular file, or unreadable; or, while it is read or at the end of the block, the
+        gzip data is cut short or corrupt.
     """
     with errors_of(path), open_plain(path) as raw:
         if is_packed(raw):
@@ -120,7 +115,7 @@ def opened(path: StoragePath) -> Iterator[IO[bytes]]:
 def blocks(stream: IO[bytes], size: int) -> Iterator[bytes]:
     """Yields the next `size` bytes, fewer at the end of the file, in blocks of at most 1 MiB.
 
-    In blocks, because `stream.read(size)` would first allocate as much as a damaged header claims.
+    `stream.read(size)` would first allocate as many bytes as a damaged header claims.
     """
     while size > 0 and (block := stream.read(min(size, BLOCK))):
         yield block
@@ -187,7 +182,7 @@ def describe(files: Sequence[tuple[str, LocalPath]]) -> tuple[SourceFile, ...]:
 
 
 class Tally:
-    """The size and digest of bytes as they come."""
+    """Counts and digests bytes as they are read."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance
@@ -206,7 +201,7 @@ class Tally:
 
 
 def digests(files: Sequence[tuple[str, LocalPath]], advance: Advance) -> list[SourceFile]:
-    """Returns the same entries as `describe`, without a bar. One thread and one block per core."""
+    """Returns the same entries as `describe`, without a bar; memory: one block for each core's thread."""
     stop = threading.Event()
 
     def work(file: tuple[str, LocalPath]) -> SourceFile:

@@ -1,1 +1,1 @@
-"""`beam_jobs.validate`: checks every record against the manifest."""
+"""The command `validate`: its steps, its Beam job, the check of a shard."""

@@ -1,4 +1,4 @@
-"""Runs the command: flags -> manifest -> check -> report."""
+"""The command from its flags to its report."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from beam_jobs.validation.job import Report
 
-# Measured seconds of one core, to tell whether several processes pay: per record and byte; per byte of raw pixels that
-# are summed; per decoded image and byte of it (a JPEG of 500x500: 2.6 ms for 158 kB).
+# Measured seconds of one core, to tell whether several processes pay: for each record and byte; for each byte of raw
+# pixels, which are summed; for each decoded image and byte of it (a JPEG of 500x500: 2.6 ms for 158 kB).
 _RECORD_SECONDS, _BYTE_SECONDS = 15e-6, 1e-9
 _RAW_BYTE_SECONDS, _DECODED_SECONDS, _DECODED_BYTE_SECONDS = 3e-9, 80e-6, 20e-9
 
@@ -100,7 +100,7 @@ def seconds(content: Manifest, decodes: bool) -> float:
 
 
 def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> list[str]:
-    """Returns what was found: one line per problem, and a summary."""
+    """Returns one line per problem, and a summary."""
     found = list(report.problems)
     if report.num_problems > len(found):
         found.append(f"and {report.num_problems - len(found)} more")
@@ -123,7 +123,7 @@ def count(report: Report, content: Manifest) -> str:
 
 
 def _notes(data_dir: StoragePath, content: Manifest) -> list[str]:
-    """Returns a line for each kind of file that is not the data set's and that nobody takes for a part of it."""
+    """Returns a line for each kind of other files in the folder that nobody takes for a part of the data set."""
     try:
         found = unlisted(data_dir, content)
     except DataError as error:

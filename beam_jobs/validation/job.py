@@ -1,4 +1,4 @@
-"""A validation as a Beam job: checks shards on workers, and at the end the data set as a whole: keys, totals, files."""
+"""A validation as a Beam job: shards are checked on workers, and then the data set as a whole: keys, totals, files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode s
 
 @dataclasses.dataclass(frozen=True)
 class Validation(ShardJob):
-    """Checks a data set; the result is the report.
+    """Checks a data set; its result is the report.
 
     Attributes:
       data_dir: the data set's folder.
@@ -91,13 +91,13 @@ class Validation(ShardJob):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A data set, checked.
+    """The result of checking a data set.
 
     Attributes:
       problems: the first `MOST_LISTED`, as lines.
-      num_problems: how many there are.
-      bad_shards: shards that have one.
-      records, num_bytes: that were read.
+      num_problems: number of all problems.
+      bad_shards: number of shards that have one.
+      records, num_bytes: how much was read.
     """
 
     problems: tuple[str, ...]
@@ -125,7 +125,7 @@ def parse_report(data: bytes, file: str) -> Report:
 
 
 def _combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:
-    """Returns the report of all shards, and of the problems that concern more than one of them."""
+    """Returns the report on all shards and on the problems outside of single shards."""
     others = sorted(more)
     listed = sorted([*(problem for shard in shards for problem in shard.problems), *others])[:MOST_LISTED]
     bad = {shard.shard for shard in shards if shard.num_problems} | {problem.shard for problem in others}
@@ -139,10 +139,10 @@ def _combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:
 
 
 class Progress(Display):
-    """Shows a validation, in bytes of its shards."""
+    """Shows the progress of a validation, in bytes of its shards."""
 
     def __init__(self, manifest: Manifest, marks: str) -> None:
-        """Draws the bar; the folder `marks` gets a file for each finished shard, named by its number."""
+        """Draws the bar; workers put a file for each finished shard into the folder `marks`, named by its number."""
         self._marks = marks
         self._sizes = [shard.num_bytes for shard in manifest.shards]
         super().__init__(sum(self._sizes))
@@ -179,9 +179,12 @@ def _key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[
 
 
 def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[Problem]:
-    """Yields what is wrong with the manifest's totals; a split with records that cannot be read is left out.
+    """Yields problems of the manifest's totals; splits with records that cannot be read are left out.
 
-    The reports are in the manifest's order; `decodes` says whether the pixels were checked.
+    Args:
+      manifest: the data set's.
+      shards: reports in the manifest's order.
+      decodes: whether the pixels were checked.
     """
     by_split, first, texts = {}, 0, []
     for name, split in manifest.splits.items():
@@ -197,10 +200,7 @@ def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: 
 
 
 def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
-    """Yields what is wrong with the files from which TensorFlow Datasets learns what the manifest says.
-
-    Beside foreign records they are somebody else's.
-    """
+    """Yields problems of the files for TensorFlow Datasets. Beside foreign records they are not ours to check."""
     made = manifest_writer.tfds_files(manifest)
     for name in naming.TFDS_FILES if manifest.has_images else ():
         text = _tfds_problem(data_dir / name, made.get(name))
@@ -209,7 +209,7 @@ def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem
 
 
 def _card_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
-    """Yields what is wrong with the card. There need not be one; beside foreign records it is somebody else's."""
+    """Yields problems of the card, if there is one. Beside foreign records it is not ours to check."""
     text = None
     try:
         text = card.problem_of((data_dir / naming.CARD).read_bytes(), manifest) if manifest.has_images else None
@@ -222,8 +222,8 @@ def _card_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Proble
 
 
 def _stray_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
-    """Yields the files that the manifest does not list and that others would read as shards of the data set."""
-    with contextlib.suppress(DataError):  # where the folder cannot be listed, its shards say more
+    """Yields a problem for each file that the manifest does not list and that programs would read as a shard."""
+    with contextlib.suppress(DataError):  # if the folder cannot be listed, the problems of its shards say more
         for name in present.unlisted(data_dir, manifest).as_shards:
             text = "is not in the manifest; programs that read by a pattern (train-*, *.tfrecord*) would read it"
             yield Problem(len(manifest.shards), -1, name, "", text)
@@ -246,7 +246,7 @@ def _tfds_problem(path: StoragePath, made: bytes | None) -> str | None:
 
 
 def _in_one_order(dataset_info: bytes) -> Any:
-    """Returns the content with splits by name: a conversion writes them in its own order, the manifest sorted."""
+    """Returns the content with splits sorted by name, as in the manifest: a conversion writes them in its own order."""
     try:
         content = json.loads(dataset_info)
         return content | {"splits": sorted(content["splits"], key=lambda split: str(split["name"]))}

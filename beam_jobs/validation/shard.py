@@ -1,8 +1,9 @@
-"""Checks one shard against the manifest: the file, its records, their examples, and the files beside it."""
+"""Checks one shard against the manifest: the file, its records, their examples, and its sidecars."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 from array import array
 from collections import Counter
@@ -16,7 +17,7 @@ from beam_jobs.examples.statistics import PixelSums, entropy
 from beam_jobs.shards import reader
 from beam_jobs.shards.reader import KeyHashes
 from pipeline import images
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import location, reason_of
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
@@ -28,7 +29,7 @@ from pipeline.records.members import MemberTable, inflate
 from pipeline.records.members import parse as parse_members
 from pipeline.records.tf_example import Values
 
-_NO_IMAGE = Feature("uint8")  # where records are of any kind
+_NO_IMAGE = Feature("uint8")  # of records of any kind
 _RAW_AT_ONCE = 64  # images whose pixels are summed together
 _FORMATS = {"png": ("PNG",), "jpeg": ("JPEG",), "any": ("PNG", "JPEG")}
 _BYTES = ("string", "uint8")  # dtypes of features that are kept as bytes
@@ -43,10 +44,10 @@ class Problem:
     """One difference from the manifest.
 
     Attributes:
-      shard: its number among all of the data set; their count for a problem of no shard.
-      record: its number in the file; -1 for a problem of the whole file.
-      file: a base name.
-      where: the record and its offset as text; empty for a problem of the whole file.
+      shard: the shard's number in the data set; the number of shards for a problem outside of them.
+      record: the record's number in the file; -1 for a problem of the whole file.
+      file: the file's base name.
+      where: the record and its offset as text; "" for a problem of the whole file.
       text: what differs.
     """
 
@@ -62,17 +63,17 @@ class Problem:
 
 @dataclasses.dataclass
 class ShardReport:
-    """One shard, checked.
+    """The result of checking a shard.
 
     Attributes:
-      shard: its number among all of the data set.
-      sums: of the pixels, if images are decoded.
+      shard: its number in the data set.
+      sums: sums over the pixels, if images are decoded.
       problems: the first `MOST_LISTED`.
-      num_problems: how many there are.
-      records, num_bytes: that were read.
-      is_whole: whether every record of the manifest was read and is a valid example; else its totals mean nothing.
-      labels: how many examples have each label that is in range.
-      sizes: {(height, width): images}; of raw images, and of others if they are decoded.
+      num_problems: number of all problems.
+      records, num_bytes: how much was read.
+      is_whole: whether all records were read and are valid examples; if not, the totals mean nothing.
+      labels: {label in range: examples}.
+      sizes: {(height, width): images}, of raw images, and of others if they are decoded.
     """
 
     shard: int
@@ -95,14 +96,14 @@ class ShardReport:
 def check_shard(
     data_dir: StoragePath, manifest: Manifest, number: int, decodes: bool
 ) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes]]]:
-    """Reads a shard once, front to back; returns what was found, and its keys for `key_check`.
+    """Reads a shard once, front to back; returns a report, and (bucket, hashes) of its keys.
 
     Memory: a block of the file, a record, and about 100 bytes per record.
 
     Args:
       data_dir: the data set's folder.
       manifest: its manifest.
-      number: of the shard among all of the data set.
+      number: the shard's number in the data set.
       decodes: whether to check the pixels too.
     """
     report = ShardReport(number, PixelSums(len(manifest.image_mean)))
@@ -158,7 +159,7 @@ class _Check:
             self._check_entropy()
 
     def _read_offsets(self, name: str) -> MemberTable | None:
-        """Reads the file of offsets; returns the table of members of a compressed shard that has one."""
+        """Reads the sidecar of offsets; returns the table of GZIP members, if the shard is compressed and has one."""
         info = self._info
 
         def parse(data: bytes, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
@@ -175,7 +176,7 @@ class _Check:
         self._damaged, self._report.is_whole = True, False
 
     def _size_of(self, number: int, offset: int) -> int | None:
-        """Returns the bytes that a record's frame must take; None where nothing tells."""
+        """Returns the size that a record's frame must have; None if neither stride nor offsets tell it."""
         stride, known = self._info.stride, self._known
         if number >= self._info.num_examples:
             return None
@@ -229,7 +230,7 @@ class _Check:
             self.add(f"has {count_of(len(self._begins), 'record')}, the manifest says {info.num_examples:,}")
 
     def _beside(self, name: str, parse: Callable[..., NDArray[_Numbers]], crc: str | None) -> NDArray[_Numbers] | None:
-        """Returns the numbers in a file beside the shard; None where there is none, or not the one that is listed."""
+        """Returns the numbers in a sidecar, or None if the manifest lists none, or it is missing or fails its CRC."""
         if crc is None:
             return None
         try:
@@ -269,13 +270,13 @@ class _Check:
 def _member_frames(
     read: Read, table: MemberTable, size_of: Callable[[int, int], int | None], on_corrupt: Callable[[str, str], None]
 ) -> Iterator[Frame]:
-    """Yields a frame for every record of the shard; one of a corrupt member has neither a record nor a fault.
+    """Yields a frame for every record of the shard; in a corrupt member, it has neither a record nor a fault.
 
     Args:
       read: returns the next bytes of the file, as it is stored.
       table: where its members lie.
-      size_of: as `walk` takes it.
-      on_corrupt: gets (where, what is wrong) of each corrupt member.
+      size_of: as for `walk`.
+      on_corrupt: called with (where, what is wrong) for each corrupt member.
     """
     rest = b""
     for member, offset in enumerate(table.offsets[:-1].tolist()):
@@ -292,24 +293,19 @@ def _member_frames(
             on_corrupt(f", GZIP member at byte offset {offset}, records {first} to {stop - 1}", str(error))
             whole = bytearray()
         number = first
-        for frame in walk(_once(bytes(whole)), size_of, first, begins[0]):
+        for frame in walk(io.BytesIO(whole).read, size_of, first, begins[0]):
             number = frame.number + 1
-            # Nothing may be lost but what lies behind it in this member.
+            # If the walk ends early, only the records behind it in this member are lost.
             yield frame if frame.end > frame.offset else frame._replace(end=begins[number - first])
         for lost in range(number, stop):
             yield Frame(lost, begins[lost - first], begins[lost - first + 1], None, None)
-
-
-def _once(data: bytes) -> Read:
-    pieces = [data]
-    return lambda _: pieces.pop() if pieces else b""
 
 
 class ExampleCheck:
     """Checks the examples of one shard, and counts them in its report."""
 
     def __init__(self, manifest: Manifest, decodes: bool, report: ShardReport) -> None:
-        """Makes a check that also looks at the pixels if it decodes; labels, sizes and sums go to the report."""
+        """Makes a check that puts labels, sizes and sums into the report, and looks at the pixels if `decodes`."""
         self._features = manifest.features
         self._image = manifest.features.get("image", _NO_IMAGE)
         self._classes = {"label": len(manifest.class_names)}
@@ -323,7 +319,7 @@ class ExampleCheck:
         self._raw: list[bytes] = []
 
     def check(self, record: bytes) -> tuple[bytes | None, list[str]]:
-        """Returns the example's key, None where it has none, and what is wrong with it."""
+        """Returns an example's key, or None if it has none, and the problems of the example."""
         if not self._features:  # of `pipeline.index`: any bytes will do
             return None, []
         try:
@@ -343,7 +339,7 @@ class ExampleCheck:
         return key[0] if isinstance(key, list) and len(key) == 1 else None, problems
 
     def finish(self) -> None:
-        """Sums the pixels that are still waiting; call it after the last example."""
+        """Adds the pixels that were not summed yet; must be called after the last example."""
         if self._raw and self._raw_shape:
             self._report.sums.add(
                 np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape)
@@ -375,7 +371,7 @@ class ExampleCheck:
             if len(data) != math.prod(self._raw_shape):
                 return (
                     f"its image has {count_of(len(data), 'byte')}, not the "
-                    f"{math.prod(self._raw_shape)} of {_text(self._image)}"
+                    f"{math.prod(self._raw_shape)} of {shape_of(self._image.shape)}"
                 )
             self._report.sizes[self._raw_shape[:2]] += 1
             if self._decodes:
@@ -396,21 +392,21 @@ class ExampleCheck:
         except BadImageError as error:
             return str(error)
         if any(side not in (None, has) for side, has in zip(self._image.shape, pixels.shape, strict=True)):
-            return f"its image is {'x'.join(map(str, pixels.shape))}, not {_text(self._image)}"
+            return f"its image is {shape_of(pixels.shape)}, not {shape_of(self._image.shape)}"
         self._report.sizes[pixels.shape[0], pixels.shape[1]] += 1
         self._report.sums.add(images.with_channels(pixels, self._report.sums.channels))
         return None
 
 
 def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:
-    """Returns (dtype or None for bytes, number of values or None if it varies) of a feature."""
+    """Returns (dtype, number of values) of a feature; None for the dtype of bytes, and for a number that varies."""
     sizes = [1] if feature.dtype == "uint8" else feature.shape
     count = None if None in sizes else math.prod(size for size in sizes if size is not None)
     return None if feature.dtype in _BYTES else np.dtype(feature.dtype), count
 
 
 def _kind_problem(feature: Feature, values: Values) -> str | None:
-    """Returns what is wrong with the type or the number of a feature's values."""
+    """Returns the problem of the type or the number of a feature's values; None if there is none."""
     kind = "bytes" if isinstance(values, list) else str(values.dtype)
     expected = "bytes" if feature.dtype in _BYTES else feature.dtype
     if kind != expected and (kind != "bytes" or values):  # without a value it has no kind
@@ -420,7 +416,3 @@ def _kind_problem(feature: Feature, values: Values) -> str | None:
         return None if len(values) == count else f"has {count_of(len(values), 'value')}, the manifest says {count}"
     unit = math.prod(size for size in feature.shape if size is not None)
     return f"has {count_of(len(values), 'value')}, not a multiple of {unit}" if unit and len(values) % unit else None
-
-
-def _text(feature: Feature) -> str:
-    return "x".join("?" if size is None else str(size) for size in feature.shape)

@@ -15,6 +15,11 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def shape_of(sizes: Iterable[int | None]) -> str:
+    """Returns the sizes of an array: `28x28x1`, `?x?x3` where some vary."""
+    return "x".join("?" if size is None else str(size) for size in sizes)
+
+
 def range_of(values: Iterable[float], digits: int = 0) -> str:
     """Returns the smallest and the largest of some numbers: `9 to 11`, or `9` if they are equal."""
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""The columns of a Parquet file that are the image, the label, the key and the features, by flags and types."""
+"""Chooses the columns of a Parquet file that become image, label, key and features, by flags and types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.manifest import Feature
 
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAME = "label"
-_LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of columns
+_LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types, as in _KINDS
 _MOST_LISTED = 16
 IMAGE_FIELD = "bytes"  # of Hugging Face's struct of bytes and path
 _GIVEN = ("float32", "int64", "string")  # types that a kept column can be given
@@ -24,7 +24,7 @@ _GIVEN = ("float32", "int64", "string")  # types that a kept column can be given
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The columns to read; equal for two files that can be read alike.
+    """The columns to read; equal for two files that are read in the same way.
 
     Attributes:
       image: name of the images' column.
@@ -33,8 +33,8 @@ class Columns:
       label_kind: `int`, `bool` or `string`.
       key: name of the keys' column; "" if keys are made of file and row.
       kept: (name, feature) of the others.
-      given: names of those whose type the user gave: they are converted to it, float32 is rounded.
-      doubles: names of the other float64 columns, which must hold only values of float32. Files may differ in it.
+      given: the kept columns whose type the user gave: they are converted to it, to float32 with rounding.
+      doubles: the other float64 columns, which must hold values of float32 alone. Files may differ in it.
     """
 
     image: str
@@ -48,13 +48,13 @@ class Columns:
 
     @property
     def paths(self) -> list[str]:
-        """The dotted paths to read; of a struct only its field `bytes`."""
+        """The dotted paths to read: of a struct, its field `bytes` alone."""
         image = f"{self.image}.{IMAGE_FIELD}" if self.nested else self.image
         return [image, self.label, *([self.key] if self.key else []), *(name for name, _ in self.kept)]
 
 
 def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
-    """Returns the columns of a file; if no flag names them, `image`, else `img`, and `label`.
+    """Returns the columns of a file: by default `image` or `img`, and `label`.
 
     Raises:
       UsageError: a flag names a missing column, or one whose type cannot be converted; a kept column is read
@@ -64,7 +64,9 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     image = options.image_column or (present[0] if present else _IMAGE_NAMES[0])
     label = options.label_column or _LABEL_NAME
     if not options.image_column and not present:
-        raise _missing(path, schema, "image", [field.name for field in schema if _holds_images(field.type)])
+        raise _missing(
+            path, schema, "image", [each.name for each in schema if _kind(_bytes_type(each.type)) == "bytes"]
+        )
     nested = _check_image(path, schema, image)
     if not options.label_column and label not in schema.names:
         used = (image, options.key_column)
@@ -85,9 +87,10 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
         feature = _feature(path, schema, name, wanted)
         own_names = names.get(name, ()) if feature.dtype == "int64" else ()
         kept.append((name, dataclasses.replace(feature, class_names=own_names)))
+        found = plain(schema.field(name).type)
         if wanted:
             given.append(name)
-        elif _holds_doubles(schema.field(name).type):
+        elif pa.types.is_float64(found.value_type if _kind(found) in ("list", "vector") else found):
             doubles.append(name)
     if len({image, label, options.key_column}) != 3:
         raise UsageError(
@@ -97,7 +100,7 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
 
 
 def _missing(path: str, schema: pa.Schema, what: str, could_be: Sequence[str]) -> UsageError:
-    """Returns the error for a file without a column of the usual name; `could_be` are those of a fitting type."""
+    """Returns the error for a file without a column of the usual name; columns of `could_be` have a fitting type."""
     columns = _listed([f"{field.name} ({_text(field.type)})" for field in schema])
     if not could_be:
         return UsageError(f"{path} has no column that could be the {what}; it has {columns}; {OTHER_DATA}")
@@ -113,9 +116,10 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
 
 
-def _holds_images(found: pa.DataType) -> bool:
+def _bytes_type(found: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's values, of a struct with the field `bytes` that field's."""
     is_struct = pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0
-    return _kind(plain(found.field(IMAGE_FIELD).type if is_struct else found)) == "bytes"
+    return plain(found.field(IMAGE_FIELD).type if is_struct else found)
 
 
 def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
@@ -153,13 +157,12 @@ def _type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
 def _check_image(path: str, schema: pa.Schema, name: str) -> bool:
     """Returns whether the image column is a struct with the field `bytes`."""
     found = _type_of(path, schema, "image_column", name)
-    nested = pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0
-    if _kind(plain(found.field(IMAGE_FIELD).type if nested else found)) != "bytes":
+    if _kind(_bytes_type(found)) != "bytes":
         raise UsageError(
             f"--image_column={name}: {path} has it as {_text(found)}; it must be binary, the bytes of PNG, JPEG, ... "
             f"files, or a struct with such a field {IMAGE_FIELD!r}"
         )
-    return bool(nested)
+    return bool(pa.types.is_struct(found))
 
 
 def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Sequence[str], must: str) -> str:
@@ -197,11 +200,6 @@ def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
     if choices := [f"{name}:{type_}" for type_ in _GIVEN if kind in _CASTS[type_]]:
         advice = f"keep it as {' or '.join(choices)}"
     raise UsageError(f"--keep_columns: {path} has {name!r} as {_text(found)}; {advice}")
-
-
-def _holds_doubles(found: pa.DataType) -> bool:
-    found = plain(found)
-    return bool(pa.types.is_float64(found.value_type if _kind(found) in ("list", "vector") else found))
 
 
 def plain(found: pa.DataType) -> pa.DataType:

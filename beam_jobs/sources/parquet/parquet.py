@@ -37,10 +37,10 @@ _TAIL = 8  # bytes: the length of the footer, uint32, and PAR1
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ParquetSource(Source):
-    """Files that were opened and checked.
+    """Parquet files.
 
     Attributes:
-      columns: of all files.
+      columns: those to read, of all files.
       tables: {split: its files}.
     """
 
@@ -125,7 +125,7 @@ def open_source(options: SourceOptions) -> ParquetSource:
 
 @dataclasses.dataclass(frozen=True)
 class _Opened:
-    """A file, and what its footer says."""
+    """A file, its columns, and the class names in its metadata."""
 
     table: ParquetFile
     columns: Columns
@@ -160,8 +160,8 @@ def _open_another(path: StoragePath, options: SourceOptions, first: _Opened) -> 
 def _files_by_split(root: StoragePath, names: Sequence[str]) -> dict[str, list[str]]:
     """Returns the files of each split, train first.
 
-    A file's split is a word (train, validation, test, ...) in its name or the name of a folder, or, if other files have
-    such a word, what precedes `-00000-of-00001`. If no file has such a word, all files are of `train`.
+    A file's split is the word train, validation, test, ... in its name or the name of a folder. If only other files
+    have such a word, it is the one before `-00000-of-00001`. If no file has one, all files are of `train`.
 
     Raises:
       DataError: a file has two such words, or none while others have one; two words mean the same split.
@@ -210,9 +210,9 @@ def _shard_word(root: StoragePath, name: str, others: Sequence[str]) -> str:
 
 
 def _class_names_of(files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns one name per label of all files; `named` are those in their metadata, if any.
+    """Returns one class name per label: `named`, those of the files' metadata, or what their labels say.
 
-    Labels are read, as pyarrow 25 crashes on corrupt statistics.
+    All labels are read, instead of the footers' statistics: pyarrow 25 crashes on corrupt ones.
 
     Raises:
       DataError: no row has a label, there are more than 100,000 classes, or a file cannot be read.
@@ -241,8 +241,7 @@ def _class_names_of(files: Sequence[ParquetFile], columns: Columns, named: tuple
 def _check_doubles(opened: _Opened) -> None:
     """Raises UsageError if a kept column has a value that would be rounded, and the user has not allowed it.
 
-    All values are read before anything is written: the user need not wait for a row in the middle, and what is allowed
-    does not depend on which rows are sampled.
+    All values are read before anything is written, so that a long conversion does not fail on a row in its middle.
     """
     names, table = opened.columns.doubles, opened.table
     if not names:
@@ -274,9 +273,9 @@ def _rounded(path: StoragePath, row: int, name: str, value: float, feature: Feat
 def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ...]:
     """Returns the manifest's entry of each file.
 
-    The digest of a local file covers its content. That of a remote file covers only its end, the footer with its length
-    and magic, as reading all bytes from a store would take too long. The footer has the offset and size of every
-    column chunk, and the writer's statistics; files that are equal in all of these are not told apart.
+    The digest of a local file covers its content. That of a remote file covers its footer alone, with length and magic,
+    as reading all bytes from a store would take too long. The footer has the offset and size of every column chunk and
+    the writer's statistics; two files that agree in all of these have one digest.
     """
     if isinstance(folder, LocalPath):
         return streams.describe([(name, folder / name) for name in names])

@@ -72,7 +72,7 @@ def _footer(path: StoragePath, stamp: tuple[int, int]) -> pq.FileMetaData:
 
 @dataclasses.dataclass(frozen=True)
 class OpenFile:
-    """An open Parquet file; `path` is for errors."""
+    """An open Parquet file, and its path for errors."""
 
     path: StoragePath
     file: pq.ParquetFile
@@ -83,7 +83,7 @@ class OpenFile:
         return range(self.file.num_row_groups)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the columns of some dotted paths of a row group, in batches of about 16 MiB.
+        """Yields some columns, given by their dotted paths, of a row group, in batches of at most about 16 MiB.
 
         Raises:
           DataError: a page is corrupt, or rows are missing.
@@ -107,7 +107,7 @@ class OpenFile:
         """Returns the number of rows in each row group, after checking some columns of it.
 
         Raises:
-          DataError: as `rows`; or they do not sum to the file's rows: the footer, which has no checksum, is corrupt.
+          DataError: as `rows`; or they do not sum to the file's rows, as in a corrupt footer, which has no checksum.
         """
         counts = tuple(self.rows(group, columns) for group in self.groups)
         if sum(counts) != self.file.metadata.num_rows:
@@ -158,7 +158,7 @@ class OpenFile:
 
 @contextlib.contextmanager
 def arrow_errors(path: object, problem: str) -> Iterator[None]:
-    """Turns any error of pyarrow into a DataError of one line: the file, the problem, and what pyarrow says."""
+    """Context in which any error of pyarrow becomes one of ours, in one line with the file and the problem."""
     try:
         yield
     except DataError:
@@ -175,7 +175,7 @@ class BatchedBuilder(BlockBuilder):
     def __init__(
         self, count: int, columns: Columns, class_names: tuple[str, ...], keys: NDArray[np.bytes_] | None
     ) -> None:
-        """Starts a block of `count` rows; labels that are strings become their numbers in `class_names`."""
+        """Makes a block of `count` rows; labels that are strings become their numbers in `class_names`."""
         super().__init__(count, dict(columns.kept), keys=keys)
         self._columns = columns
         self._texts = pa.array(class_names, pa.large_string()) if columns.label_kind == "string" else None
@@ -281,20 +281,15 @@ def _is_inexact(values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 def _kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict[int, str]) -> NDArray[Any]:
     if feature.dtype == "string":
-        if is_given and not _is_bytes(array.type):
-            array = array.cast(pa.large_string())  # of a float: the shortest text that is exactly this value
+        kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+        if is_given and (pa.types.is_decimal(array.type) or not any(is_kind(array.type) for is_kind in kinds)):
+            array = array.cast(pa.large_string())  # a float becomes the shortest text that is exactly its value
         return _bytes(array, f"{name} is null", bad)
     dtype = feature.dtype if is_given else ""
     if feature.shape == ():
         return _numbers(array, name, dtype, bad)
     _refuse_nulls(bad, array, f"{name} is null")
     return _lists(array, name, dtype, bad) if feature.shape == (None,) else _vectors(array, name, dtype, bad)
-
-
-def _is_bytes(found: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_binary(found) and not pa.types.is_decimal(found)) or bool(
-        pa.types.is_binary(found) or pa.types.is_large_binary(found)
-    )
 
 
 def _numbers(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[Any]:
@@ -342,7 +337,7 @@ def _from_objects(array: pa.Array, name: str, given: str, bad: dict[int, str]) -
 def _refuse_values(
     bad: dict[int, str], rows: NDArray[np.bool_], values: NDArray[np.floating[Any]], reason: str
 ) -> None:
-    """Adds bad rows; `reason` has a place for the value."""
+    """Adds bad rows, with the value formatted into the reason."""
     for row in np.flatnonzero(rows).tolist():
         bad.setdefault(row, reason.format(float(values[row])))
 

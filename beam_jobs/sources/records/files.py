@@ -1,8 +1,8 @@
 """Files of records: TFRecord files, compressed or not, and ArrayRecord files; walked once, then read by record number.
 
-A file is walked once, to index it. If all records of a TFRecord file have the same length, the index is that length,
-and any record can be read directly. Otherwise it is the offset of each piece of 1,000 records or 16 MiB, whichever is
-less. Compressed files are read from their beginning.
+Walking a TFRecord file indexes it. If all records have the same length, the index is that length, and any record can be
+read directly. Otherwise it is the offset of each piece of 1,000 records or 16 MiB, whichever is less. Compressed files
+are always read from their beginning.
 """
 
 from __future__ import annotations
@@ -47,10 +47,9 @@ class RecordFile(KnownFile):
       num_records: number of records.
       packing: "" (TFRecord), "gzip" or "zlib" (TFRecord, compressed), or `ARRAY_RECORD`.
       stride: bytes from one record to the next, if all have the same length.
-      offsets: (path, CRC32C in hexadecimal) of a file with the byte offset of each record and the size of this file,
-        uint64, little-endian; None if there is none.
-      marks: (record, its byte offset) of the first record of each piece, and of the file's end, if there is neither
-        stride nor offsets.
+      offsets: (path, CRC32C in hexadecimal) of the sidecar with the byte offset of each record and the size of this
+        file, uint64, little-endian; None if there is none.
+      marks: (record, byte offset) of the start of each piece and of the file's end; empty with a stride or offsets.
     """
 
     num_records: int
@@ -102,7 +101,7 @@ def index(
 
 
 def index_array_record(path: StoragePath) -> RecordFile:
-    """Opens an ArrayRecord file, which has its own index.
+    """Returns an ArrayRecord file, which holds its own index.
 
     Raises:
       DataError: the file cannot be read or is not an ArrayRecord file.
@@ -120,27 +119,31 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
     """
     with streams.errors_of(file.path), file.path.open_native() as stream:
         file.check_unchanged()  # after opening it, so that a file that has replaced it is noticed
+        if file.packing == ARRAY_RECORD:
+            with _array_record(file.path) as reader:
+                found: list[bytes] = reader.read(rows.tolist())
+            return found
         if file.packing:
-            return _read_array_record(file, rows) if file.packing == ARRAY_RECORD else _read_streamed(file, rows)
+            return _read_streamed(file, rows)
         if not file.has_random_access:
             return _read_pieces(file, stream, rows)
-        starts, stops = _ranges(file, rows)
-        framed = read_ranges(stream, starts, stops, file.path.is_remote)
-        return [_record(file, data, row, start) for data, row, start in zip(framed, rows.tolist(), starts, strict=True)]
+        return _read_directly(file, stream, rows)
 
 
-def _record(file: RecordFile, framed: bytes, row: int, start: int) -> bytes:
-    fault = framing.check(framed)
-    if fault:
-        raise DataError(fault.text, path=file.path, record=row, offset=start, advice=_ADVICE)
-    return framed[framing.HEADER : -framing.FOOTER]
-
-
-def _ranges(file: RecordFile, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+def _read_directly(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.int64]) -> list[bytes]:
+    """Returns records of which the offsets are known."""
     if file.stride is not None:
-        return (rows * file.stride).tolist(), ((rows + 1) * file.stride).tolist()
-    offsets = _load_offsets(file)
-    return offsets[rows].tolist(), offsets[rows + 1].tolist()
+        starts, stops = (rows * file.stride).tolist(), ((rows + 1) * file.stride).tolist()
+    else:
+        offsets = _load_offsets(file)
+        starts, stops = offsets[rows].tolist(), offsets[rows + 1].tolist()
+    found = []
+    framed = read_ranges(stream, starts, stops, file.path.is_remote)
+    for data, row, start in zip(framed, rows.tolist(), starts, strict=True):
+        if fault := framing.check(data):
+            raise DataError(fault.text, path=file.path, record=row, offset=start, advice=_ADVICE)
+        found.append(data[framing.HEADER : -framing.FOOTER])
+    return found
 
 
 @functools.lru_cache(maxsize=64)
@@ -162,16 +165,11 @@ def _read_pieces(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.
     found: list[bytes] = []
     for piece, _, own in base.by_part(file.pieces, rows):
         (number, start), (_, stop) = file.marks[piece], file.marks[piece + 1]
-        read, advice = _at_once(stream.read_at(stop - start, start)), _ADVICE
-        walked = framing.records(read, file.path, advice=advice, number=number, offset=start)
+        whole = io.BytesIO(stream.read_at(stop - start, start))
+        walked = framing.records(whole.read, file.path, advice=_ADVICE, number=number, offset=start)
         records = [record for _, _, record in walked]
         found += [records[row] for row in own.tolist()]
     return found
-
-
-def _at_once(data: bytes) -> framing.Read:
-    rest = io.BytesIO(data)
-    return lambda _: rest.read()
 
 
 def _read_streamed(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
@@ -180,12 +178,6 @@ def _read_streamed(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
     numbers = range(int(rows[-1]) + 1)
     found = {number: record for number, (_, _, record) in zip(numbers, records, strict=False) if number in wanted}
     return [found[row] for row in rows.tolist()]
-
-
-def _read_array_record(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
-    with _array_record(file.path) as reader:
-        found: list[bytes] = reader.read(rows.tolist())
-    return found
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A source of records of `tf.train.Example` by any writer, which become blocks by the names of their features."""
+"""A source of `tf.train.Example` records by any writer: which of their features are image, label and key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from beam_jobs.sources import base
 from beam_jobs.sources.base import Block, BlockBuilder, Files, Source
 from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records.files import RecordFile
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, shape_of
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature, SourceFile
 from pipeline.records import tf_example
@@ -26,14 +26,14 @@ _KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The names that the features have in the records.
+    """Names of features in the records.
 
     Attributes:
-      image, label: of bytes; of one int64, or of bytes if `has_text_labels`.
-      key: of bytes or one int64; "" if records have none.
+      image, label: bytes; one int64, or bytes if `has_text_labels`.
+      key: bytes or one int64; "" if records have none.
       image_shape: (height, width, channels) of raw pixels; None if images are encoded.
-      sizes: the features with height, width and channels of raw pixels, if there are any.
-      extra: the kept features.
+      sizes: the features with height, width and channels of raw pixels; empty if records have none.
+      extra: the other features that are kept.
       has_text_labels: whether labels are the names of classes.
     """
 
@@ -52,8 +52,8 @@ class Columns:
 
         Args:
           records: the Examples.
-          keys: their keys if they hold none.
-          class_names: of all classes, if labels are their names.
+          keys: their keys, if the Examples have none.
+          class_names: the names of all classes, if labels are such names.
         """
         numbers = {name.encode(): label for label, name in enumerate(class_names)} if self.has_text_labels else {}
         builder = BlockBuilder(len(records), self.extra, self.image_shape, keys)
@@ -78,11 +78,11 @@ class Columns:
         if self.sizes:
             shape = tuple(int(_one(features, name, "int64")) for name in self.sizes)
             if shape != self.image_shape:
-                raise ValueError(f"the image is {_text(shape)}; the first is {_text(self.image_shape)}")
+                raise ValueError(f"the image is {shape_of(shape)}; the first is {shape_of(self.image_shape)}")
         if len(image) != math.prod(self.image_shape):
             size = math.prod(self.image_shape)
             raise ValueError(
-                f"the image has {count_of(len(image), 'byte')}; {_text(self.image_shape)} pixels are {size:,}"
+                f"the image has {count_of(len(image), 'byte')}; {shape_of(self.image_shape)} pixels are {size:,}"
             )
         return np.frombuffer(image, np.uint8).reshape(self.image_shape)
 
@@ -134,20 +134,16 @@ def _kept(features: dict[str, Any], name: str, feature: Feature) -> Any:
         return values
     shape = [size for size in feature.shape if size is not None]
     if len(values) != math.prod(shape):
-        raise ValueError(f"feature {name!r} has {count_of(len(values), 'value')}, not {_text(shape)}")
+        raise ValueError(f"feature {name!r} has {count_of(len(values), 'value')}, not {shape_of(shape)}")
     return values.reshape(shape)
-
-
-def _text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class RecordSource(Source):
-    """Indexed files of records. Pickles to some 200 bytes per file, and 8 per piece if records differ in length.
+    """Indexed files of records. It pickles to some 200 bytes per file, and 8 per piece if records differ in length.
 
     Attributes:
-      columns: the features of a record.
+      columns: the features to read.
       records: {split: its files}.
     """
 
@@ -155,7 +151,7 @@ class RecordSource(Source):
     records: dict[str, tuple[RecordFile, ...]]
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns the rows of each piece of a file; None if any record is as cheap to read as any other."""
+        """Returns the rows of each piece of a file; None if records can be read one by one."""
         filled = [file for file in self.records[split] if file.num_records]
         if all(file.has_random_access for file in filled):
             return None
@@ -209,7 +205,7 @@ def make(
 
 
 def _as_matrix(records: Sequence[bytes], image_shape: tuple[int, int, int]) -> Block | None:
-    """Returns the block of records that differ only in the bytes of image, label and key; None for others."""
+    """Returns the block of records that differ in the bytes of image, label and key alone; None if others do."""
     size = len(records[0])
     if any(len(record) != size for record in records):
         return None

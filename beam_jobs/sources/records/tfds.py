@@ -11,7 +11,7 @@ import difflib
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ def open_source(options: SourceOptions) -> RecordSource:
     builder = _builder(options.dataset.removeprefix(TFDS_PREFIX), options.source)
     root = LocalPath(str(builder.data_dir))
     features = builder.info.features
-    columns = _columns_of(features, root, options.keep_columns)
+    image, label = _image_and_label(features, root)
+    columns = Columns(image, label, extra={name: _kept(features, name, root) for name in options.keep_columns})
     records = _records(builder.info.splits.values(), builder.info.file_format.value, root)
     paths = [LocalPath(str(file.path)) for files in records.values() for file in files]
     return record_rows.make(
@@ -87,7 +88,9 @@ def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
     """Returns the error for a data set that is not in a folder: what is there, the nearest name, how to prepare it."""
     import tensorflow_datasets as tfds  # noqa: PLC0415
 
-    present = _prepared(where)
+    # TFDS's data_dir has them as NAME/VERSION or NAME/CONFIG/VERSION.
+    infos = (path for depth in ("*/*", "*/*/*") for path in pathlib.Path(where).glob(f"{depth}/{_INFO}"))
+    present = sorted({path.relative_to(where).parts[0] for path in infos})
     own, known = re.split("[/:]", name)[0], {*present, *tfds.list_builders(with_community_datasets=False)}
     near = [] if own in known else difflib.get_close_matches(own, sorted(known), n=1)
     if near and near[0] in present:
@@ -102,12 +105,6 @@ def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
         path=where,
         advice=advice,
     )
-
-
-def _prepared(folder: str) -> list[str]:
-    """Returns the names of the data sets in TFDS's data_dir, where they lie as NAME/VERSION or NAME/CONFIG/VERSION."""
-    infos = (path for depth in ("*/*", "*/*/*") for path in pathlib.Path(folder).glob(f"{depth}/{_INFO}"))
-    return sorted({path.relative_to(folder).parts[0] for path in infos})
 
 
 def _records(splits: Iterable[Any], file_format: str, root: LocalPath) -> dict[str, tuple[RecordFile, ...]]:
@@ -142,22 +139,6 @@ def _file(path: LocalPath, count: int, file_format: str) -> RecordFile:
     return file
 
 
-def _columns_of(features: Any, root: LocalPath, keep: Sequence[str]) -> Columns:
-    """Returns the columns of a data set.
-
-    Args:
-      features: TFDS's.
-      root: the folder of the data set, for errors.
-      keep: names of other features to keep, as in the records: `a/b` is the feature b in the feature a.
-
-    Raises:
-      UsageError: a feature cannot be kept.
-      DataError: no feature is an image or a class label, or it is of another type.
-    """
-    image, label = _image_and_label(features, root)
-    return Columns(image, label, extra={name: _kept(features, name, root) for name in keep})
-
-
 def _image_and_label(features: Any, root: LocalPath) -> tuple[str, str]:
     import tensorflow_datasets as tfds  # noqa: PLC0415
 
@@ -183,6 +164,7 @@ def _image_and_label(features: Any, root: LocalPath) -> tuple[str, str]:
 
 
 def _kept(features: Any, name: str, root: LocalPath) -> Feature:
+    """Returns a feature to keep; `a/b` names the feature b in the feature a, as in the records."""
     import tensorflow_datasets as tfds  # noqa: PLC0415
 
     if name in OWN_FEATURES:

@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from beam_jobs.sources import labels, listing, streams
@@ -24,14 +24,14 @@ from beam_jobs.sources.records import rows as record_rows
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.rows import DTYPES, Columns, RecordSource, kind
 from pipeline import manifest
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import LocalPath, StoragePath, each, path_of
 from pipeline.files.remote import RemotePath
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
 from pipeline.records import tf_example
 
-_FIRST_RECORDS = 100  # looked at, to tell whether a feature has one value in every record
+_FIRST_RECORDS = 100  # from which the features are inferred
 _USUAL = {"image": ("image", "image/encoded", "image_raw"), "label": ("label", "image/class/label")}
 _SIZES = (
     ("height", "width", "depth"),
@@ -40,15 +40,7 @@ _SIZES = (
 )
 MAX_CLASSES = 1 << 20
 _RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,})", re.IGNORECASE)
-_BESIDE = (
-    ".offsets",
-    ".crcs",
-    ".index",
-    ".idx",
-    ".crc",
-    ".json",
-    ".txt",
-)  # of files named after the one they are beside
+_BESIDE = (".offsets", ".crcs", ".index", ".idx", ".crc", ".json", ".txt")  # added to the name of a file of records
 
 
 def open_source(options: SourceOptions) -> RecordSource:
@@ -69,7 +61,7 @@ def open_source(options: SourceOptions) -> RecordSource:
 
 
 def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> RecordSource:
-    """Opens a converted data set. Its manifest, which has the shards' digests, is the source's only file."""
+    """Opens a converted data set. The source's only file is the manifest, which has the digests of the shards."""
     for flag in ("feature_map", "image_shape", "keep_columns"):
         if getattr(options, flag):
             raise UsageError(f"--{flag}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
@@ -137,12 +129,17 @@ def _open_foreign(options: SourceOptions) -> RecordSource:
         seen.add(_labels_of(record, columns), path)
 
     indexed, entries = _index(root, paths, None if names else see_label)
+    by_split = {
+        split: files
+        for split in listing.SPLITS
+        if (files := tuple(file for file in indexed if split_of(file.path.name) == split))
+    }
     return record_rows.make(
         dataset=options.dataset,
         class_names=names or seen.class_names(root),
         root=root,
         columns=columns,
-        records=_by_split(indexed),
+        records=by_split,
         files=entries,
         unique_keys=not columns.key,
     )
@@ -151,16 +148,16 @@ def _open_foreign(options: SourceOptions) -> RecordSource:
 def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
     """Returns the folder that contains all files of a source, and the files, sorted by path."""
     wanted = "file like *.tfrecord* or *-00000-of-00001; name the files with a glob"
-    root, names = listing.find(source, _is_records, False, wanted, "--source of tfrecord is a folder, a file or a glob")
+
+    def is_records(name: str) -> bool:
+        return _RECORD_FILE.fullmatch(name) is not None and not name.endswith(_BESIDE)
+
+    root, names = listing.find(source, is_records, False, wanted, "--source of tfrecord is a folder, a file or a glob")
     listing.check_packed_once(root, names)
     if not root.is_remote:
         names.sort(key=lambda name: name.split("/"))
     common = os.path.commonpath([os.path.dirname(name) for name in names])
     return (root / common if common else root), [root / name for name in names]
-
-
-def _is_records(name: str) -> bool:
-    return _RECORD_FILE.fullmatch(name) is not None and not name.endswith(_BESIDE)
 
 
 def _index(
@@ -179,7 +176,7 @@ def _index(
 
 
 def _labels_of(record: bytes, columns: Columns) -> list[int | str]:
-    """Returns the label of a record; nothing for an invalid one, which is left to the reader of rows."""
+    """Returns the label of a record, or nothing if it has none: `Columns.block` says why."""
     with contextlib.suppress(ValueError):  # UnicodeDecodeError is one
         values = tf_example.decode(record, (columns.label,)).get(columns.label, [])
         if len(values) == 1 and kind(values) == ("bytes" if columns.has_text_labels else "int64"):
@@ -188,7 +185,7 @@ def _labels_of(record: bytes, columns: Columns) -> list[int | str]:
 
 
 def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], str]:
-    """Returns the first decoded Examples of the first file that has any, and the file."""
+    """Returns the first Examples of the first file that has any, decoded, and the file."""
     seen = 0
     for path in paths:
         walk = record_files.stream_records(path, record_files.packing_of(path))
@@ -204,15 +201,8 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
     raise DataError(f"{count_of(len(paths), 'TFRecord file')}, but {what}", path=paths[0].parent)
 
 
-def _by_split(files: Sequence[RecordFile]) -> dict[str, tuple[RecordFile, ...]]:
-    found: dict[str, list[RecordFile]] = {}
-    for file in files:
-        found.setdefault(split_of(file.path.name), []).append(file)
-    return {split: tuple(found[split]) for split in sorted(found, key=listing.SPLITS.index)}
-
-
 def split_of(name: str) -> str:
-    """Returns the split that the first known word of a file's name means, else train."""
+    """Returns the split that the first known word of a file's name means; train if there is none."""
     return next((SPLIT_OF_WORD[word] for word in listing.words(name) if word in SPLIT_OF_WORD), "train")
 
 
@@ -222,11 +212,14 @@ def _infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptio
     Raises:
       UsageError: a flag does not fit the first record, or is missing.
     """
-    # Not simply the first: a damaged row is bad data wherever it lies, and no reason to refuse the flags.
+    # Not simply the first record: if it is damaged, it is an invalid row like any other, and no reason to refuse flags.
     candidates = {theirs for _, theirs in options.feature_map}.union(*_USUAL.values())
-    usual = _of_usual_form(records, lambda record: _form(record, candidates))
+    usual = _most_alike(
+        records,
+        lambda record: frozenset((n, kind(record[n]), len(record[n]) == 1) for n in candidates & record.keys()),
+    )
     names = _names(usual[0], file, options.feature_map)
-    first = _of_usual_form(usual, lambda record: _image_form(record[names["image"]]))[0]
+    first = _most_alike(usual, lambda record: _image_form(record[names["image"]]))[0]
     listed = _listed(first)
     for ours, wanted in (("image", ("bytes",)), ("label", ("int64", "bytes")), ("key", ("bytes", "int64"))):
         if ours in names and (kind(first[names[ours]]) not in wanted or len(first[names[ours]]) != 1):
@@ -240,18 +233,13 @@ def _infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptio
     return Columns(names["image"], names["label"], names.get("key", ""), shape, sizes, extra, is_text)
 
 
-def _of_usual_form(
+def _most_alike(
     records: Sequence[Mapping[str, Any]], form: Callable[[Mapping[str, Any]], object]
 ) -> list[Mapping[str, Any]]:
-    """Returns the records of the most frequent form, in their order; of equally frequent ones, the first."""
+    """Returns the records of the most frequent form, in their order; between equally frequent forms, the first wins."""
     forms = [form(record) for record in records]
     usual = Counter(forms).most_common(1)[0][0]
     return [record for record, own in zip(records, forms, strict=True) if own == usual]
-
-
-def _form(record: Mapping[str, Any], names: Set[str]) -> object:
-    """Returns the names and kinds of those features that a record has, and which have one value."""
-    return frozenset((name, kind(record[name]), len(record[name]) == 1) for name in names & record.keys())
 
 
 def _image_form(values: Any) -> object:
@@ -301,7 +289,11 @@ def _image_shape(
         raise UsageError(f"--image_shape: {file}: feature {name!r} holds {encoding} files, which say their size")
     if encoding and not given:
         return None, ()
-    sizes = next((names for names in _SIZES if all(_is_size(first.get(size)) for size in names)), ())
+
+    def is_size(values: Any) -> bool:
+        return values is not None and kind(values) == "int64" and len(values) == 1 and values[0] > 0
+
+    sizes = next((names for names in _SIZES if all(is_size(first.get(size)) for size in names)), ())
     if given is None and not sizes:
         raise UsageError(
             f"--image_shape=HxWxC is missing: {file}: feature {name!r} holds "
@@ -310,20 +302,15 @@ def _image_shape(
         )
     shape = given or tuple(int(first[size][0]) for size in sizes)
     if math.prod(shape) != len(image):
-        text = "x".join(map(str, shape))
-        origin = f"--image_shape={text}" if given else f"{', '.join(sizes)} say {text}"
+        origin = f"--image_shape={shape_of(shape)}" if given else f"{', '.join(sizes)} say {shape_of(shape)}"
         raise UsageError(
             f"{file}: must have {count_of(math.prod(shape), 'byte')}; the first image has {len(image):,}", path=origin
         )
     return (shape[0], shape[1], shape[2]), () if given else sizes
 
 
-def _is_size(values: Any) -> bool:
-    return values is not None and kind(values) == "int64" and len(values) == 1 and values[0] > 0
-
-
 def _feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> Feature:
-    """Returns a kept feature: a scalar if each of the first records has one value, else a vector of any length."""
+    """Returns a feature to keep: a scalar if each of the first records has one value, else a vector of any length."""
     if name in OWN_FEATURES:
         raise UsageError(f"--keep_columns={name}: every converted record has a feature of this name")
     found = [record[name] for record in records if name in record and len(record[name])]
