@@ -8,6 +8,17 @@ from typing import Any
 from pipeline.errors import PipelineError
 
 
+def said(*facts: object) -> Callable[[PipelineError], bool]:
+    """Returns the `check` of `pytest.raises` for an error of one line that has these names and numbers."""
+
+    def check(error: PipelineError) -> bool:
+        assert "\n" not in str(error)
+        assert all(str(fact) in str(error) for fact in facts), error
+        return True
+
+    return check
+
+
 def at(path: object, *facts: object, **fields: Any) -> Callable[[PipelineError], bool]:
     """Returns the `check` of `pytest.raises` for an error about a file, which is one line.
 

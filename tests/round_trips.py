@@ -174,6 +174,7 @@ def _check_spread(data: st.DataObject, folder: pathlib.Path, plan: Plan) -> None
     other = LocalPath(folder / "other")
     other.make_folder()
     sent = pickle.dumps(dataclasses.replace(plan, data_dir=other, receipts_dir=other))
+    assert len(sent) < 9000
     elements = data.draw(st.permutations(plan.elements), "elements")
     workers = data.draw(st.integers(1, len(elements)), "workers")
     receipts = []

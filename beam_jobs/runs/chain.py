@@ -55,7 +55,8 @@ class OverShards(beam.PTransform):
 
     def expand(self, pbegin: beam.Pipeline) -> beam.PCollection:
         """Builds the chain."""
-        # One element per worker, so that a worker can begin a shard while it writes another.
+        # One element per worker, so that it can begin a shard while it writes another. Runners with machines of their
+        # own get one element per shard, to spread as they see fit.
         shards = self._job.shards
         step = runners.workers(pbegin.pipeline) or len(shards)
         parts = [shards[start::step] for start in range(min(step, len(shards)))]

@@ -140,7 +140,7 @@ def repeats(groups: Iterable[KeyHashes]) -> list[Repeated]:
 
 def as_error(data_dir: StoragePath, repeated: Iterable[Repeated]) -> DataError:
     """Returns the error for the first of the pairs; it shows their key."""
-    pair = min(repeated)
+    pair = min(repeated)  # the same one whatever bundle comes first
     (file, number), (other, second) = pair.first, pair.second
     path = data_dir / file
     _, key = located_keys(path, {number}, compression_of(path))[number]

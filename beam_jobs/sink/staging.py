@@ -174,11 +174,11 @@ def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder is not a data set either
     (data_dir / naming.MANIFEST).remove()
     (data_dir / naming.SIDECARS).make_folder()
-    data_dir.sync()
+    data_dir.sync()  # the old manifest is gone for good before the first of its shards is
     for name in names:
         (folder / name).move_to(data_dir / name)
     (data_dir / naming.SIDECARS).sync()
-    data_dir.sync()
+    data_dir.sync()  # all shards have their names for good before the manifest has
     pending.move_to(data_dir / naming.MANIFEST)
     data_dir.sync()
 

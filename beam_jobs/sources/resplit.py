@@ -77,7 +77,7 @@ def resplit(source: Source, fractions: dict[str, float]) -> Source:
     if not fractions:
         return source
     edges = np.round(np.cumsum([0.0, *fractions.values()]) * (1 << 53)).astype(np.int64).tolist()
-    edges[-1] = 1 << 53
+    edges[-1] = 1 << 53  # fractions in decimals need not sum to exactly 1
     bounds = dict(zip(fractions, itertools.pairwise(edges), strict=True))
     splits = {split: len(_rows(source, *limits)) for split, limits in bounds.items()}
     for split, rows in splits.items():

@@ -74,6 +74,7 @@ class RowFile(KnownFile):
                 yield handle
             except EOFError:
                 raise streams.changed(self.where) from None
+        # Looked at again after reading; what was unpacked before cannot have changed.
         if not self.unpack and streams.stamp(self.path) != before:
             raise streams.changed(self.where)
 

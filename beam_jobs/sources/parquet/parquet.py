@@ -100,6 +100,7 @@ def open_source(options: SourceOptions) -> ParquetSource:
     folder, names = listing.find(options.source, _is_parquet, True, f"*{_SUFFIX}, at any depth", kinds)
     by_split = _files_by_split(folder, names)
     first = _open(folder / names[0], options)
+    # The others must have the columns of the first, not others that their own names would suggest.
     resolved = dataclasses.replace(options, image_column=first.columns.image, label_column=first.columns.label)
     others = paths.each(lambda name: _open_another(folder / name, resolved, first), names[1:], folder.is_remote)
     files = [first, *others]

@@ -156,6 +156,7 @@ def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
     listing.check_packed_once(root, names)
     if not root.is_remote:
         names.sort(key=lambda name: name.split("/"))
+    # Keys name files relative to the folder that all share: a glob over one folder gives the same keys as the folder.
     common = os.path.commonpath([os.path.dirname(name) for name in names])
     return (root / common if common else root), [root / name for name in names]
 

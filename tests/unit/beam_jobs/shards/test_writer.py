@@ -21,6 +21,7 @@ from pipeline.read.sidecars import shard_members
 from pipeline.records import framing, members, tf_example
 from tests.converting import write_shard
 from tests.made_source import Content
+from tests.raised import said
 
 
 def decoded(folder, name):
@@ -208,7 +209,7 @@ def test_a_shard_whose_other_file_cannot_be_written_leaves_nothing(number, plan_
 
     monkeypatch.setattr(os, "fsync", fail)
     plan = plan_of({"train": Content(pixels(20))})
-    with pytest.raises(DataError, match="No space left on device"):
+    with pytest.raises(DataError, check=said("No space left on device")):
         write_shard(plan, "train", 0)
     assert not any(drafts.is_temporary(name) for name in os.listdir(tmp_path / "out"))
 

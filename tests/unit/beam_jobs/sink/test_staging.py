@@ -12,6 +12,7 @@ from pipeline.errors import DataError, TransientError
 from pipeline.manifest import naming
 from tests.converting import write_shard
 from tests.made_source import Content
+from tests.raised import at
 
 OLD, NEW = {"seed": 0, "num_shards": "train:3,test:2"}, {"seed": 1, "num_shards": "2"}
 DIGEST = "0123456789abcdef" * 4
@@ -143,7 +144,7 @@ def test_a_folder_with_the_name_of_a_shard_is_seen_before_the_old_manifest_goes(
     make, *_ = replacing
     folder, out = make()
     (out / "train-00001-of-00002.tfrecord").mkdir()
-    with pytest.raises(DataError, match=r"train-00001-of-00002.tfrecord: cannot be written: Is a directory; remove it"):
+    with pytest.raises(DataError, check=at("train-00001-of-00002.tfrecord", "Is a directory")):
         staging.publish(folder, out, manifest.load(out))
     assert (out / "manifest.json").exists()
 

@@ -14,7 +14,7 @@ from beam_jobs.sources import image_folder, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
-from tests.raised import at
+from tests.raised import at, said
 from tests.round_trips import NO_PICTURES, PICTURES, Row, check, empty_folder, in_order
 
 
@@ -44,23 +44,6 @@ def opened(root, **options):
 
 def everything(source, split="train"):
     return source.read(split, np.arange(source.splits[split]))
-
-
-def test_images_are_labelled_by_their_folder_and_keyed_by_their_path(tmp_path):
-    source = opened(fill(tmp_path))
-    assert source.class_names == ("cat", "dog", "eel")
-    assert source.splits == {"train": 6}
-    order = ["cat/10.JPEG", "cat/2.png", "cat/sub/deep/a.jpg", "dog/1.bmp", "dog/b.GIF", "eel/x.webp"]
-    rows = np.array([5, 0, 2, 0, 3])
-    block = source.read("train", rows)
-    assert block.keys == [order[row].encode() for row in rows]
-    assert block.images == [CONTENT[order[row]] for row in rows]
-    assert block.labels.tolist() == [2, 0, 0, 0, 1]
-    assert block.labels.dtype == np.int64
-    assert (block.bad, block.extra, source.features, source.image_shape) == ({}, {}, {}, None)
-    assert source.chunks("train") is None
-    assert source.where("train", 4) == ("dog/b.GIF", 0)
-    assert source.unique_keys
 
 
 SPLITS = {"train": ("train", "Train"), "validation": ("validation", "val", "dev"), "test": ("test",)}
@@ -311,7 +294,7 @@ def test_links_that_lead_elsewhere_are_followed_with_the_flag(tmp_path, monkeypa
 
 
 def test_only_folders_of_images_have_links_to_follow():
-    with pytest.raises(UsageError, match="--follow_links: does not apply to --dataset=digits, only to image_folder"):
+    with pytest.raises(UsageError, check=said("--follow_links:", "digits", "image_folder")):
         open_source(SourceOptions("digits", follow_links=True))
 
 
@@ -323,7 +306,7 @@ def test_a_folder_that_is_named_through_a_link_is_read(tmp_path):
 
 
 def test_a_worker_lists_the_folder_again_and_finds_the_same(tmp_path, monkeypatch):
-    fill(tmp_path, {f"{label}/{n:04d}.png": b"%d" % n for label in "abc" for n in range(500)})
+    fill(tmp_path, {f"{label}/{n:04d}.png": b"%d" % n for label in "abc" for n in range(100)})
     source = opened(tmp_path)
     block = everything(source)
     data = pickle.dumps(source)
@@ -331,7 +314,7 @@ def test_a_worker_lists_the_folder_again_and_finds_the_same(tmp_path, monkeypatc
     forget(monkeypatch)
     again = everything(pickle.loads(data))
     assert (again.images, again.keys, again.labels.tolist()) == (block.images, block.keys, block.labels.tolist())
-    assert len(again.keys) == 1500
+    assert len(again.keys) == 300
 
 
 @pytest.mark.parametrize("change", ["added", "gone", "longer", "touched"])

@@ -2,7 +2,6 @@ import gzip
 import hashlib
 import os
 import pathlib
-import pickle
 import subprocess
 import sys
 
@@ -93,19 +92,6 @@ def test_a_source_that_is_no_folder_is_refused(tmp_path):
             opened(tmp_path / name)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_worker_reads_the_same_rows_as_the_command(packed, mnist_folder, monkeypatch):
-    source = opened(mnist_folder(packed=packed))
-    rows = np.array([3, 3, 49, 0])
-    expected = source.read("train", rows)
-    monkeypatch.setattr(row_files, "_kept", {})
-    sent = pickle.dumps(source)
-    assert len(sent) < 4000
-    block = pickle.loads(sent).read("train", rows)
-    assert (block.images == expected.images).all()
-    assert (block.labels == expected.labels).all()
-
-
 def test_a_file_that_is_only_touched_is_still_the_same(mnist_folder, monkeypatch):
     folder = mnist_folder()
     source = opened(folder)
@@ -187,7 +173,9 @@ def named(dataset, folder):
 )
 def test_a_label_of_emnist_out_of_range_is_named(label, part, bounds, mnist_folder):
     folder = emnist(mnist_folder(), part, labels=[1, 2, label])
-    with pytest.raises(DataError, match=f"emnist-{part}-train-labels-idx1-ubyte: row 2: label {label} .*{bounds}"):
+    with pytest.raises(
+        DataError, check=at(f"emnist-{part}-train-labels-idx1-ubyte", "row 2", f"label {label} ", bounds)
+    ):
         named(f"emnist_{part}", folder)
 
 
@@ -217,7 +205,7 @@ def test_every_data_set_has_its_class_names(dataset, count, some, mnist_folder):
 
 def test_the_files_of_another_data_set_are_recognised(mnist_folder):
     plain = mnist_folder("plain")
-    with pytest.raises(DataError, match="emnist-digits-.* --dataset=mnist or fashion_mnist or"):
+    with pytest.raises(DataError, check=at("plain", "emnist-digits-", "--dataset=mnist or fashion_mnist or")):
         named("emnist_digits", plain)
     folder = emnist(mnist_folder("other"), "letters")
     for dataset in ("mnist", "emnist_byclass"):

@@ -134,11 +134,11 @@ def test_no_bit_of_a_footer_loses_rows(tmp_path):
 def test_the_checksum_at_the_end_of_an_archive_is_read(tmp_path, cifar_folder):
     options, path = cifar(tmp_path, cifar_folder)
     whole = path.read_bytes()
-    for place, fact in ((-8, "CRC"), (-1, "length|CRC")):
+    for place in (-8, -1):
         data = bytearray(whole)
         data[place] ^= 1
         path.write_bytes(data)
-        with pytest.raises(DataError, match=rf"cifar.tar.gz: its gzip data is corrupt \(.*({fact}).*; get the file"):
+        with pytest.raises(DataError, check=at(path, "corrupt")):
             sources.open_source(options)
     for cut in (1, 8, 9):
         path.write_bytes(whole[:-cut])
@@ -231,7 +231,7 @@ def test_an_unreadable_file_ends_the_other_threads_early(tmp_path):
     with open(large, "wb") as stream:
         stream.truncate(64 << 30)
     began = time.monotonic()
-    with pytest.raises(DataError, match=r"/proc/self/mem: cannot be read: Input/output error"):
+    with pytest.raises(DataError, check=at("/proc/self/mem", "Input/output error")):
         streams.describe([("a", large), ("b", LocalPath("/proc/self/mem"))])
     assert time.monotonic() - began < 10
 

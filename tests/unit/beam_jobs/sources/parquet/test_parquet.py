@@ -23,7 +23,7 @@ from beam_jobs.sources.parquet import parquet as parquet_labels
 from beam_jobs.sources.parquet import reader as parquet_reader
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
-from tests.raised import at
+from tests.raised import at, said
 from tests.round_trips import NO_PICTURES, PICTURES, Row, check, digits, empty_folder, in_order, picture
 
 ROOT = pathlib.Path(__file__).parents[5]
@@ -403,16 +403,16 @@ def test_metadata_of_another_form_is_ignored(tmp_path, text):
 
 
 def test_too_many_classes_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match=r"a\.parquet: column 'label' has 1000001 classes or more, .*100000"):
+    with pytest.raises(DataError, check=at("a.parquet", "'label'", 1000001, 100000)):
         one(tmp_path, label=pa.array([1_000_000] * 10))
     monkeypatch.setattr(parquet_labels, "MAX_CLASSES", 5)
-    with pytest.raises(DataError, match="column 'label' has 8 classes or more, .* 5; .* --label_column"):
+    with pytest.raises(DataError, check=said("'label'", "8 ", "5;", "--label_column")):
         one(tmp_path, label=pa.array([f"name {n}" for n in range(10)]))
 
 
 def test_labels_that_look_alike_are_refused_and_those_that_differ_in_case_are_named(tmp_path, capsys):
     for other in ("cat ", "c\u200bat"):
-        with pytest.raises(DataError, match=r"a\.parquet: column 'label': the labels .* look alike .* make them equal"):
+        with pytest.raises(DataError, check=at("a.parquet", "'label'", "look alike")):
             one(tmp_path, label=pa.array(["cat", other] * 5))
     assert one(tmp_path, label=pa.array(["cat", "Cat"] * 5)).class_names == ("Cat", "cat")
     assert capsys.readouterr().err.endswith("a.parquet: the classes 'Cat' and 'cat' differ only in case\n")
@@ -476,7 +476,7 @@ def test_data_without_images_or_labels_gets_the_columns_and_what_to_do(tmp_path)
         with pytest.raises(UsageError, match=f"{facts}.*{OTHER_DATA}") as caught:
             opened(path)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match=f"--label_column=objects: .*it must be integers.*{OTHER_DATA}"):
+    with pytest.raises(UsageError, check=said("--label_column=objects:", "pipeline.index")):
         opened(path, label_column="objects")
 
 
@@ -508,7 +508,7 @@ def test_a_flag_that_cannot_work_is_refused(tmp_path, flags, message):
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
     content = pa.table([pa.array(IMAGES), pa.array(LABELS), pa.array(LABELS)], ["image", "label", "label"])
-    with pytest.raises(UsageError, match="has 2 columns of that name"):
+    with pytest.raises(UsageError, check=said("a.parquet", "--label_column=label", "2 columns")):
         opened(write(tmp_path / "a.parquet", content))
 
 
