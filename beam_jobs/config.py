@@ -134,7 +134,7 @@ class ConvertConfig:
 
     @property
     def shaping_flags(self) -> dict[str, Any]:
-        """The flags, besides num_shards and seed, that shape the bytes and are given: for the manifest's options."""
+        """The given flags that shape the bytes, other than num_shards and seed: for the manifest's options."""
         return {name: getattr(self, name) for name in _SHAPING if getattr(self, name) != _defaults[name]}
 
 

@@ -84,12 +84,12 @@ class Plan:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The manifest's options: all that shapes the bytes besides the source."""
+        """The manifest's options: everything that shapes the bytes, other than the source."""
         return {"num_shards": self.num_shards, "seed": self.config.seed, **self.config.shaping_flags}
 
     @property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of all that shapes the bytes: two plans with the same digest write the same shards."""
+        """SHA-256, hexadecimal, of everything that shapes the bytes: plans with one digest write the same shards."""
         files = [dataclasses.asdict(file) for file in self.source.files]
         content = [self.format_version, self.source.dataset, self.source.class_names, files, self.options]
         images = [*dataclasses.astuple(self.sample.images), self.config.compression]

@@ -176,7 +176,7 @@ def _lines(plan: Plan, measured: dict[str, Measured], workers: int) -> list[str]
     lines = [
         *splits,
         f"  {_images(plan, measured)}",
-        f"  about {total}, and {_duration(seconds * passes)} of one core{shared}, besides the start{twice}",
+        f"  about {total}, and {_duration(seconds * passes)} of one core{shared}, plus start-up{twice}",
         f"  sampled {count_of(rows, 'row')}: {len(bad) or 'none'} invalid",
     ]
     lines += [f"    {reject.file}, row {reject.row}: {reject.reason}" for reject in bad[:_LISTED_REJECTS]]

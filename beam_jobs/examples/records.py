@@ -50,7 +50,7 @@ class Records:
         return np.arange(self.count + 1, dtype=np.int64) * (self.stride or 0)
 
     def beside(self) -> bytes | None:
-        """Returns the content of the file of offsets, once all blocks were made; None where there is no such file."""
+        """Returns the content of the sidecar of offsets, once all blocks were made; None if there is none."""
         if self.member_offsets is None:
             return None if self.offsets is None else self.offsets.tobytes()
         if not self.count:
@@ -85,7 +85,7 @@ def make_records(rows: Block) -> Records:
 
 
 def compressed(records: Records) -> Records:
-    """Returns the same records in GZIP members that end where records do; without any, one empty member."""
+    """Returns the same records in GZIP members that end where records do; no records make one empty member."""
     offsets: list[int] = []
     return dataclasses.replace(records, blocks=lambda: _members(records, offsets), member_offsets=offsets)
 

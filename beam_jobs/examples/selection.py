@@ -159,7 +159,7 @@ def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
 
 
 def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
-    """Returns the selection from a whole block, of those from its parts.
+    """Returns the selection from a whole block, joined from those of its parts.
 
     Args:
       parts: (rows of the block, int64 (n,); the selection from them) of each part, in any order; every row is in one.

@@ -155,7 +155,7 @@ class Mixing:
     Attributes:
       split: its name.
       bits: entropy of the labels in a shard, mean over all records.
-      expected_bits: the same of random shards of these sizes.
+      expected_bits: the same for random shards of these sizes.
       is_bad: whether shards lack over 10% of the entropy that they can lack, beyond chance. They can lack at most all
         of it, or the entropy of a record's shard: which of 2 shards holds a record tells at most 1 bit of its label.
     """

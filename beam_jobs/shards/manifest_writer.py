@@ -1,4 +1,4 @@
-"""Makes the manifest of a data set from the receipts of its shards, and the other files that are not shards.
+"""Makes the manifest of a data set from the receipts of its shards, and the files that lie beside it.
 
 Those for TensorFlow Datasets (TFDS) let `tfds.builder_from_directory(data_dir).as_dataset(split="train")` yield the
 same examples. Their format: tensorflow_datasets/core/proto/{dataset_info,feature}.proto as JSON, in which protobuf

@@ -141,7 +141,7 @@ class LocalSink:
             return None
         for folder in _folders_of(source):
             if _is_same(place, folder):
-                # A data set may be replaced by one made of its own records: it stays until the new one is complete.
+                # A data set may be replaced by one made from its records: it stays until the new one is complete.
                 if dataset == "tfrecord" and os.path.lexists(self.data_dir / naming.MANIFEST):
                     continue
                 return f"holds --source={source}, whose files could be overwritten; choose another"

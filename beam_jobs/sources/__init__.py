@@ -19,11 +19,11 @@ _ANY_TFDS = f"{TFDS_PREFIX}NAME"
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """How to open a source. `SourceOptions` says which flags it takes besides --source.
+    """How to open a source. `SourceOptions` says which flags it takes in addition to --source.
 
     Attributes:
       module: its module in this package.
-      packages: the packages it needs besides Beam.
+      packages: the packages that it needs in addition to Beam.
       remote: whether --source may be in an object store or HDFS.
     """
 
@@ -47,7 +47,7 @@ _TFDS = _Kind("records.tfds", packages=("tensorflow_datasets",))
 
 
 def packages_needed(dataset: str) -> tuple[str, ...]:
-    """Returns the packages that a data set needs besides Beam.
+    """Returns the packages that a data set needs in addition to Beam.
 
     Raises:
       UsageError: the name is unknown; the nearest is suggested.

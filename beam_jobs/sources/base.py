@@ -140,7 +140,7 @@ class Source(abc.ABC):
         however it is packed. Those of remote Parquet files are of the footer.
       splits: {name: number of rows}.
       image_shape: (height, width, channels) of every image if blocks hold pixels; None if they hold encoded images.
-      features: the features besides `image`, `label` and `key`.
+      features: the features other than `image`, `label` and `key`.
       unique_keys: whether keys are unique by construction; otherwise they are checked.
       parts: {split: its files}, if rows lie in files one after another; else empty.
     """
@@ -313,7 +313,7 @@ class BlockBuilder:
 
         Args:
           count: number of rows.
-          features: the features besides image, label and key.
+          features: the features other than image, label and key.
           image_shape: (height, width, channels) of pixels; None for encoded images.
           keys: of all rows, if they are known already.
         """

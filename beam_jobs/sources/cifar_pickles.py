@@ -79,7 +79,7 @@ def load(handle: IO[bytes], where: str) -> Any:
 
 
 class _Counted(io.BufferedReader):
-    """A stream that stops programs that are too long."""
+    """A stream that ends a program after too many operations."""
 
     reads = 0
 

@@ -34,7 +34,7 @@ _EXTENSIONS = _extensions(
     """png apng jpg jpeg jpe jfif mpo bmp dib gif webp tif tiff jp2 j2k j2c jpc jpf jpx avif heic heif hif
     ppm pgm pbm pnm"""
 )
-# Images that are not read: drawings, cameras' raw files (Pillow would return their preview), documents of editors.
+# Images that are not read: drawings, cameras' raw files (Pillow would return their preview), editors' documents.
 UNREADABLE = _extensions(
     """svg svgz eps ai psd xcf kra tga ico cur icns pcx dds exr hdr jxl jxr wdp jng qoi dcm dicom nii fits fit
     dng nef nrw cr2 cr3 crw arw srf sr2 raf orf rw2 pef srw x3f raw 3fr iiq"""
@@ -197,7 +197,7 @@ class _Scan:
             elif self._is_image(entry):
                 for other in _entries(os.path.join(self._root, folder)):
                     if not self._is_folder(other):
-                        self._is_image(other)  # which counts those that are none, for the advice
+                        self._is_image(other)  # counts the files that are no images, for the advice
                 raise DataError(
                     "is not in a class folder; images are expected as class/file.png",
                     path=text(entry.path),

@@ -98,8 +98,7 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
     listing = folder_scan.scan(os.fsencode(folder), options.follow_links)
     if listing.ignored:
         print(f"{folder}: {folder_scan.skipped(listing.ignored)}", file=sys.stderr, flush=True)
-    for one, other in labels.alike(listing.class_names, ignore_case=True)[:1]:
-        print(f"{folder}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
+    labels.say_alike(listing.class_names, folder)
     if inner := _folders_of_only_class(listing):
         names = f"{text(inner[0])!r}, {text(inner[1])!r}"
         print(

@@ -33,6 +33,12 @@ def alike(names: Iterable[str], ignore_case: bool = False) -> list[tuple[str, st
     return [(other, name) for other, name in pairs if other != name]
 
 
+def say_alike(names: Iterable[str], source: object) -> None:
+    """Prints two class names of a source that differ only in case, if there are any: they may be two classes."""
+    for one, other in alike(names, ignore_case=True)[:1]:
+        print(f"{source}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
+
+
 def _seen(name: str, ignore_case: bool) -> str:
     """Returns a name as people see it: without invisible characters, extra spaces, and zeros before a number."""
     shown = "".join(each for each in unicodedata.normalize("NFC", name) if unicodedata.category(each) != "Cf")
@@ -110,6 +116,5 @@ class SeenLabels:
                 path=source,
                 advice="make them equal in the files",
             )
-        for one, other in alike(self._texts, ignore_case=True)[:1]:
-            print(f"{source}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
+        say_alike(self._texts, source)
         return tuple(in_order(self._texts)) or tuple(map(str, range(self._highest + 1)))

@@ -175,7 +175,7 @@ class BatchedBuilder(BlockBuilder):
     def __init__(
         self, count: int, columns: Columns, class_names: tuple[str, ...], keys: NDArray[np.bytes_] | None
     ) -> None:
-        """Makes a block of `count` rows; labels that are strings become their numbers in `class_names`."""
+        """Makes a block of `count` rows; string labels become their numbers in `class_names`."""
         super().__init__(count, dict(columns.kept), keys=keys)
         self._columns = columns
         self._texts = pa.array(class_names, pa.large_string()) if columns.label_kind == "string" else None
