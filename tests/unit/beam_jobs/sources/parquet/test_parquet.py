@@ -327,7 +327,7 @@ class Table:
 
 
 @given(st.data())
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_a_table_becomes_its_valid_rows_and_the_rejects_of_the_others(data):
     layout = data.draw(layouts(), "layout")
     ends = np.cumsum([0, *(sum(files.values()) for files in layout.values())]).tolist()
