@@ -21,7 +21,7 @@ from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
 from pipeline.errors import DataError
 
-_ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: at most so much of each split is read
+_ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: the most that is read of each split
 _SHOWN = 3  # examples of each split
 _LISTED_REJECTS = 5
 _LONGEST = 32  # characters of a feature's value
@@ -144,11 +144,9 @@ def _image(image: bytes | NDArray[np.uint8]) -> str:
     if not isinstance(image, bytes):
         return f"raw {shape_of(image.shape)}, {count_of(image.nbytes, 'byte')}"
     opened = images.open_file(image)
-    kind, shape = (
-        images.KEPT_FORMATS.get(opened.format or "", ""),
-        (opened.height, opened.width, images.channels_of(opened)),
-    )
-    return f"{kind} {shape_of(shape)}, {count_of(len(image), 'byte')}"
+    kind = images.KEPT_FORMATS.get(opened.format or "", "")
+    shape = shape_of((opened.height, opened.width, images.channels_of(opened)))
+    return f"{kind} {shape}, {count_of(len(image), 'byte')}"
 
 
 def _short(value: Any) -> str:
