@@ -46,24 +46,23 @@ def test_a_request_is_the_same_however_it_is_given():
 
 
 @pytest.mark.parametrize(
-    ("data_dir", "options", "message"),
+    ("data_dir", "options", "given"),
     [
-        ("s3://b/d", {"cache_bytes": 9}, "cache_bytes=9: is the size of a cache; give its folder as cache_dir, too"),
-        ("s3://b/d", {"cache_dir": "c", "cache_bytes": 0}, "cache_bytes=0: must be 1 or more"),
-        ("s3://b/d", {"cache_dir": "c", "cache_bytes": "50GB"}, "cache_bytes='50GB': must be a whole number"),
-        ("s3://b/d", {"cache_dir": "gs://b/c"}, "cache_dir='gs://b/c': must be the path of a folder on this machine"),
-        ("s3://b/d", {"cache_dir": ""}, "cache_dir='': must be the path of a folder on this machine"),
-        ("s3://b/d", {"cache_dir": 7}, "cache_dir=7: must be the path of a folder on this machine"),
-        ("d", {"cache_dir": "d"}, "cache_dir=d: must be outside of data_dir=d, and not contain it"),
-        ("d", {"cache_dir": "d/in/it"}, "cache_dir=d/in/it: must be outside of data_dir=d, and not contain it"),
-        ("up/d", {"cache_dir": "up"}, "cache_dir=up: must be outside of data_dir=up/d, and not contain it"),
-        ("s3://b/d", {"cache_dir": "c", "portable": True}, "cache_dir with portable=True: TensorFlow's own reader"),
+        ("s3://b/d", {"cache_bytes": 9}, "cache_bytes=9"),
+        ("s3://b/d", {"cache_dir": "c", "cache_bytes": 0}, "cache_bytes=0"),
+        ("s3://b/d", {"cache_dir": "c", "cache_bytes": "50GB"}, "cache_bytes='50GB'"),
+        ("s3://b/d", {"cache_dir": "gs://b/c"}, "cache_dir='gs://b/c'"),
+        ("s3://b/d", {"cache_dir": ""}, "cache_dir=''"),
+        ("s3://b/d", {"cache_dir": 7}, "cache_dir=7"),
+        ("d", {"cache_dir": "d"}, "cache_dir=d"),
+        ("d", {"cache_dir": "d/in/it"}, "cache_dir=d/in/it"),
+        ("up/d", {"cache_dir": "up"}, "cache_dir=up"),
+        ("s3://b/d", {"cache_dir": "c", "portable": True}, "cache_dir with portable=True"),
     ],
 )
-def test_a_cache_that_cannot_be_is_named(data_dir, options, message):
-    with pytest.raises(UsageError) as error:
+def test_a_cache_that_cannot_be_is_named(data_dir, options, given):
+    with pytest.raises(UsageError, match=f"^{given}: "):
         Request(data_dir, global_batch_size=8, training=True, **options)
-    assert str(error.value).startswith(message)
 
 
 def test_a_cache_is_no_part_of_the_order():
