@@ -148,9 +148,9 @@ class UsageError(PipelineError, ValueError):
 
 
 class MistakesError(UsageError):
-    """Several flags cannot work, or not together: one line for each mistake.
+    """Several mistakes in flags, one per line.
 
-    Without any it says nothing: what would be said depends on a flag of which another error tells.
+    Without any, it has no message: the check needs the value of a flag that another error reports already.
     """
 
     def __init__(self, mistakes: Iterable[PipelineError] = ()) -> None:
@@ -159,7 +159,7 @@ class MistakesError(UsageError):
 
     @property
     def mistakes(self) -> tuple[PipelineError, ...]:
-        """The errors that it tells together."""
+        """The errors that it reports together."""
         return self._mistakes
 
     def __str__(self) -> str:

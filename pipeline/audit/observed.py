@@ -190,7 +190,7 @@ class Report:
 
     Attributes:
       epochs: counts by name, for each epoch that has a step in the logs.
-      steps: global steps of which all rows are in the logs.
+      steps: global steps whose rows are all in the logs.
       unfinished: trailing steps that a kill cut off; not an error.
       relogged: rows that were logged twice because of a resume.
       first: the first difference, if any.

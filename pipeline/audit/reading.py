@@ -1,4 +1,4 @@
-"""Which worker reads what: its streams, shards and bytes, computed from the manifest alone; and the tables of them."""
+"""Which worker reads what: its streams, shards and bytes, computed from the manifest alone, and tables of these."""
 
 from __future__ import annotations
 

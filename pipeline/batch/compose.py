@@ -112,13 +112,13 @@ def _check_memory(resolved: ResolvedInput) -> None:
 
 
 def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batches]:
-    """Returns the reader of windows for a request, and what makes batches of them.
+    """Returns the reader of windows for a request, and the `Batches` that make elements of their rows.
 
     A GraphReader reads in whatever process runs the dataset; the other readers read in this one.
 
     Raises:
-      DataError: a shard is missing or has another size, or the first image is not what the manifest says.
-      UsageError: the data set does not provide what the request asks for.
+      DataError: a shard is missing or has another size, or the first image is not as the manifest says.
+      UsageError: the data set does not provide what the request needs.
     """
     request, manifest, segments = resolved.request, resolved.manifest, resolved.selection.segments
     data_dir = request.folder

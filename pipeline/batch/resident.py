@@ -128,7 +128,7 @@ class ResidentRows:
 
 
 def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
-    """Reads a whole selection; returns its rows, and what makes batches of them.
+    """Reads a whole selection; returns its rows, and the `Batches` that make elements of them.
 
     Images are decoded, unless each batch decodes other parts of them.
 
@@ -150,7 +150,7 @@ def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
 
 
 def _crops(batches: Batches) -> Crops | None:
-    """Returns what takes the crops with which the recipe begins; None: images are taken whole."""
+    """Returns the `Crops` with which the recipe begins; None: images are taken whole."""
     first, form = crop_first_of(batches.recipe), batches.form
     if first is None or not isinstance(form, PixelRows) or batches.on_device or not batches.resolved.order.training:
         return None

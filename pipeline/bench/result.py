@@ -66,7 +66,7 @@ class Stage:
 
 
 def of_prefixes(prefixes: list[str]) -> dict[str, dict[str, int]]:
-    """Returns the terms of the stages that make a batch: each costs what is added from the stop before to its own.
+    """Returns the terms of the stages that make a batch: the cost up to a stage minus that up to the one before.
 
     Args:
       prefixes: the stages after which the input can stop, in order; empty: a batch is a slice of a window.

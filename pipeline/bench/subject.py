@@ -65,7 +65,7 @@ class Subject:
 
         Raises:
           DataError: a shard is missing, changed or corrupt.
-          UsageError: the data set does not provide what is asked for.
+          UsageError: the data set does not provide what the request needs.
         """
         with tf.device("CPU:0"):
             reader, chosen = choose(resolved)
@@ -113,7 +113,7 @@ class Subject:
         return [NUMBERS, GATHER, *([DECODE] if decodes else []), *distort]
 
     def dataset(self, until: str | None = None) -> tf.data.Dataset:
-        """Returns endless batches of the window in memory; with `until`, what they are after that stage."""
+        """Returns endless batches of the window in memory, or with `until`, the results of that stage."""
         if until not in self._datasets:
             self._datasets[until] = self._made(dataclasses.replace(self.batches, until=until))
         return self._datasets[until]

@@ -1,4 +1,4 @@
-"""Open files, read at any offset; and the identity by which a file is told from one that has replaced it."""
+"""Open files, read at any offset; and their identity, which shows whether another file has replaced one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.errors import DataError, reason_of
 
 
 class Identity(NamedTuple):
-    """Tells a file from one that has replaced it: size in bytes, time of writing in ns, and inode (0: none)."""
+    """Distinguishes a file from one that has replaced it: size in bytes, time of writing in ns, and inode (0: none)."""
 
     num_bytes: int
     written: int

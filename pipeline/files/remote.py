@@ -224,7 +224,7 @@ class RemotePath:
         return self._listed("File", recursive)
 
     def folders(self) -> list[str]:
-        """Returns the names of the folders in this folder, sorted; with empty ones, if the store has such."""
+        """Returns the names of the folders in this folder, sorted, including empty ones if the store has them."""
         return self._listed("Directory")
 
     def names(self) -> list[str]:

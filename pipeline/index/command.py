@@ -149,7 +149,7 @@ def _manifest(data_dir: str, compression: str, chosen: dict[str, list[str]], dra
 
 
 def _shards(files: list[StoragePath], compression: str, drafts: Drafts) -> list[ShardInfo]:
-    """Returns what the manifest says of the files. They are read in threads; the first error stops all of them."""
+    """Reads the files in threads; returns their entries in the manifest. The first error stops all threads."""
     stopped, lock = threading.Event(), threading.Lock()
     size = sum(file.identity().num_bytes for file in files)
     bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False)
@@ -245,7 +245,7 @@ def _check(name: str, text: str, chosen: dict[str, list[str]]) -> None:
 def _scanned(
     file: StoragePath, compression: str, on_bytes: Callable[[int], None]
 ) -> tuple[ShardInfo, dict[str, bytes]]:
-    """Reads a file to its end; returns what the manifest says of it, and its sidecars: {name: content}.
+    """Reads a file to its end; returns its entry in the manifest, and its sidecars: {name: content}.
 
     Args:
       file: of records.

@@ -25,7 +25,7 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def seal_problem(content: dict[str, Any]) -> str | None:
-    """Returns how a manifest's JSON object differs from what was sealed; None: it does not, or has no seal.
+    """Returns the problem if a manifest's JSON object was changed after it was sealed; None if not, or without a seal.
 
     Older manifests have none.
     """

@@ -15,8 +15,8 @@ from pipeline.order.arrays import Array, Number
 class TensorArrays:
     """`Arrays` of TensorFlow; its methods are documented there. All integers are int64.
 
-    Building the graph is most of a dataset's start-up, 0.3 ms of processor time per node. So operations that TensorFlow
-    composes of dozens of nodes are written in few, and what is known beforehand stays in NumPy.
+    Building the graph takes most of a dataset's start-up, 0.3 ms of processor time per node. So operations that
+    TensorFlow composes of dozens of nodes are written with few, and values that are known beforehand stay in NumPy.
     """
 
     minimum = staticmethod(tf.minimum)

@@ -150,7 +150,7 @@ def gather(window: Columns, rows: tf.Tensor) -> Columns:
 
 
 def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
-    """Returns rows of a window, int64 (n,); negative ones are rows of its tail, of which -1 is the first."""
+    """Returns rows of a window, int64 (n,). Negative ones are rows of its tail; -1 is the first of them."""
 
     def from_both(column: tf.Tensor, tail: tf.Tensor) -> tf.Tensor:
         # A run that begins in the middle of an epoch has no tail at first; the steps that need one are skipped.
@@ -254,7 +254,7 @@ class GraphReader:
 
 
 def _all(dataset: tf.data.Dataset) -> tf.Tensor:
-    """Returns all elements of a dataset, of which there must be one, as one tensor."""
+    """Returns all elements of a dataset, which must not be empty, as one tensor."""
     return dataset.batch(np.iinfo(np.int64).max).get_single_element()
 
 

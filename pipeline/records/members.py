@@ -1,4 +1,4 @@
-"""Compressed shards of GZIP members that end where records do, and the table of them, by which each is read alone.
+"""Compressed shards of GZIP members that end where records do, and the table by which each member is read by itself.
 
 Members one after the other are one GZIP file for every reader. The shard's sidecar `naming.offsets_name` is the table.
 All its numbers are uint64, little-endian:
