@@ -17,7 +17,7 @@ import time
 
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Heartbeat
-from trainer.loop import Progress
+from trainer.loop import Progress, Spent
 
 PLAN = json.loads(os.environ.get("FAKE", "{}"))
 SECONDS = float(os.environ.get("FAKE_SECONDS", "0.02"))  # of a step
@@ -81,7 +81,8 @@ def train(folder, last, beats, action, stopped):
     while step < last:
         time.sleep(SECONDS)
         step += 1
-        beats.on_loop(Progress(step, {"total_loss": 0.5}, step - start, SECONDS * (step - start), 0.0, 0.001, None))
+        spent = Spent(step - start, SECONDS * (step - start))
+        beats.on_loop(Progress(step, {"total_loss": 0.5}, spent, Spent(1, 0.001), None))
         act(beats, action, step)
         if stopped:
             with beats._lock:  # as a library does that holds the interpreter's lock

@@ -1,4 +1,4 @@
-"""From one step to the last: inner loops up to the next step at which an action is due, then the actions."""
+"""The training loop: inner loops up to the next step at which an action is due, then the actions that are due."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pipeline.errors import PipelineError
 from trainer.checkpoint import NotFiniteError
@@ -23,7 +23,29 @@ class InnerLoop(Protocol):
     """Runs updates on the devices."""
 
     def __call__(self, steps: int, summaries: frozenset[str]) -> LoopResult:
-        """Runs `steps` updates; of one update, also computes the summaries."""
+        """Runs `steps` updates; with summaries, one update that also computes them."""
+
+
+class Spent(NamedTuple):
+    """The time that some updates took.
+
+    Attributes:
+      steps: the number of updates.
+      seconds: that they took, without the actions.
+      waited: the part of `seconds` spent waiting for batches.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def plus(self, other: Spent) -> Spent:
+        """Returns the time of both."""
+        return Spent(self.steps + other.steps, self.seconds + other.seconds, self.waited + other.waited)
+
+    def minus(self, other: Spent) -> Spent:
+        """Returns the time without that of other updates, which are among these."""
+        return Spent(self.steps - other.steps, self.seconds - other.seconds, self.waited - other.waited)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,69 +55,45 @@ class Progress:
     Attributes:
       step: global step.
       values: of the last update: `total_loss`, `regularization`, `loss`, and the metrics.
-      steps: updates that this process has made.
-      seconds: that these took, without the actions.
-      waited: the part of `seconds` spent waiting for batches.
-      start_up: the part of `seconds` that went to updates which had to be traced and compiled: the first, and the first
-        with each set of summaries.
-      result: of the inner loop.
-      start_wait: seconds that those updates waited for their batches.
-      start_steps: the number of those updates.
+      spent: on the updates that this process has made.
+      compiling: the part of it spent on updates that were traced and compiled: the first, and the first with each set
+        of summaries.
+      result: of the last inner loop.
     """
 
     step: int
     values: Mapping[str, float]
-    steps: int
-    seconds: float
-    waited: float
-    start_up: float
+    spent: Spent
+    compiling: Spent
     result: LoopResult
-    start_wait: float = 0.0
-    start_steps: int = 1
 
     @functools.cached_property
     def means(self) -> Mapping[str, float]:
-        """The means of `values` over the real rows of the epoch so far; fetched from the device when first asked."""
+        """The means of `values` over the real rows of the epoch so far, fetched from the device on first use."""
         return dict(zip(self.values, self.result.means.numpy().tolist(), strict=True))
 
-    def since(self, earlier: Progress | None) -> tuple[int, float]:
-        """Returns the updates since an earlier progress (None: since the start), and the seconds that they took.
+    def since(self, earlier: Progress | None) -> Spent:
+        """Returns the time spent since an earlier progress; None: since the start.
 
         Updates that were compiled take longer and are left out, unless there were no others.
         """
-        steps, seconds, _ = self._since(earlier)
-        return steps, seconds
-
-    def waited_since(self, earlier: Progress | None) -> float:
-        """Returns the seconds of waiting for batches in the time that `since` gives."""
-        return self._since(earlier)[2]
-
-    def _since(self, earlier: Progress | None) -> tuple[int, float, float]:
-        everything = self.steps, self.seconds, self.waited
-        compiled = self.start_steps, self.start_up, self.start_wait
+        spent, compiling = self.spent, self.compiling
         if earlier is not None:
-            of_earlier = earlier.steps, earlier.seconds, earlier.waited
-            everything = _less(everything, of_earlier)
-            compiled = _less(compiled, (earlier.start_steps, earlier.start_up, earlier.start_wait))
-        return _less(everything, compiled) if everything[0] > compiled[0] else everything
-
-
-def _less(one: tuple[int, float, float], other: tuple[int, float, float]) -> tuple[int, float, float]:
-    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
+            spent, compiling = spent.minus(earlier.spent), compiling.minus(earlier.compiling)
+        return spent.minus(compiling) if spent.steps > compiling.steps else spent
 
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """Something that is done between inner loops, at some steps.
+    """Something to do between inner loops, at some steps.
 
     Attributes:
-      every: steps; it is due at every multiple of them; 0: never.
-      do: what to do.
-      seconds: it is also due after the first inner loop that ends this long after it was last done; 0: never.
-      at: also at these steps.
+      every: due at each multiple of this number of steps; 0: never.
+      do: does it.
+      seconds: also due after the first inner loop that ends this long after it was last done; 0: never.
+      at: also due at these steps.
       needs: the summaries of the step that it shows; see `LoopResult`.
-      pauses: whether it needs the state as of this step: with parameter servers, where workers would go on meanwhile,
-        they pause for it.
+      pauses: whether it needs the state as of this step; with parameter servers, workers pause for it.
     """
 
     every: int
@@ -116,23 +114,23 @@ class Action:
 
 
 class Clocks:
-    """Which actions are due by the clock, by their numbers."""
+    """Says which actions are due by the clock. Actions are known by their numbers."""
 
     def __init__(self, actions: Sequence[Action]) -> None:
         self._actions = actions
         self._done = [time.monotonic()] * len(actions)
 
     def is_due(self, number: int) -> bool:
-        """Whether an action is due, since it was last done long ago."""
+        """Returns whether an action is due by the clock."""
         seconds = self._actions[number].seconds
         return bool(seconds) and time.monotonic() - self._done[number] >= seconds
 
     def due(self) -> list[int]:
-        """Returns the numbers of those that are due."""
+        """Returns the numbers of the actions that are due."""
         return [number for number in range(len(self._actions)) if self.is_due(number)]
 
     def done(self, number: int) -> None:
-        """Takes note that an action was done."""
+        """Restarts the clock of an action that was just done."""
         self._done[number] = time.monotonic()
 
 
@@ -145,18 +143,18 @@ def train(
     agree: Callable[[Sequence[int]], tuple[bool, set[int]]],
     watch: Callable[[Progress], None] | None = None,
 ) -> bool:
-    """Trains from start_step to last_step, or until told to stop; the first inner loop is one update.
+    """Trains from start_step to last_step, or until told to stop. The first inner loop is one update.
 
     Args:
       inner_loop: runs the updates.
       start_step, last_step: global steps at the beginning and at the end.
       steps_per_loop: most updates of an inner loop.
       actions: in the order in which they are done.
-      agree: called after every inner loop and its actions, with the numbers of those due by this worker's clock;
+      agree: called after every inner loop and its actions with the numbers of the actions due by this worker's clock;
         returns whether to stop, and the numbers due by any worker's clock: the same on all workers.
-      watch: told of every inner loop, before the actions.
+      watch: called after every inner loop, before the actions.
 
-    Returns whether `agree` ended it.
+    Returns whether `agree` stopped it.
 
     Raises:
       NotFiniteError: a loss or weight is NaN or infinite; the message names the step.
@@ -179,7 +177,7 @@ def train(
 
 
 class _Updates:
-    """Runs the inner loop, and adds up what it took.
+    """Runs the inner loop, and adds up the time that it took.
 
     Attributes:
       step: global step.
@@ -194,11 +192,10 @@ class _Updates:
     def run(self, end: int, summaries: frozenset[str]) -> Progress:
         """Runs the updates up to a step.
 
-        Summaries are computed by the last update, which runs by itself: so the other updates, compiled as a loop, have
-        none of their cost.
+        The last update computes the summaries. It runs by itself, so that the loop of the others does not pay for them.
         """
         plain = end - 1 if summaries else end
-        if _NO_SUMMARIES not in self._compiled:  # by itself, so that its time can be told apart
+        if _NO_SUMMARIES not in self._compiled:  # by itself, so that its time is known
             self._run(min(self.step + 1, plain), _NO_SUMMARIES)
         self._run(plain, _NO_SUMMARIES)
         self._run(end, summaries)
@@ -212,7 +209,7 @@ class _Updates:
         began = time.perf_counter()
         result = self._inner_loop(steps, summaries)
         reached, numbers, finite = int(result.step), result.values.numpy().tolist(), bool(result.finite)
-        seconds, waited = time.perf_counter() - began, float(result.waited)
+        spent = Spent(steps, time.perf_counter() - began, float(result.waited))
         values = dict(zip(result.names, numbers, strict=True))
         if not finite:
             loss = values["total_loss"]
@@ -220,31 +217,21 @@ class _Updates:
             raise NotFiniteError(f"step {reached}: loss is {loss:.4g}{weights}")
         if reached != end:
             raise PipelineError(f"the inner loop ended at step {reached} instead of {end}")
-        before = self.progress or Progress(self.step, {}, 0, 0.0, 0.0, 0.0, result, 0.0, 0)
-        self.progress = dataclasses.replace(
-            before,
-            step=end,
-            values=values,
-            steps=before.steps + steps,
-            seconds=before.seconds + seconds,
-            waited=before.waited + waited,
-            start_up=before.start_up + (seconds if is_first else 0.0),
-            result=result,
-            start_wait=before.start_wait + (waited if is_first else 0.0),
-            start_steps=before.start_steps + (steps if is_first else 0),
-        )
+        before, compiling = (self.progress.spent, self.progress.compiling) if self.progress else (Spent(), Spent())
+        compiling = compiling.plus(spent) if is_first else compiling
+        self.progress = Progress(end, values, before.plus(spent), compiling, result)
         self.step = end
         self._compiled.add(summaries)
 
 
 def logged(step: TrainStep, batches: Iterator[Any], log: SourceLogs, first_replica: int) -> InnerLoop:
-    """Returns a loop of updates one by one, which logs the keys of each and then writes the log to its file.
+    """Returns an inner loop that runs updates one by one and logs the keys of their rows.
 
     Args:
       step: runs the updates.
       batches: ({"image": ..., "key": ...}, labels, weights), from the state's step on.
-      log: this worker's.
-      first_replica: the number of its first replica.
+      log: of this worker.
+      first_replica: number of this worker's first replica.
     """
 
     def inner_loop(steps: int, summaries: frozenset[str]) -> LoopResult:

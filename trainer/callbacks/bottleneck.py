@@ -219,15 +219,13 @@ class Bottleneck(Callback):
         """Returns why the run cannot be judged; None: it can."""
         if self._config.run.log_keys:
             return "with --log_keys, waiting for input is not measured"
-        if self._progress is None or self._progress.steps <= self._progress.start_steps:
+        if self._progress is None or self._progress.spent.steps <= self._progress.compiling.steps:
             return "each step was the first of its kind, which is compiled"
         return None
 
     def _times(self) -> Times:
         assert self._progress is not None
-        steps, seconds = self._progress.since(None)
-        waited = self._progress.waited_since(None)
-        return Times(self._config.order.global_batch_size, steps, seconds, waited, exchange=0.0)
+        return Times(self._config.order.global_batch_size, *self._progress.since(None), exchange=0.0)
 
 
 def exchange_seconds(strategy: tf.distribute.Strategy, variables: Sequence[Any], dtype: tf.DType) -> float:

@@ -126,8 +126,8 @@ class Heartbeat(Callback):
             if self._beat.expects == "steps":
                 self._slowest = max(self._slowest, time.monotonic() - self._achieved_at)
             # The first loop is one step, mostly compiling: it does not show how long a whole loop takes.
-            patience = progress.start_up * self._steps_per_loop if is_first else _PATIENCE * self._slowest
-            step = {"step": progress.step, "made": progress.steps, "patience": round(patience, 3)}
+            patience = progress.compiling.seconds * self._steps_per_loop if is_first else _PATIENCE * self._slowest
+            step = {"step": progress.step, "made": progress.spent.steps, "patience": round(patience, 3)}
             self._achieve(phase="training", expects="steps", quiet=0.0, **step)
             if is_first:  # from here on, a kill is not a failure at start-up
                 self._write()
@@ -183,9 +183,8 @@ class Heartbeat(Callback):
         if self._progress is None:
             return {}
         self._seen.append(self._progress)
-        earliest = self._seen[0] if self._seen[0].steps < self._progress.steps else None
-        steps, seconds = self._progress.since(earliest)
-        waited = self._progress.waited_since(earliest)
+        earliest = self._seen[0] if self._seen[0].step < self._progress.step else None
+        steps, seconds, waited = self._progress.since(earliest)
         if seconds <= 0:
             return {}
         return {

@@ -42,7 +42,7 @@ class LogLine(Callback):
 
     def print(self, progress: Progress) -> None:
         """Prints the log line of the CIFAR-10 tutorial (cifar10_train.py)."""
-        steps, seconds = progress.since(self._earlier)
+        steps, seconds, _ = progress.since(self._earlier)
         self._earlier = progress
         self._output.line(
             f"step {progress.step}, loss = {progress.means[TOTAL_LOSS]:.2f} "
@@ -94,10 +94,9 @@ class ProgressBar(Callback):
 
     def _speeds(self, progress: Progress) -> list[str]:
         earliest = self._moments[0] if self._moments else None
-        if earliest is None or earliest.progress.steps == progress.steps:
+        if earliest is None or earliest.progress.step == progress.step:
             return []
-        steps, seconds = progress.since(earliest.progress)
-        waited = progress.waited_since(earliest.progress)
+        steps, seconds, waited = progress.since(earliest.progress)
         passed = self._moments[-1].when - earliest.when  # with evaluations and checkpoints
         left = (self._last_step - progress.step) * passed / steps
         return [

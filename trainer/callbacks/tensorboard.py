@@ -51,7 +51,7 @@ class TrainScalars(Callback):
 
     def write(self, progress: Progress) -> None:
         """Writes the scalars of a step, whose summaries must include NORM."""
-        (steps, seconds), waited = progress.since(self._earlier), progress.waited_since(self._earlier)
+        steps, seconds, waited = progress.since(self._earlier)
         self._earlier = progress
         averages = zip(AVERAGED, progress.result.averages.numpy().tolist(), strict=True)
         values = {

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from trainer.checkpoint import NotFiniteError
-from trainer.loop import Action, Clocks, Progress
+from trainer.loop import Action, Clocks, Progress, Spent
 from trainer.parameter_server.ledger import SPAN, Ledger, Tally
 from trainer.parameter_server.rows import Averages, EpochSums, Row, Rows, loop_result
 from trainer.parameter_server.scheduling import Finished, Scheduler
@@ -112,9 +112,7 @@ class Loop:
     def _next(self, finished: Finished, row: Row) -> Progress:
         before, values = self._progress, self.rows.values(row)
         result = loop_result(finished.stop, self.averages, self.epoch.means(self.rows), row.norm)
-        if before is None:
-            seconds, made = self._seconds, max(1, len(finished.rows))
-            return Progress(finished.stop, values, made, seconds, self._waited, seconds, result, self._waited)
-        made = before.steps + finished.stop - before.step
-        start_up, start_wait = before.start_up, before.start_wait
-        return Progress(finished.stop, values, made, self._seconds, self._waited, start_up, result, start_wait)
+        made = before.spent.steps + finished.stop - before.step if before else max(1, len(finished.rows))
+        spent = Spent(made, self._seconds, self._waited)
+        compiling = before.compiling if before else spent._replace(steps=1)
+        return Progress(finished.stop, values, spent, compiling, result)

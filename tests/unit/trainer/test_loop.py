@@ -133,8 +133,8 @@ def test_the_first_update_which_is_compiled_is_timed_apart(monkeypatch):
 
     seen = []
     train(timed, 0, 20, 4, [Action(10, seen.append)])
-    assert [(p.steps, p.seconds, p.start_up) for p in seen] == [(10, 105.0, 100.5), (20, 110.0, 100.5)]
-    assert [seen[0].since(None), seen[1].since(seen[0])] == [(9, 4.5), (10, 5.0)]
+    assert [(*p.spent[:2], p.compiling.seconds) for p in seen] == [(10, 105.0, 100.5), (20, 110.0, 100.5)]
+    assert [seen[0].since(None)[:2], seen[1].since(seen[0])[:2]] == [(9, 4.5), (10, 5.0)]
 
 
 def test_the_first_update_with_summaries_is_compiled_too_and_does_not_count_in_the_speed(monkeypatch):
@@ -148,10 +148,9 @@ def test_the_first_update_with_summaries_is_compiled_too_and_does_not_count_in_t
         return inner_loop(steps, summaries)
 
     train(timed, 0, 15, 20, [Action(5, seen.append, needs=frozenset({"norm"}))])
-    assert [p.since(None) for p in seen] == [(3, 1.5), (8, 4.0), (13, 6.5)]
-    assert [p.waited_since(None) for p in seen] == [0.25, 0.75, 1.25]  # 0.25 of each call
-    assert seen[1].since(seen[0]) == (5, 2.5)
-    assert (seen[2].seconds, seen[2].start_up, seen[2].start_steps) == (207.5, 201.0, 2)
+    assert [p.since(None) for p in seen] == [(3, 1.5, 0.25), (8, 4.0, 0.75), (13, 6.5, 1.25)]  # waits 0.25 per call
+    assert seen[1].since(seen[0]) == (5, 2.5, 0.5)
+    assert (seen[2].spent.seconds, seen[2].compiling[:2]) == (207.5, (2, 201.0))
 
 
 def test_a_bad_loss_ends_with_its_step():

@@ -3,13 +3,13 @@ import dataclasses
 import pytest
 
 from trainer.callbacks.bottleneck import Bottleneck, Facts, Times
-from trainer.loop import Progress
+from trainer.loop import Progress, Spent
 
 ALONE = Facts(replicas=1, gpus=0, encoding="jpeg", parses=False)
 
 
 def progress(steps, seconds, waited):
-    return Progress(steps, {}, steps, seconds + 2.0, waited + 0.5, start_up=2.0, result=None, start_wait=0.5)
+    return Progress(steps, {}, Spent(steps, seconds + 2.0, waited + 0.5), Spent(1, 2.0, 0.5), result=None)
 
 
 def verdict_of(config, facts, *seen):
@@ -85,7 +85,7 @@ def test_short_runs_are_judged_only_when_asked(config_of):
 
 def test_what_cannot_be_judged(config_of):
     first = progress(1, 0.0, 0.0)
-    both = dataclasses.replace(progress(2, 0.0, 0.0), start_steps=2)  # a plain one, and one with summaries
+    both = dataclasses.replace(progress(2, 0.0, 0.0), compiling=Spent(2))  # a plain one, and one with summaries
     for one in (first, both):
         assert verdict_of(config_of(), ALONE, one).text() == (
             "no verdict: each step was the first of its kind, which is compiled"

@@ -7,11 +7,11 @@ from pipeline.errors import RerunError
 from trainer.callbacks import heartbeat
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Beat, Heartbeat
-from trainer.loop import Progress
+from trainer.loop import Progress, Spent
 
 
 def progress(step, made, seconds, waited=0.0):
-    return Progress(step, {"total_loss": 0.5}, made, seconds, waited, start_up=1.0, result=None)
+    return Progress(step, {"total_loss": 0.5}, Spent(made, seconds, waited), Spent(1, 1.0), result=None)
 
 
 @pytest.fixture

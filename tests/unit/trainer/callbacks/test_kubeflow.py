@@ -12,7 +12,7 @@ from tests import manifests
 from tests.status_server import StatusServer
 from trainer.callbacks import kubeflow
 from trainer.callbacks.kubeflow import KubeflowReporter
-from trainer.loop import Progress
+from trainer.loop import Progress, Spent
 from trainer.task.base import Evaluation
 
 
@@ -20,7 +20,7 @@ def progress(step, **values):
     """Returns a progress whose epoch has these values, other than its last batch."""
     epoch = values or {"total_loss": 0.5}
     result = SimpleNamespace(means=SimpleNamespace(numpy=lambda: np.array(list(epoch.values()))))
-    return Progress(step, dict.fromkeys(epoch, 9.0), 1, 1.0, 0.0, 1.0, result)
+    return Progress(step, dict.fromkeys(epoch, 9.0), Spent(1, 1.0), Spent(1, 1.0), result)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from tests.runs import scalars
 from trainer.callbacks.tensorboard import EventFile, TrainScalars
 from trainer.config.model import OptimizerFlags
 from trainer.config.steps import StepFlags
-from trainer.loop import Progress
+from trainer.loop import Progress, Spent
 from trainer.step import optimizers
 
 
@@ -93,7 +93,7 @@ def test_a_folder_has_one_graph(tmp_path):
 def progress(step, loss, accuracy, steps, seconds, start_up, waited):
     values = {"total_loss": loss, "accuracy": accuracy}
     result = SimpleNamespace(norm=2.5, averages=tf.constant([0.25, 0.5, 0.125]), means=tf.constant([2.0, 0.25]))
-    return Progress(step, values, steps, seconds, waited, start_up, result, start_wait=3.0)
+    return Progress(step, values, Spent(steps, seconds, waited), Spent(1, start_up, 3.0), result)
 
 
 def test_the_scalars_of_training_with_the_speed_since_the_last_ones(tmp_path):

@@ -11,7 +11,7 @@ from trainer.callbacks import terminal as live
 from trainer.callbacks.base import Phase
 from trainer.callbacks.progress import LogLine, ProgressBar
 from trainer.callbacks.terminal import LiveLine, Output
-from trainer.loop import Progress
+from trainer.loop import Progress, Spent
 
 CLEAR = "\r\x1b[K"
 
@@ -20,7 +20,9 @@ def progress(step, seconds, waited=0.0):
     """Returns a progress whose last batch is better than its epoch."""
     epoch = {"total_loss": 0.25, "regularization": 0.0, "loss": 0.25, "accuracy": 0.875, "top5": 1.0, "third": 0.0}
     result = SimpleNamespace(means=SimpleNamespace(numpy=lambda: np.array(list(epoch.values()))))
-    return Progress(step, {**epoch, "total_loss": 0.0, "accuracy": 1.0}, step, seconds, waited, 0.5, result)
+    return Progress(
+        step, {**epoch, "total_loss": 0.0, "accuracy": 1.0}, Spent(step, seconds, waited), Spent(1, 0.5), result
+    )
 
 
 @pytest.fixture
@@ -132,7 +134,7 @@ def test_colours_can_be_switched_off(variable, coloured, clock, monkeypatch):
 def logged(step, loss, accuracy, steps, seconds, start_up):
     """Returns a progress whose last batch has another loss than its epoch."""
     result = SimpleNamespace(norm=2.5, means=SimpleNamespace(numpy=lambda: np.array([loss, accuracy])))
-    return Progress(step, {"total_loss": 9.0, "accuracy": 0.0}, steps, seconds, 0.0, start_up, result)
+    return Progress(step, {"total_loss": 9.0, "accuracy": 0.0}, Spent(steps, seconds), Spent(1, start_up), result)
 
 
 def test_the_tutorials_line_with_the_speed_since_the_last_one(capsys):
