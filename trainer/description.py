@@ -1,4 +1,4 @@
-"""What must be equal on all workers of a job: versions, code, flags and data, the order of examples, the model."""
+"""What must be equal on all workers of a job: versions, code, flags, data, the order of examples, the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SITE = ("site-packages", "dist-packages")  # folders of what pip installs, whos
 
 
 def of(config: TrainConfig, plan: Plan) -> Description:
-    """Returns the description of a run; each part comes before parts that may differ because of it."""
+    """Returns the description of a run. Parts that may differ because of another part come after it."""
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
     named = [config.model.model, config.model.task or ""]
@@ -49,15 +49,15 @@ def of_server(config: TrainConfig) -> Description:
 
 
 def of_graph_reader(config: TrainConfig, plan: Plan) -> Description:
-    """Returns the description of a worker that runs graphs of the chief, with the chief's path of the data."""
+    """Returns the description of a worker that runs the chief's graphs, which contain the chief's path of the data."""
     versions, packages, flags, *rest = of(config, plan)
     return [versions, packages, {"--data_dir": f"--data_dir={config.data.data_dir}"}, {**flags, "GPUs": ""}, *rest]
 
 
 def model_difference(chief: Structure, other: Structure) -> str | None:
-    """Returns how a worker's built model differs from the chief's, None: not at all.
+    """Returns how a worker's built model differs from the chief's; None: it is the same.
 
-    As in `another model: layer dense: activation gelu, the chief has relu`.
+    Such as `another model: layer dense: activation gelu, the chief has relu`.
     """
     changes = structure.changes(chief, other)
     if not changes:
@@ -73,7 +73,7 @@ def model_difference(chief: Structure, other: Structure) -> str | None:
 def code_of_packages(names: Sequence[str] = _COMPUTING) -> Part:
     """Returns the digest of each source file of our packages: `{"trainer/step/train_step.py": [digest]}`.
 
-    Not of what is compiled: it gives the same bits as the code that takes its place where there was no compiler.
+    Compiled extensions are left out: the Python code that replaces them gives the same bits.
     """
     return {
         f"{name}/{path}": [_digest(source)]
@@ -91,10 +91,10 @@ def _sources(folder: Traversable) -> Iterator[tuple[str, bytes]]:
 
 
 def code_of_modules(modules: Sequence[str]) -> Part:
-    """Returns the digest of each source file of a user's modules, and of what they import from beside them.
+    """Returns the digest of each source file of a user's modules, and of the user's own modules that they import.
 
-    They are found and parsed, not imported: what a module does when it is imported may need TensorFlow's cluster, which
-    is joined later. Of what pip has installed, only the package of the module itself is followed.
+    Modules are found and parsed, not imported: importing one may need TensorFlow's cluster, which is joined later.
+    Among installed packages, only those of the given modules are followed.
 
     Args:
       modules: their full names.
@@ -125,41 +125,41 @@ def code_of_modules(modules: Sequence[str]) -> Part:
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Returns where a module is, found as an import would find it, but without importing its package."""
+    """Returns where an import would find a module, without importing its package."""
     parent, _, last = name.rpartition(".")
     if not parent:
-        here = os.getcwd()  # as `trainer.config.model.load_code` has it
+        here = os.getcwd()  # where `trainer.config.model.load_code` looks, too
         path = sys.path if here in sys.path or "" in sys.path else [here, *sys.path]
         others = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]
-        known = (finder.find_spec(name, None) for finder in others)  # such as that of a package installed to be edited
+        known = (finder.find_spec(name, None) for finder in others)  # such as those of editable installs
         return importlib.machinery.PathFinder.find_spec(name, path) or next(filter(None, known), None)
     package = _spec(parent)
     if package is None or package.submodule_search_locations is None:
         return None
-    # By its last name: of the full one it would look for the imported package, where that is a namespace.
+    # By its last name: given the full one, PathFinder looks for the imported package if that is a namespace.
     return importlib.machinery.PathFinder.find_spec(last, list(package.submodule_search_locations))
 
 
 def _is_local(top: str, origin: str, package: str) -> bool:
-    """Whether a module is the user's: neither Python's, nor ours, nor installed by pip as a part of another package."""
+    """Returns whether a module is the user's: not Python's, not ours, and not of another installed package."""
     if top in sys.stdlib_module_names or top in _COMPUTING:
         return False
     return top == package or not any(part in _SITE for part in origin.split(os.sep))
 
 
 def _read(spec: importlib.machinery.ModuleSpec) -> bytes | None:
-    """Returns the bytes of a module's file, in a folder or a zip archive; None: it cannot be read, or is bytecode."""
+    """Returns the content of a module's file, in a folder or a zip archive; None: it is unreadable, or bytecode."""
     assert spec.origin is not None
-    if spec.origin.endswith(".pyc"):  # its bytes have its path
+    if spec.origin.endswith(".pyc"):  # which contains its path
         return None
     try:
-        return spec.loader.get_data(spec.origin)  # type: ignore[union-attr]  # of every loader of files
+        return spec.loader.get_data(spec.origin)  # type: ignore[union-attr]  # every loader of files has it
     except (AttributeError, OSError):
         return None
 
 
 def _imports(source: bytes, module: str, spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
-    """Yields the full names of what a source imports, wherever in it, also what may be a name in a module."""
+    """Yields the full names of all that a source imports, at any place; some may be names inside a module."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # importing it says so
@@ -179,12 +179,12 @@ def _imports(source: bytes, module: str, spec: importlib.machinery.ModuleSpec) -
 
 
 def _digest(content: bytes) -> str:
-    """Returns the digest of a file, whatever its line endings."""
+    """Returns the digest of a file, which does not depend on its line endings."""
     return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]
 
 
 def _data(training: ResolvedInput) -> str:
-    """Returns the data in words; of a mixture with the splits and rows, which no flag but --data_dir has."""
+    """Returns the data in words; for a mixture, with the splits and rows, which only --data_dir would tell."""
     digests = [part.manifest.digest[:12] for part in training.parts]
     if not training.request.sources:
         return f"{data_in_words(training.first)}, a data set of digest {digests[0]}"
@@ -214,11 +214,11 @@ def _installed(package: str) -> str:
 
 
 def _flags(config: TrainConfig) -> dict[str, str]:
-    """Returns all flags but for those that may differ, those that are added later, too."""
+    """Returns all flags but those that may differ between machines or processes."""
     flags = {
         field.name: getattr(group, field.name)
         for group, field in fields(config)
-        if not (field.metadata["per_machine"] or field.metadata["per_process"])  # processes are compared as a cluster
+        if not (field.metadata["per_machine"] or field.metadata["per_process"])  # the cluster itself is compared
     }
     words = {f"--{name}": f"no --{name}" if value is None else f"--{name}={value}" for name, value in flags.items()}
     return {**words, "--log_keys": "--log_keys" if config.run.log_keys else "no --log_keys"}

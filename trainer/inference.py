@@ -1,4 +1,4 @@
-"""A trained model outside its run, for evaluation and export: built from a checkpoint, with the split to run it on."""
+"""A trained model outside its run, for evaluation and export: built from a checkpoint, with the splits to run it on."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from trainer.task.base import Task
 
 @dataclasses.dataclass(eq=False)
 class Trained:
-    """A model that can take the weights of any checkpoint of its run.
+    """A model that can load the weights of any checkpoint of its run.
 
     Attributes:
       config: flags of the run, on one device, with the data and the split that were asked for.
-      state: the task, the model and its measure; without averages, which the model takes as its weights.
-      splits: by name, one padded pass over the split of each source.
+      state: the task, the model and its measure. It has no averages: the model takes them as its weights.
+      splits: {name: one padded pass over the split of a source}.
       may_skip: most examples of a split that may be skipped because their records are corrupt.
       record: of the checkpoint whose weights the model has.
-      averaged: whether they are the average over the steps.
+      averaged: whether these weights are the average over the steps.
     """
 
     config: TrainConfig
@@ -51,7 +51,7 @@ class Trained:
 
     @property
     def name(self) -> str:
-        """What was trained."""
+        """The name of the task, or of the model."""
         return self.config.model.task or self.config.model.model
 
     @property
@@ -61,25 +61,25 @@ class Trained:
 
     @property
     def model(self) -> keras.Model:
-        """The model."""
+        """The Keras model."""
         return self.state.model
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """By class number."""
+        """Names of the classes by their numbers."""
         return self.state.task.data.class_names
 
     def __str__(self) -> str:
-        """Its name and its checkpoint."""
+        """Name and checkpoint, for messages."""
         averaged = ", averaged weights" if self.averaged else ""
         return f"{self.name} at step {self.record.step}{averaged} ({self.record.path})"
 
     def take(self, record: Record, kind: str | None) -> None:
-        """Gives the model the weights of another checkpoint of its run; `kind` as of `Record.chooses_average`.
+        """Loads the weights of another checkpoint of the run; `kind` as for `Record.chooses_average`.
 
         Raises:
           UnreadableError: it is damaged or was removed.
-          UsageError: it is of another model.
+          UsageError: it is a checkpoint of another model.
         """
         self._check_structure(record)
         averaged = record.chooses_average(kind)
@@ -88,7 +88,7 @@ class Trained:
 
     def _check_structure(self, record: Record) -> None:
         """Raises UsageError if the code now builds another model than the checkpoint's."""
-        stored = record.content.get("structure")  # which earlier versions did not store
+        stored = record.content.get("structure")  # old checkpoints lack it
         changed = structure.changes(stored, structure.of(self.model), is_trained=False) if stored else []
         if found := [change for change in changed if not change.is_harmless]:
             raise UsageError(
@@ -106,8 +106,8 @@ def build_first(
 
     Args:
       paths: one or more.
-      flags, **others: as of `build`.
-      say: takes a line on each checkpoint that is skipped.
+      flags, **others: as for `build`.
+      say: prints a line about each checkpoint that is skipped.
 
     Raises:
       UnreadableError: none can be read.
@@ -141,18 +141,18 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
 
     Args:
       record: of the checkpoint.
-      flags: the data, the split and the weights that are asked for.
-      **others: more flags of `trainer.run` that differ from those of the run.
+      flags: the data, the split and the weights to use.
+      **others: further flags of `trainer.run`, with other values than in the run.
 
     Raises:
       DataError: there is no data set, or the checkpoint cannot be read.
-      UsageError: the model does not fit the data, or cannot be built; or what normalised the run's images is unknown.
+      UsageError: the model does not fit the data or cannot be built, or it is unknown what normalised the run's images.
     """
     given = {"data_dir": flags.data_dir, "eval_split": flags.split, **others}
     given |= {"cache_dir": flags.cache_dir, "cache_bytes": flags.cache_bytes}
     given = {name: value for name, value in given.items() if value is not None}
     if "global_batch_size" in given:
-        given["streams"] = None  # those of the run need not divide it; an evaluation has one
+        given["streams"] = None  # the run's need not divide the new batch; an evaluation has one
     config = record.config(**given)
     if not config.data.evaluates:
         raise UsageError(f"--split is missing: the run had --eval_split={config.data.eval_split}")
@@ -160,7 +160,7 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
     splits = _resolved(record, config, task_class, flags)
     task = task_class(config, data_spec.of(next(iter(splits.values()))))
     _check_data(record, task, config.data.data_dir)
-    unused = dataclasses.replace(config, optimizer=OptimizerFlags())  # its variables stay as they are made
+    unused = dataclasses.replace(config, optimizer=OptimizerFlags())  # which is not used
     found = state.create(tf.distribute.get_strategy(), unused, task, lambda step: tf.constant(0.0))
     may_skip = config.data.max_corrupt if config.data.on_corrupt == "skip" else 0
     trained = Trained(config, found, splits, may_skip, record)
@@ -193,8 +193,8 @@ def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None
     """Returns the data set that --statistics names, if any.
 
     Raises:
-      DataError: it is none.
-      UsageError: nothing is normalised by it.
+      DataError: it is not a data set.
+      UsageError: the run's distortion uses no statistics.
     """
     if flags.statistics is None:
         return None
@@ -211,7 +211,7 @@ def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> 
     """Returns the data set whose statistics normalised the run's images; None: the first of the given data.
 
     Raises:
-      UsageError: they matter, and the data set cannot be read.
+      UsageError: statistics matter, and that data set cannot be read.
     """
     if flags.data_dir is None or not make_recipe(config.data.distort, "--distort").normalizes:
         return None
@@ -236,7 +236,7 @@ def _first_folder(data_dir: str) -> PathLike:
 
 
 def _check_data(record: Record, task: Task, data_dir: str) -> None:
-    """Raises UsageError if images or classes are not like those that the run was trained on."""
+    """Raises UsageError if images or classes differ from those that the run was trained on."""
     shape = getattr(task.data.features, "shape", None)
     here: dict[str, Any] = {"num_classes": len(task.data.class_names), "image_shape": shape and shape[1:].as_list()}
     for name, value in here.items():

@@ -1,4 +1,4 @@
-"""What loads TensorFlow and Keras: quietly, without what the trainer does not use, and after the flags are checked."""
+"""Loads TensorFlow and Keras quietly, without libraries that the trainer does not use, after the flags are checked."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def load_task(name: str | None) -> type[Task] | None:
 def _hidden(*packages: str) -> Iterator[None]:
     """Context in which packages seem not to be installed, unless they are loaded already.
 
-    Keras loads matplotlib and sklearn when it finds them, for plots and wrappers that training does not use: 2.8 of the
-    9.4 seconds of processor time that TensorFlow and Keras take to load. TensorFlow Lite loads jax: 1 second.
+    Keras loads matplotlib and sklearn if it finds them, for plots and wrappers that training does not use. They take
+    2.8 of the 9.4 seconds of processor time in which TensorFlow and Keras load. TensorFlow Lite loads jax: 1 second.
     """
     hidden = [package for package in packages if package not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: Python raises ImportError

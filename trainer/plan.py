@@ -1,4 +1,4 @@
-"""What a run will do, computed from its config and the manifests alone, and checked before TensorFlow is loaded."""
+"""What a run will do: computed from its config and the manifests, and checked before TensorFlow is loaded."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ _EVAL_SPLIT = EVALUATED[0]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The numbers of a run.
+    """What a run reads, and when it ends.
 
     Attributes:
       training: the request for training data, with the data sets and their order.
       last_step: global step at which training ends.
-      evaluation: by name, the request for one pass over the split of each source to evaluate on; empty if the config
-        asks for none.
+      evaluation: {name: request for one pass over the split of a source}; empty: the config asks for no evaluation.
       may_skip: most examples of a split that may be skipped because their records are corrupt.
       notes: lines for the user, such as which data are read several times or not evaluated.
     """
@@ -47,7 +46,7 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
 
     Args:
       config: of the run.
-      cluster: that runs it.
+      cluster: of the run.
       parse: makes features and labels of serialized records; None: the data are images.
 
     Raises:
@@ -55,6 +54,7 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
       UsageError: the config does not fit the data.
     """
     given, config = config.data.eval_split, with_eval_split(config)
+    split = config.data.eval_split  # None was given: one that the data have
     replicas, virtual = max(config.run.num_replicas or 1, cluster.size), config.order.virtual_replicas
     request = request_of(config, parse)
     if virtual is not None:
@@ -65,17 +65,14 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
     training.check_pairs(replicas)
     evaluation = _evaluation(config, parse) if config.data.evaluates else {}
     may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
-    notes = (
-        *([] if given else _chosen(config)),
-        *_sharing(training, cluster.size),
-        *_left_out(config, evaluation),
-        *_repeated(training),
-    )
-    return Plan(training, config.last_step(training.steps_per_epoch), evaluation, may_skip, notes)
+    notes = [*_sharing(training, cluster.size), *_left_out(config, evaluation), *_repeated(training)]
+    if given is None and split != _EVAL_SPLIT:
+        notes.insert(0, f"evaluates on the split {split!r}, as there is no {_EVAL_SPLIT!r} (--eval_split)")
+    return Plan(training, config.last_step(training.steps_per_epoch), evaluation, may_skip, tuple(notes))
 
 
 def with_eval_split(config: TrainConfig) -> TrainConfig:
-    """Returns the config with a split to evaluate on; if none is given, `test`, or another that the data have.
+    """Returns the config with a split to evaluate on: the given one, else `test` or another that the data have.
 
     Raises:
       DataError: no valid data set.
@@ -104,12 +101,12 @@ def request_of(config: TrainConfig, parse: UserParse | None) -> Request:
 def evaluation_of(
     config: TrainConfig, parse: UserParse | None, statistics: PathLike | None = None
 ) -> dict[str, ResolvedRequest]:
-    """Returns the request for one padded pass over the evaluation split, of each data set that has it, by name.
+    """Returns {name: request for one padded pass over the evaluation split} of each data set that has the split.
 
     Args:
       config: of the run.
       parse: as in `make`.
-      statistics: the data set whose means and deviations normalise; None: the first.
+      statistics: the data set whose means and deviations normalise images; None: the first.
 
     Raises:
       DataError: no valid data set.
@@ -169,7 +166,6 @@ def _request(
 
 
 def _folders(config: TrainConfig) -> list[PathLike]:
-    """Returns the folders of the data, each once."""
     given = parse_sources(config.data.data_dir)
     if isinstance(given, str):
         return [given]
@@ -177,7 +173,7 @@ def _folders(config: TrainConfig) -> list[PathLike]:
 
 
 def _names(folders: list[PathLike], split: str) -> dict[PathLike, str]:
-    """Returns the name of each data set's evaluation: `test`; if there are several data sets, `mnist:test`."""
+    """Returns what the evaluation of each data set is called: `test`, or `mnist:test` if there are several."""
     if len(folders) == 1:
         return {folders[0]: split}
     short = [os.path.basename(os.path.normpath(os.fspath(folder))) for folder in folders]
@@ -194,11 +190,6 @@ def _sharing(training: ResolvedInput, workers: int) -> Iterator[str]:
             yield f"{part.request.folder}:{part.request.split}: {note}" if training.request.sources else note
 
 
-def _chosen(config: TrainConfig) -> Iterator[str]:
-    if config.data.eval_split != _EVAL_SPLIT:
-        yield f"evaluates on the split {config.data.eval_split!r}, as there is no {_EVAL_SPLIT!r} (--eval_split)"
-
-
 def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> Iterator[str]:
     evaluated = {part.request.folder for part in evaluation.values()}
     for folder in _folders(config) if evaluation else []:
@@ -207,7 +198,7 @@ def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> It
 
 
 def _repeated(training: ResolvedInput) -> Iterator[str]:
-    """Yields a note on each source that holds the same records as another."""
+    """Yields a note for each source that holds the same records as another."""
     first: dict[tuple[str, str], Source] = {}
     for part, source in zip(training.parts, training.request.sources, strict=False):
         other = first.setdefault((part.spec.manifest_digest, part.spec.split), source)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainer.task.base import Evaluation, Task
 
 COMMAND = "trainer.run"
-LOADING_SECONDS = 60.0  # at most, in which loading a library lets no other thread run
+LOADING_SECONDS = 60.0  # most seconds for which loading a library keeps other threads from running
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def _explaining(argv: Sequence[str] | None) -> Iterator[None]:
-    """Context in which the other processes of a job learn why the flags of this one cannot be used."""
+    """Context that tells the other processes of a job why the flags of this one cannot be used."""
     try:
         yield
     except UsageError:
@@ -69,7 +69,7 @@ def _explaining(argv: Sequence[str] | None) -> Iterator[None]:
 
 
 def _seat(argv: Sequence[str] | None) -> tf_config.Seat | None:
-    """Returns the place of this process in its job, None: the flags that say it cannot be used either."""
+    """Returns the place of this process in its job; None: it is alone, or the flags do not tell."""
     names = [field.name for field in dataclasses.fields(ClusterFlags)]
     with contextlib.suppress(UsageError, ValueError):
         values: dict[str, Any] = configs.values(argv, "strategy", *names)
@@ -91,7 +91,7 @@ def train(
 ) -> Evaluation | None:
     """Trains, evaluates, and resumes where it stopped: `trainer.run` from Python.
 
-    To be called before TensorFlow's devices are used, from the main thread, on every worker.
+    Call it on every worker, from the main thread, before TensorFlow's devices are used.
 
     Args:
       config: such as `TrainConfig.of(data_dir="mnist", model_dir="run", model="lenet")`.
@@ -131,7 +131,7 @@ def _train(
             plans.prepare_folder("--model_dir", config.run.folder.path)
         if config.run.log_keys:
             plans.prepare_folder("--log_keys", config.run.log_keys)
-    # Nobody is told of another job: where it is this one, started twice, the others wait for the first chief.
+    # The others are not told if another job holds the lock: it may be this one, started twice, and they belong to it.
     only_job = lock.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()
     with only_job, Interrupt(COMMAND) as interrupt, fresh.advised(config):
         with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
@@ -147,7 +147,7 @@ def _train(
 
 
 def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:
-    """Returns the config with the names of a function and a class that were given as such."""
+    """Returns the config with the names of the given function and class."""
     given = {"model": model, "task": task}
     names: dict[str, Any] = {flag: name_of_code(flag, code) for flag, code in given.items() if code is not None}
     return config.with_code(**names) if names else config
@@ -155,7 +155,7 @@ def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:
 
 def _cluster(config: TrainConfig) -> tf_config.Cluster:
     strategy, flags = config.run.strategy, config.cluster
-    if flags.given:  # with --strategy=multiworker alone; TensorFlow reads the variable
+    if flags.given:  # only with --strategy=multiworker; TensorFlow reads the variable
         os.environ[tf_config.VARIABLE] = tf_config.of_flags(flags, strategy)
         return tf_config.parse(os.environ[tf_config.VARIABLE], tf_config.HOSTS_FLAG)
     if strategy != "multiworker":

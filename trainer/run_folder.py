@@ -1,11 +1,11 @@
-"""The folder of a run, --model_dir, and what lies where in it."""
+"""The layout of a run's folder, --model_dir."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
 
-BEST = "best"  # folder of the best checkpoints; also how users call them
+BEST = "best"  # folder of the best checkpoints; users call them so, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class RunFolder:
     path: pathlib.Path
 
     def __str__(self) -> str:
-        """The flag that names it."""
+        """The folder as the flag that names it, for messages."""
         return f"--model_dir={self.path}"
 
     @property
@@ -39,7 +39,7 @@ class RunFolder:
 
     @property
     def config(self) -> pathlib.Path:
-        """The flags of the run, for --config."""
+        """File with the flags of the run, for --config."""
         return self.path / "config.yaml"
 
     @property
@@ -54,5 +54,5 @@ class RunFolder:
 
     @property
     def metrics_note(self) -> pathlib.Path:
-        """The first lines of the --metrics_jsonl files that the run has begun."""
+        """File with the first lines of the --metrics_jsonl files that the run has begun."""
         return self.path / ".trainer.metrics"

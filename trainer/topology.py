@@ -1,12 +1,12 @@
 """Sums over replicas whose bits do not depend on how the summands are spread over them.
 
-Floating-point addition rounds, so a sum depends on its order, and the order on the number of replicas. Here the
-summands become integers first, whose sum does not: per variable, the largest magnitude of all summands, wherever they
-are, gives an exponent e (a maximum is the same in any order); each becomes round(x * 2^(62 - ceil(log2 V) - e)) as
-int64, which has room for V of them. This is reproducible summation (Demmel and Nguyen, "Parallel reproducible
-summation", IEEE Transactions on Computers 64, 2015) with one bin. It is also more accurate than a float32 sum: each
-summand is off by 2^-(62 - ceil(log2 V)) of the largest at most. Magnitudes below 2^-126 count as 0: whether a kernel
-flushes those to 0 depends on its thread.
+Floating-point addition rounds, so a sum depends on its order, and the order on the number of replicas. The sum of
+integers does not. So the summands become integers first: per variable, the largest magnitude of all summands on all
+replicas gives an exponent e (a maximum is the same in any order), and each summand x becomes
+round(x * 2^(62 - ceil(log2 V) - e)) as int64, which has room for V of them. This is reproducible summation (Demmel and
+Nguyen, "Parallel reproducible summation", IEEE Transactions on Computers 64, 2015) with one bin. It is also more
+accurate than a float32 sum: the error of each summand is at most 2^-(62 - ceil(log2 V)) of the largest one. Magnitudes
+below 2^-126 count as 0: whether a kernel flushes those to 0 depends on its thread.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.
 
     Args:
       gradients: per variable, float32 (n, *shape): one for each of this replica's n virtual replicas.
-      num_summands: V, all virtual replicas of all replicas; below 2^38.
-
-    Raises:
-      UsageError: the summands of all replicas are not num_summands, or not float32.
+      num_summands: V, the virtual replicas of all replicas; below 2^38.
 
     Returns:
-      Per variable, float32 (*shape). NaN throughout a variable where one of its summands is NaN or infinite.
+      Per variable, float32 (*shape). All values of a variable are NaN if one of its summands is NaN or infinite.
+
+    Raises:
+      UsageError: the replicas together have another number of summands, or they are not float32.
     """
     _check(gradients, num_summands)
     compiled = functools.partial(_compiled_where_it_pays, gradients)
@@ -67,7 +67,7 @@ def _check(gradients: Sequence[tf.Tensor], num_summands: int) -> None:
 
 
 def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Has an optimizer apply gradients as they are, such as those that `sum_gradients` returns; returns it.
+    """Returns the optimizer, changed to apply gradients as they are, such as those that `sum_gradients` returns.
 
     Under a strategy, Keras' optimizers sum the gradients over all replicas before they apply them.
 
@@ -99,9 +99,9 @@ def keep_order_of_sums() -> None:
 
 
 def _compiled_where_it_pays(gradients: Sequence[tf.Tensor], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function, compiled by XLA to one pass over the summands where there are many and replicas are CPUs.
+    """Returns the function; on CPUs, with many summands, compiled by XLA to one pass over them.
 
-    All that is computed here is exact but for one rounding, so both ways give the same bits.
+    The computations here are exact except for one rounding, so that both ways give the same bits.
     """
     many = sum(gradient.shape.num_elements() for gradient in gradients) >= _WORTH_COMPILING
     if not many or tf.config.list_logical_devices("GPU"):
@@ -118,17 +118,17 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _exponents(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns per variable the least e such that all its summands are below 2^e; int32 (variables,).
 
-    One above the largest of finite numbers stands for NaN and infinity.
+    NaN and infinity have an exponent above that of all finite numbers.
     """
-    # The bits of a float without its sign are in the order of the numbers, NaN and infinity above all.
+    # Without the sign, the bits of floats are ordered like the numbers, with infinity and NaN at the top.
     magnitudes = [tf.bitwise.bitwise_and(tf.bitcast(gradient, tf.int32), tf.int32.max) for gradient in gradients]
     fields = [tf.cast(tf.bitwise.right_shift(values, _MANTISSA_BITS), tf.float32) for values in magnitudes]
-    largest = tf.stack([tf.reduce_max(values) for values in fields])  # of float32: GPUs reduce no int32
+    largest = tf.stack([tf.reduce_max(values) for values in fields])  # as float32: GPUs reduce no int32
     return tf.cast(largest, tf.int32) - _EXPONENT_BIAS
 
 
 def _powers_of_two(powers: tf.Tensor) -> list[tf.Tensor]:
-    """Returns 2^p, exactly, float64 scalars, of each of p, int32 (variables,)."""
+    """Returns the exact 2^p of each p, int32 (variables,), as float64 scalars."""
     bits = tf.bitwise.left_shift(tf.cast(powers, tf.int64) + _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS)
     return tf.unstack(tf.bitcast(bits, tf.float64))
 
@@ -155,7 +155,7 @@ def _from_integers(
 
 
 def _max_over_replicas(values: tf.Tensor) -> tf.Tensor:
-    """Returns the elementwise maximum; replica contexts reduce by sums only, so all are gathered."""
+    """Returns the elementwise maximum. Replica contexts reduce by sums only, so that all values are gathered."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return values
@@ -171,22 +171,22 @@ def _sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
 
 
 def sum_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple[Any, ...], num_virtual: int) -> Any:
-    """Returns the sum over all virtual replicas of what a function computes of each, in its structure.
+    """Calls a function for each virtual replica, and returns the sum of its results in their structure.
 
     The idea is that of VirtualFlow (Or, Zhang, Freedman, MLSys 2022) and EasyScale (Li et al., SC 2023): virtual
     replica v always has rows [vG/V, (v+1)G/V) of the batch, and replica r runs V/R of them one after another. All begin
     with the same weights and moving statistics. BatchNorm normalises over a virtual replica's rows ("ghost batch norm",
     Hoffer et al. 2017), and dropout draws from a hash of (seed, step, v).
 
-    To be called in a replica context. A replica computes its virtual replicas one at a time, which bounds the memory to
-    the activations of one of them.
+    Call it in a replica context. A replica computes its virtual replicas one at a time, so that only the activations of
+    one of them are in memory.
 
     Args:
-      function: of a virtual replica's part of `rows`, to a structure of float32 tensors.
+      function: takes a virtual replica's part of `rows`, and returns a structure of float32 tensors.
       rows: a structure of tensors whose first axis is this replica's virtual replicas.
       num_virtual: V, over all replicas.
     """
-    structure: list[Any] = []  # of what the function gives, known once it is traced
+    structure: list[Any] = []  # of the function's results, known once it has been traced
 
     def flat(batch: tuple[Any, ...]) -> list[tf.Tensor]:
         given = function(batch)

@@ -1,7 +1,7 @@
 """One run, from the strategy to the last line: strategy -> state -> checkpoint -> callbacks -> input -> loop -> end.
 
-`Run` is what all runs have in common. `AllReduceRun` makes its steps on replicas that sum their gradients, in one or
-several processes; `parameter_server.training` has the other kind.
+`Run` has what all runs share. `AllReduceRun` makes its steps on replicas that sum their gradients, in one or several
+processes; `parameter_server.training` has the other kind.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from trainer.step.train_step import TrainStep
 from trainer.task import data_spec
 from trainer.task.base import Evaluation, Task
 
-_STOP = 0  # what workers agree on; numbers above it are 1 + those of actions
-_ANSWER = 0  # the number of the action that answers SIGUSR1
+_STOP = 0  # workers agree on numbers: this one to stop, 1 + its number for each action that is due
+_ANSWER = 0  # number of the action that answers SIGUSR1
 
-Batches: TypeAlias = Mapping[str, Iterable[tuple[Any, ...]]]  # of several splits, by name
+Batches: TypeAlias = Mapping[str, Iterable[tuple[Any, ...]]]  # {name: one pass over a split}
 TrainLoop: TypeAlias = Callable[[Sequence[Action]], bool]  # trains to the last step; returns whether it was stopped
 
 
@@ -65,13 +65,12 @@ def run(
     """Trains to the end of the plan and evaluates, on replicas that sum their gradients.
 
     Args:
-      config: of the run.
-      plan: of the same.
-      cluster: of which this process is a worker.
+      config, plan: of the run.
+      cluster: which this process is a worker of.
       interrupt: says whether a signal came.
-      task: its class.
-      output: of lines.
-      callbacks: that were told of the run so far; all others are added.
+      task: class of the task.
+      output: prints the lines.
+      callbacks: those that already follow the run; all others are added.
 
     Returns:
       The last evaluation, or None if the config asks for none.
@@ -92,29 +91,30 @@ def run(
         return AllReduceRun(config, plan, cluster, ties, interrupt, output, callbacks).run(task)
 
 
-class _EpochSteps(Stateful, Protocol):
-    """The sums over an epoch; see `trainer.checkpoint.manager.EpochSums`."""
+class _EpochSteps(Protocol):
+    """The sums over an epoch, such as `trainer.checkpoint.manager.EpochSums`."""
 
     @property
     def steps(self) -> int:
-        """The number of steps that were summed."""
+        """How many steps have been summed."""
 
 
 class Run(abc.ABC):
     """A run from its first line to its last; a subclass connects the processes, and makes the steps.
 
     Attributes:
-      strategy, agreement: in whose scope the state is created; of the workers on when to stop. Set by `connect`.
-      task, state: there once `build_step` is called. The attributes below are set by it.
-      where, here: a few words on what computes, and on what of that is in this process.
+      strategy: in whose scope the state is created; set by `connect`, as is `agreement`.
+      agreement: of the workers, on when to stop.
+      task, state: there when `build_step` is called, which sets the attributes below.
+      where, here: the devices of the run, and those of this process, in words.
       epoch: counts the steps of the epoch so far.
-      parts: of a checkpoint that are no variables.
+      parts: the parts of a checkpoint that are not variables, by name.
       observers: further callbacks.
-      bottleneck: None: it is not looked for.
+      bottleneck: judges the speed; None: nothing does.
       graph_of: the step whose graph and histograms TensorBoard shows; None: it shows none.
     """
 
-    io_device: ClassVar[str | None] = None  # that reads and writes checkpoints; None: the variables' own
+    io_device: ClassVar[str | None] = None  # reads and writes checkpoints; None: the variables' own devices
     rerun: ClassVar[str] = "rerun the same command to resume"  # what to do after a signal
 
     strategy: tf.distribute.Strategy
@@ -158,7 +158,7 @@ class Run(abc.ABC):
         return result
 
     def _build(self, task: type[Task]) -> None:
-        """Makes the strategy, and in its scope the model and its state."""
+        """Makes the strategy, and in its scope the model, its state and the step."""
         config, plan = self.config, self.plan
         self.connect()
         self.callbacks.phase("building the model")
@@ -168,7 +168,7 @@ class Run(abc.ABC):
         self.build_step()
 
     def _restore(self) -> None:
-        """Restores the newest checkpoint, or begins a new run; prints the first lines."""
+        """Restores the newest checkpoint, or initializes the state of a new run; prints the first lines."""
         config, plan, line = self.config, self.plan, self.output.line
         self.summary = RunSummary(self.output, config, plan, self.state)
         self.checkpoints = CheckpointManager(
@@ -183,7 +183,7 @@ class Run(abc.ABC):
         self.summary.start(self.where, self.here, restored, self.epoch.steps)
 
     def _attach_callbacks(self) -> None:
-        """Adds what is told of the steps, in the order of its actions: what a checkpoint stores before it is saved."""
+        """Adds the callbacks in the order of their actions: what a checkpoint stores comes before it is saved."""
         config, plan, output, last_step = self.config, self.plan, self.output, self.plan.last_step
         start, rows, is_chief = self.state.step, config.order.global_batch_size, self.is_chief
         unit = "img" if train_step.are_images(self.task.data.features) else "rows"
@@ -223,7 +223,7 @@ class Run(abc.ABC):
             raise self._stopped("training")
 
     def _say_bottleneck(self) -> None:
-        """Says what bounds the speed, after long runs and if --headspace asks for it."""
+        """Prints what bounds the speed, after a long run or if --headspace asks for it."""
         if found := self.bottleneck:
             is_asked = found.batch is not None
             if self.agreement.on_any(is_asked or (self.is_chief and found.is_worth_telling)):
@@ -254,19 +254,19 @@ class Run(abc.ABC):
 
     @abc.abstractmethod
     def connect(self) -> None:
-        """Makes the strategy; with several processes, connects TensorFlow's servers."""
+        """Makes `strategy` and `agreement`; with several processes, connects TensorFlow's servers."""
 
     @abc.abstractmethod
     def build_step(self) -> None:
-        """Makes what trains the state, and sets the attributes that are named above."""
+        """Makes the step, and sets the attributes that the class names."""
 
     @abc.abstractmethod
     def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
-        """Returns what evaluates, and the batches of each request."""
+        """Returns the step that evaluates, and the batches of each request."""
 
     @abc.abstractmethod
     def train_loop(self, start: int) -> AbstractContextManager[TrainLoop]:
-        """Returns a context with what trains from a step to the last one."""
+        """Returns a context that yields the loop from a step to the last one."""
 
 
 class AllReduceRun(Run):
@@ -286,7 +286,7 @@ class AllReduceRun(Run):
         self.cluster, self.ties = cluster, ties
 
     def connect(self) -> None:
-        """Makes the strategy; with several workers, joins TensorFlow's cluster, which lets no thread run meanwhile."""
+        """Makes the strategy. With several workers that joins TensorFlow's cluster: no other thread runs meanwhile."""
         config, joins = self.config, self.config.run.strategy == "multiworker"
         self.callbacks.phase("building the model")
         if joins:
@@ -297,7 +297,7 @@ class AllReduceRun(Run):
         self.agreement = Agreement(self.strategy, self.cluster)
 
     def build_step(self) -> None:
-        """Compares the model with those of the other workers, and makes the step."""
+        """Checks that all workers have the same model, and makes the step."""
         config, plan = self.config, self.plan
         if self.cluster.size > 1:
             found = structure.of(self.state.model)
@@ -310,12 +310,12 @@ class AllReduceRun(Run):
         self.where = f"{count_of(self.strategy.num_replicas_in_sync, 'replica')}, {self.here}"
 
     def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
-        """Returns the step that trains, and distributed batches."""
+        """Returns the step that also trains, and distributed batches."""
         return self.stepper, {name: self._batches(request) for name, request in requests.items()}
 
     @contextlib.contextmanager
     def train_loop(self, start: int) -> Iterator[TrainLoop]:
-        """Context with the loop over the training batches from a step on.
+        """Context that yields the loop over the training batches from a step on.
 
         Raises:
           UsageError: --log_keys cannot work with a task's own parse function.
@@ -332,7 +332,7 @@ class AllReduceRun(Run):
 
     @contextlib.contextmanager
     def _logged(self, request: Request, folder: str) -> Iterator[InnerLoop]:
-        """Context with an inner loop that writes the keys of the rows of each step to a folder."""
+        """Context that yields an inner loop which writes the keys of each step's rows to a folder."""
         if request.parse:
             raise UsageError(f"--log_keys={folder}: not for a task with its own parse function")
         rank, size, num_replicas = self.cluster.rank, self.cluster.size, self.strategy.num_replicas_in_sync
@@ -348,7 +348,7 @@ class AllReduceRun(Run):
         )
 
     def _batches(self, request: Request, prefetch: int | None = None) -> Any:
-        """Returns distributed batches; None: as many of them are ready as --prefetch says."""
+        """Returns distributed batches, of which `prefetch` are held ready; None: as --prefetch says."""
         order = self.config.order
         ahead = order.prefetch if prefetch is None else prefetch
         return distribute_request(self.strategy, request, ahead, order.virtual_replicas)

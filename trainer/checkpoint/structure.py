@@ -74,7 +74,7 @@ def of(model: keras.Model) -> dict[str, Any]:
             "keras": keras.__version__,
             "class": type(model).__name__,
             "config": {} if _graph(model) else _config(model),
-            "layers": list(_layers(model)),
+            "layers": list(_parts(model, "", collections.Counter(), set())),
             _CODE: _code_of_class(model),
         }
         if model.compiled:
@@ -113,13 +113,15 @@ def in_words(changed: Sequence[Change]) -> str:
     return "; ".join(map(str, changed[:_MOST_NAMED])) + more
 
 
-def _layers(model: keras.Model) -> Iterator[dict[str, Any]]:
-    """Yields the layers of a model, each followed by the layers inside it."""
-    counts: collections.Counter[str] = collections.Counter()
-    yield from _parts(model, "", counts, set())
-
-
 def _parts(whole: Any, prefix: str, counts: collections.Counter[str], seen: set[int]) -> Iterator[dict[str, Any]]:
+    """Yields the layers of a model or a layer, each followed by the layers inside it.
+
+    Args:
+      whole: the model or the layer.
+      prefix: of the names of its layers.
+      counts: how many names Keras has made so far, by kind.
+      seen: the ids of layers that were yielded: a layer may be shared.
+    """
     graph = _graph(whole)
     nodes = graph._nodes if graph else ()
     parts = graph.operations if graph else whole._flatten_layers(include_self=False, recursive=False)

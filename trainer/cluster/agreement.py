@@ -1,4 +1,4 @@
-"""What workers have to agree on: to stop together, and to resume from the same step."""
+"""Agreement between workers: they stop together, and resume from the same step."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Agreement:
         return {number for number in range(_MOST_NUMBERS) if any(mask >> number & 1 for mask in masks)}
 
     def wait(self) -> None:
-        """Waits for all workers: if one left early, above all the chief, it would cost the others seconds."""
+        """Waits for all workers: one that leaves early, above all the chief, costs the others seconds."""
         self._gather(0)
 
     def check_equal(self, what: str, value: int) -> None:
-        """Raises DataError where the workers have different values, as without a shared --model_dir."""
+        """Raises DataError if the workers have different values, as without a shared --model_dir."""
         values = self._gather(value)
         if len(set(values)) > 1:
             raise DataError(f"{what} differs between workers: {values}; --model_dir must be the same folder for all")

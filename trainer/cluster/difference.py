@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
-# What shapes a run, in parts: {name: in words, as `--seed=1`; or in a list, a digest of what has no words}. What
-# follows from one part may be in a later one.
+# What shapes a run, in parts: {name: its value in words, such as `--seed=1`; or [digest] if it has no words}. What
+# follows from a part is in a later one.
 Part: TypeAlias = Mapping[str, str | Sequence[str]]
 Description: TypeAlias = Sequence[Part]
 
@@ -15,7 +15,7 @@ _MOST_NAMED = 5  # differences, or workers, in one line
 
 
 def is_description(value: Any) -> TypeGuard[Description]:
-    """Returns whether something that came as JSON is a description."""
+    """Returns whether a value that was sent as JSON is a description."""
     return isinstance(value, list) and all(
         isinstance(part, dict) and all(_is_value(words) for words in part.values()) for part in value
     )
@@ -26,13 +26,13 @@ def _is_value(value: Any) -> bool:
 
 
 def difference(chief: Description, others: Mapping[str, Description]) -> str | None:
-    """Returns who differs from the chief, with both values, or None.
+    """Returns which workers differ from the chief, with both values; None: none does.
 
-    Of each worker, only the first part that differs is named: the later ones may differ because of it.
+    For each worker only the first part that differs is named: later ones may differ because of it.
 
     Args:
-      chief: the chief's.
-      others: {name of the worker: what it has}.
+      chief: the chief's description.
+      others: {name of a worker: its description}.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for worker, theirs in others.items():
@@ -46,13 +46,13 @@ def difference(chief: Description, others: Mapping[str, Description]) -> str | N
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Returns a list in words: all of a few names, and how many more there are of many."""
+    """Returns a list of names in words; of a long one, the first names and the number of the others."""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _first(chief: Description, other: Description) -> tuple[str, str] | None:
-    """Returns what the chief and another have, in the first part in which they differ; of digests the other's alone."""
+    """Returns the chief's and the other's values in the first part that differs; of digests only the other's."""
     nothing: Part = {}
     for mine, theirs in itertools.zip_longest(chief, other, fillvalue=nothing):
         names = [name for name in {**mine, **theirs} if _comparable(mine, name) != _comparable(theirs, name)]

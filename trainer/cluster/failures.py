@@ -1,4 +1,4 @@
-"""Errors of TensorFlow and the system as one line and an exit code."""
+"""Turns errors of TensorFlow and the system into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.errors import DataError, PipelineError, UsageError, place_of, root
 from pipeline.read.numpy_calls import message_of_input
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 
-# The others: Unavailable, DeadlineExceeded (the collective timeout), Cancelled, Aborted, Internal, FailedPrecondition,
-# Unknown.
+# Errors of this worker itself. The others mean a lost peer: Unavailable, DeadlineExceeded (the collective timeout),
+# Cancelled, Aborted, Internal, FailedPrecondition, Unknown.
 OWN = (
     tf.errors.DataLossError,
     tf.errors.InvalidArgumentError,
@@ -25,7 +25,7 @@ OWN = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnimplementedError,
 )
-_OWN_FRAMES = 2  # of `in_one_line`, and of the block inside, which is the trainer's
+_OWN_FRAMES = 2  # `in_one_line`, and the block inside it, which is the trainer's
 _OTHER_SHAPE = re.compile(r"expected shape (\[[\d,]*\]) but another member in the group expected shape (\[[\d,]*\])")
 _PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
@@ -33,13 +33,13 @@ _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 @contextlib.contextmanager
 def in_one_line(num_workers: int) -> Iterator[None]:
-    """Turns TensorFlow's and the system's errors inside, and those of a user's code, into PipelineErrors.
+    """Context in which errors of TensorFlow, the system and the user's code become PipelineErrors.
 
     Raises:
-      UsageError: an error in a user's code, with its file and line.
+      UsageError: an error in the user's code, with its file and line.
       LostError: in a job of several workers, one was lost.
-      DataError: all other errors of an op, and of the system, such as a folder that is gone.
-      BrokenPipeError: the reader of the output (head) is gone, which the command ends with in its own way.
+      DataError: any other error of an op, or of the system, such as a folder that is gone.
+      BrokenPipeError: as it is: the reader of the output (head) is gone, which the command handles.
     """
     try:
         yield
@@ -76,7 +76,7 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
 
 
 def raise_if_of_others(error: Exception) -> None:
-    """Raises an error in a user's function that another worker caused: it is lost, or builds another model."""
+    """Raises an error in the user's function if another worker caused it: one that is lost, or builds another model."""
     if isinstance(error, tf.errors.OpError):
         if not is_own(error):
             raise error
@@ -84,7 +84,7 @@ def raise_if_of_others(error: Exception) -> None:
 
 
 def raise_if_other_model(error: tf.errors.OpError) -> None:
-    """Raises UsageError for a variable of another shape on another worker: each new one is sent to all of them."""
+    """Raises UsageError if the error is that a variable has another shape on another worker, where it was sent."""
     if shapes := _OTHER_SHAPE.search(error.message):
         raise UsageError(
             f"the workers build different models: a variable has shape {shapes[1]} on one and {shapes[2]} on another; "
@@ -93,7 +93,7 @@ def raise_if_other_model(error: tf.errors.OpError) -> None:
 
 
 def is_port_taken(error: tf.errors.OpError) -> bool:
-    """Whether TensorFlow's server could not have its port."""
+    """Returns whether TensorFlow's server could not get its port."""
     return _PORT_TAKEN in error.message
 
 
@@ -104,18 +104,18 @@ def _disk_full(reason: str) -> DataError:
 
 
 def is_own(error: tf.errors.OpError) -> bool:
-    """Whether an error is this worker's own; the others mean a lost peer in a job of several workers."""
+    """Returns whether an error is this worker's own; in a job of several workers, others mean a lost peer."""
     return issubclass(kind(error), OWN)
 
 
 def kind(error: tf.errors.OpError) -> type[tf.errors.OpError]:
-    """Returns the class of what went wrong: the error's own, or that of its root cause where it lists several."""
+    """Returns the class of an error; if it lists several, that of the root cause."""
     code = getattr(tf.errors, root_cause(error.message)[0] or "", None)
     return type(error) if code is None else tf.compat.v1.errors.exception_type_from_error_code(code)
 
 
 def first_line(error: tf.errors.OpError) -> str:
-    """Returns what an error says happened, in one line, without where in the graph and the Python code that was."""
+    """Returns what an error says happened, in one line, without its place in the graph and the Python code."""
     if said := message_of_input(error.message):
-        return " ".join(said.split("] ["))  # tf.debugging.assert_* shows values behind its message
+        return " ".join(said.split("] ["))  # tf.debugging.assert_* adds values to its message
     return root_cause(error.message)[1] or kind(error).__name__

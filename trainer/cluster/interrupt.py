@@ -1,9 +1,9 @@
-"""SIGTERM and SIGINT: the first asks for a checkpoint and an end, the second ends the process at once.
+"""Signals: the first SIGTERM or SIGINT asks for a checkpoint and an end, a second one ends the process at once.
 
 SIGUSR1 asks how the run is doing.
 
-A Python handler runs only between bytecodes, and an inner loop or a hung collective is one long call into TensorFlow.
-So the numbers of the signals go through `signal.set_wakeup_fd` to a thread, which runs meanwhile.
+Python's handlers run only between bytecodes, but an inner loop or a hung collective is one long call into TensorFlow.
+So `signal.set_wakeup_fd` passes the numbers of the signals to a thread, which runs during such calls.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ QUESTION = signal.SIGUSR1  # how the run is doing
 
 
 class Interrupt:
-    """Context in which the signals are watched. To be entered in the main thread.
+    """Context in which the signals are watched. Enter it in the main thread.
 
     Attributes:
-      requested: the signal that asked for the end, if any did.
-      receiver: the process of the job that got it; empty: this one.
-      asked: whether SIGUSR1 came; who answers sets it to False.
+      requested: the signal that asked for the end; None: none did.
+      receiver: the process of the job that received it; empty: this one.
+      asked: whether SIGUSR1 came; whoever answers sets it to False.
     """
 
     def __init__(self, command: str) -> None:
@@ -39,7 +39,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Where a signal sets `requested`; elsewhere nothing is to be saved and it ends the process at once."""
+        """Context in which a signal sets `requested`. Elsewhere it ends the process at once: nothing is to be saved."""
         self._deferred = True
         try:
             yield
@@ -48,29 +48,29 @@ class Interrupt:
 
     @property
     def reason(self) -> str:
-        """What asked for the end: `SIGTERM`, `SIGTERM to ps 0 (host1:2222)`; empty if nothing did."""
+        """What asked for the end: `SIGTERM`, `SIGTERM to ps 0 (host1:2222)`; empty: nothing did."""
         if self.requested is None:
             return ""
         return f"{self.requested.name} to {self.receiver}" if self.receiver else self.requested.name
 
     def forwarded(self, number: signal.Signals, receiver: str) -> None:
-        """Asks for the end because another process of the job got a signal; a signal to this one is then the first."""
+        """Asks for the end because another process of the job received a signal; this process has had none yet."""
         if self.requested is None:
             self.receiver = receiver
             self._ask(number)
 
     def end(self, message: str, code: int) -> NoReturn:
-        """Ends the process at once, with a line on stderr; for threads, while the main one hangs in a call."""
-        clear = "\r\x1b[K" if os.isatty(self._stderr) else ""  # a live line, which nobody will remove
+        """Ends the process at once, with a line on stderr. Threads call it while the main one hangs in a call."""
+        clear = "\r\x1b[K" if os.isatty(self._stderr) else ""  # removes the live line
         os.write(self._stderr, f"{clear}{self._command}: {message}\n".encode())
         os._exit(code)  # not sys.exit: this is not the main thread, which may be inside TensorFlow for long
 
     @contextlib.contextmanager
     def left_to_the_system(self) -> Iterator[None]:
-        """Where signals end the process as if it had no handler: for calls that hold the interpreter's lock.
+        """Context in which signals end the process by default, for calls that hold the interpreter's lock.
 
-        At the end the signals are taken again, also from TensorFlow, whose preemption notifier takes SIGTERM when a
-        cluster is joined.
+        At its end the signals are handled here again, even if TensorFlow has taken them: its preemption notifier takes
+        SIGTERM when a cluster is joined.
         """
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -79,7 +79,7 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         """Takes the signals over."""
-        self._stderr = os.dup(2)  # whatever file descriptor 2 is later
+        self._stderr = os.dup(2)  # file descriptor 2 may be redirected later
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._handlers = {number: signal.getsignal(number) for number in (*SIGNALS, QUESTION)}

@@ -1,4 +1,4 @@
-"""One job per run folder: two would tidy away each other's saves, and one's weights would be lost."""
+"""One job per run folder: two would remove each other's saves, and the weights of one would be lost."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pipeline.errors import RerunError, named
 from pipeline.files.paths import locked
 from trainer.run_folder import RunFolder
 
-FILE = ".trainer.lock"  # in the folder; holds who locked it last, and stays
-_MOST_BYTES = 1000  # of what it holds
+FILE = ".trainer.lock"  # in the folder; says who locked it last, and is never removed
+_MOST_BYTES = 1000  # of its content
 
 
 @contextlib.contextmanager
 def held(folder: RunFolder, place: pathlib.Path | None = None, what: str = "is training") -> Iterator[None]:
-    """Context in which no other job trains in a folder. The system frees the lock of a process that is dead.
+    """Context in which no other job trains in a folder. The system frees the lock of a dead process.
 
     Args:
       folder: of the run.
-      place: the folder that holds the lock; None: the same.
-      what: what the holder of a lock does there, for the error.
+      place: the folder with the lock; None: the run's.
+      what: what the holder of the lock does there, for the error.
 
     Raises:
-      RerunError: another job trains there. Its code is that of a rerun, since a launcher may start this job while the
-        end of the one before it is still under way.
+      RerunError: another job trains there. A rerun may help: a launcher may start a job while the one before is still
+        ending.
       DataError: the folder cannot be written to.
     """
     path = (place or folder.path) / FILE

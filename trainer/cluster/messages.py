@@ -1,4 +1,4 @@
-"""What workers say to each other when they meet: lines of JSON."""
+"""The messages that processes of a job exchange when they meet: lines of JSON."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 from trainer.cluster.difference import Description, is_description
 
 MOST_BYTES = 1 << 20  # 1 MiB, of a message
-NOT_OURS = (OSError, TypeError, ValueError, LookupError)  # the other side is gone, or does not speak like this
+NOT_OURS = (OSError, TypeError, ValueError, LookupError)  # the other side is gone, or does not speak this protocol
 _ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (DataError, UsageError, RerunError)}
-_SILENT_SECONDS, _QUESTIONS = 10, 3  # after which the other machine is asked for a sign of life, and how often
+_SILENT_SECONDS, _QUESTIONS = 10, 3  # seconds of silence before TCP asks the other machine, and how often it asks
 
-
-SIGN = {"alive": True}  # sent every now and then by both sides of a job with parameter servers; never an answer
+SIGN = {"alive": True}  # sign of life, sent regularly by both sides of a job with parameter servers; never an answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-    """What a worker says first.
+    """The first message of a worker.
 
     Attributes:
       rank: in the cluster.
@@ -39,7 +38,7 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What a process says first, and last, that fails before it has met the others.
+    """The only message of a process that fails before it has met the others.
 
     Attributes:
       rank: in the cluster.
@@ -59,21 +58,21 @@ class Failure:
 
 
 def fields_of(error: PipelineError | None) -> dict[str, Any]:
-    """Returns how a process ended, as other processes are told."""
+    """Returns the fields that tell other processes how a process ended; None: without an error."""
     if error is None:
         return {"exit_code": 0, "error": ""}
     return {"exit_code": error.exit_code, "error": "; ".join(map(str, error.mistakes)), "lost": error.lost}
 
 
 def error_of(fields: Mapping[str, Any]) -> PipelineError | None:
-    """Returns what `fields_of` was given."""
+    """Returns the error, or None, from which `fields_of` made these fields."""
     if not (code := fields["exit_code"]):
         return None
     return _ERRORS[code](str(fields["error"]), lost=fields.get("lost", ()))
 
 
 def sign_every(silence: float) -> float:
-    """Returns the seconds between two signs of life where a process is lost after `silence` seconds without one."""
+    """Returns the seconds between two signs of life, given the seconds of silence after which a process is lost."""
     return min(5.0, silence / 4)
 
 
@@ -94,11 +93,11 @@ async def read_first(reader: asyncio.StreamReader) -> Hello | Failure:
 
 
 async def read_answer(reader: asyncio.StreamReader, within: float | None = None) -> str | PipelineError | None:
-    """Returns for whom the chief waits; or the error that ends all workers; or None: they may go on.
+    """Returns the names that the chief waits for; or the error that ends all workers; or None: they may go on.
 
     Args:
       reader: from the chief.
-      within: seconds in which at least a sign of life must come; None: it sends none.
+      within: seconds within which at least a sign of life must come; None: the chief sends none.
 
     Raises one of NOT_OURS.
     """
@@ -113,7 +112,7 @@ async def read_line(reader: asyncio.StreamReader, within: float) -> str | Pipeli
 
     Args:
       reader: from the chief.
-      within: seconds in which at least a sign of life must come.
+      within: seconds within which at least a sign of life must come.
 
     Raises one of NOT_OURS; of these TimeoutError if the chief is silent.
     """
@@ -128,7 +127,7 @@ async def read_news(reader: asyncio.StreamReader, within: float) -> tuple[str, s
 
     Args:
       reader: from the process.
-      within: seconds in which at least a sign of life must come.
+      within: seconds within which at least a sign of life must come.
 
     Raises one of NOT_OURS; of these TimeoutError if the process is silent.
     """
@@ -140,7 +139,7 @@ async def read_news(reader: asyncio.StreamReader, within: float) -> tuple[str, s
 
 
 async def waits_no_longer(reader: asyncio.StreamReader) -> bool:
-    """Returns whether a worker ran out of time; False: it is gone without a word, and may come back."""
+    """Waits until a worker leaves; returns whether it ran out of time. If not, it may come back."""
     try:
         return bool(await reader.read(1))
     except OSError:
@@ -148,7 +147,7 @@ async def waits_no_longer(reader: asyncio.StreamReader) -> bool:
 
 
 def write_hello(writer: asyncio.StreamWriter, hello: Hello) -> None:
-    """Sends who a worker is."""
+    """Sends a worker's first message."""
     _write(writer, dataclasses.asdict(hello))
 
 
@@ -163,7 +162,7 @@ def write_waits_no_longer(writer: asyncio.StreamWriter) -> None:
 
 
 def write_waiting(writer: asyncio.StreamWriter, awaited: str) -> None:
-    """Sends for whom the chief waits."""
+    """Sends the names that the chief waits for."""
     _write(writer, {"waiting": awaited})
 
 
@@ -188,7 +187,7 @@ def write_line(writer: asyncio.StreamWriter, line: str) -> None:
 
 
 def expect_signs_of_life(writer: asyncio.StreamWriter) -> None:
-    """Has the system end the connection where the other machine is gone without a word."""
+    """Lets the system close the connection if the other machine is silently gone."""
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("KEEPIDLE", _SILENT_SECONDS), ("KEEPINTVL", _SILENT_SECONDS), ("KEEPCNT", _QUESTIONS)):
@@ -197,7 +196,7 @@ def expect_signs_of_life(writer: asyncio.StreamWriter) -> None:
 
 
 async def _read(reader: asyncio.StreamReader, within: float | None = None) -> dict[str, Any]:
-    """Returns the next message that is more than a sign of life."""
+    """Returns the next message that is not just a sign of life."""
     while True:
         async with asyncio.timeout(within):
             line = await reader.readline()  # ValueError: longer than a message may be

@@ -1,4 +1,4 @@
-"""The ports of this process."""
+"""Sockets on the ports that a cluster gives to this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import socket
 
 from pipeline.errors import UsageError, reason_of
-from trainer.cluster.tf_config import Cluster
 
 
 def split(address: str) -> tuple[str, int]:
@@ -15,26 +14,16 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def listen(cluster: Cluster) -> socket.socket:
-    """Returns a socket that listens on this worker's port, on all of its addresses, as TensorFlow's server will.
+def listen(address: str, name: str, source: str) -> socket.socket:
+    """Returns a socket that listens on this process's port at all addresses, as TensorFlow's server will.
+
+    Args:
+      address: `host:port` of this process.
+      name: what messages call this process.
+      source: where the address comes from, for messages.
 
     Raises:
       UsageError: the port is in use, or may not be used.
-    """
-    rank = cluster.rank
-    return listen_at(cluster.addresses[rank], cluster.name(rank), cluster.source)
-
-
-def listen_at(address: str, name: str, source: str) -> socket.socket:
-    """Returns a socket as `listen`.
-
-    Args:
-      address: `host:port`; of this machine.
-      name: what messages call this process.
-      source: that gives it this address.
-
-    Raises:
-      UsageError: as `listen`.
     """
     _, port = split(address)
     dual = socket.has_dualstack_ipv6()
@@ -42,16 +31,17 @@ def listen_at(address: str, name: str, source: str) -> socket.socket:
     try:
         return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
     except OSError as error:
-        raise unusable_at(address, name, source, _reason(error)) from None
+        is_used = error.errno == errno.EADDRINUSE
+        reason = (
+            "is used by another process on this machine; end that process or use another port"
+            if is_used
+            else f"cannot be used: {reason_of(error)}; use another port"
+        )
+        raise unusable(address, name, source, reason) from None
 
 
-def unusable(cluster: Cluster, reason: str) -> UsageError:
-    """Returns the error for this worker's port."""
-    return unusable_at(cluster.addresses[cluster.rank], cluster.name(cluster.rank), cluster.source, reason)
-
-
-def unusable_at(address: str, name: str, source: str, reason: str) -> UsageError:
-    """Returns the error for a process's port; the arguments are as of `listen_at`."""
+def unusable(address: str, name: str, source: str, reason: str) -> UsageError:
+    """Returns the error for a process's port; the arguments are those of `listen`."""
     return UsageError(f"port {split(address)[1]}, which {source} gives to {name}, {reason}")
 
 
@@ -61,9 +51,3 @@ def free() -> int:
         one.bind(("", 0))
         port: int = one.getsockname()[1]
         return port
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "is used by another process on this machine; end that process or use another port"
-    return f"cannot be used: {reason_of(error)}; use another port"

@@ -1,13 +1,13 @@
-"""The workers of a job meet before TensorFlow joins them: all are there, and all have the same run.
+"""The workers of a job meet before TensorFlow connects them, and check that all are there and run the same training.
 
-TensorFlow's own joining waits without a word, holds the interpreter's lock and takes SIGTERM, and it compares nothing.
+When TensorFlow connects workers, it waits silently, holds the interpreter's lock, takes SIGTERM, and compares nothing.
 
 The chief listens on its own port of TF_CONFIG, where TensorFlow's server will listen later, and the others connect to
-it. A worker says who it is and what shapes its run; the chief says for whom all wait, and at the end that all may go
-on, or the error that ends them all. Whatever else connects to the port gets no answer.
+it. A worker sends its name and what shapes its run. The chief answers with the names that all wait for, and in the end
+with leave to go on or with the error that ends them all. Whatever else connects to the port gets no answer.
 
-The connections stay. A worker that fails says why before it leaves, so that the others end with its words, not with
-what TensorFlow says of a lost worker. One that fails before it has met the others keeps trying for a while to tell
+The connections stay open. A worker that fails says why before it leaves, so that the others end with its error instead
+of TensorFlow's words about a lost worker. A worker that fails before it has met the others tries for a while to tell
 them, as they would wait for it.
 """
 
@@ -28,35 +28,33 @@ from trainer.cluster.difference import Description, difference, shortened
 from trainer.cluster.messages import Failure, Hello
 from trainer.cluster.tf_config import Cluster, Seat
 
-NOTICE_SECONDS = 10.0  # between two lines that say for whom a worker waits
+NOTICE_SECONDS = 10.0  # between two lines about whom a worker waits for
 _FIRST_NOTICE_SECONDS = 0.5
 _RETRY_SECONDS = 0.3
-ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker to say who it is
-_EXPLAINING_SECONDS = 15.0  # for the others, who may load TensorFlow meanwhile
-_TOLD_SECONDS = 2.0  # within which the chief hears why a lost worker has left, if it has said so
-_PASSED_ON_SECONDS = 10.0  # within which the others do, from the chief, which may notice the loss later
-_MOST_CHARACTERS = 300  # of an error that is told
+ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker to send its first message
+_EXPLAINING_SECONDS = 15.0  # to reach the others, who may be loading TensorFlow
+_TOLD_SECONDS = 2.0  # in which the chief hears why a lost worker has left, if it said so
+_PASSED_ON_SECONDS = 10.0  # in which the others hear it from the chief, which may notice the loss later
+_MOST_CHARACTERS = 300  # of an error that is sent to others
 _ALIKE = "start all workers with the same flags, data, code and versions"
 
-_Connection: TypeAlias = tuple[socket.socket, bytes]  # and what was read of it already
+_Connection: TypeAlias = tuple[socket.socket, bytes]  # and what has already been read from it
 Outcome: TypeAlias = PipelineError | None  # what ends all workers; None: they may go on
 _Serve: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
-
-
-SOMEBODY = "another worker"  # that was lost, where TensorFlow does not say which
+SOMEBODY = "another worker"  # the name of a lost worker that TensorFlow does not name
 
 
 class LostError(RerunError):
-    """Another worker does not answer any more; `lost` has its name."""
+    """Another worker no longer answers; `lost` has its name."""
 
 
 def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
-    """Waits until all workers are there, and compares them. While it waits, it says for whom.
+    """Waits until all workers are there, and compares them. While it waits, it prints for whom.
 
     Args:
       cluster: of this process.
-      description: what has to be equal on all workers.
-      timeout: seconds to wait at most.
+      description: what must be equal on all workers.
+      timeout: most seconds to wait.
 
     Returns:
       The connections between them.
@@ -69,7 +67,7 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
     jobs = {cluster.source: f"{listed}{', the first as chief' if cluster.chief_job else ''}"}
     hello = Hello(cluster.rank, cluster.name(cluster.rank), [jobs, *description])
     with explaining(cluster.seat, timeout):
-        port = ports.listen(cluster)
+        port = ports.listen(cluster.addresses[cluster.rank], hello.name, cluster.source)
     with port:  # a worker keeps its port until TensorFlow takes it
         side = _Chief(cluster, hello, timeout, port) if cluster.is_chief else _Worker(cluster, hello, timeout)
         outcome = asyncio.run(side.meet())
@@ -84,14 +82,14 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
 def explaining(
     seat: Seat, timeout: float, aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 ) -> Iterator[None]:
-    """Context of what a process does before it meets the others, in which they learn why it fails.
+    """Context for what a process does before it meets the others: if it fails, they are told why.
 
-    The chief tells those who connect, another process tells the chief, which ends all. Who is told ends at once; those
-    who are not, since they come too late, wait for --join_timeout as for a process that was never started.
+    The chief tells those that connect; any other process tells the chief, which ends all. Those that are told end at
+    once. Those that come too late to be told wait for --join_timeout, as for a process that was never started.
 
     Args:
       seat: of this process.
-      timeout: seconds that the others wait; it tells them for no longer.
+      timeout: seconds that the others wait, after which telling them ends.
       aside: context in which a line may be printed.
     """
     try:
@@ -104,13 +102,13 @@ def explaining(
 
 
 def tell_the_rest(seat: Seat, error: PipelineError, told: Collection[int], timeout: float) -> None:
-    """Tells those who come after the chief has given up the job why it has; they would wait for --join_timeout.
+    """Tells workers that come late why the chief has given up the job; they would wait for --join_timeout.
 
     Args:
       seat: of the chief.
-      error: that ended the others; nobody is told of one after which the same commands are run again.
-      told: the ranks of those who know.
-      timeout: as of `explaining`.
+      error: that ended the others; if it asks for a rerun, nobody is told.
+      told: the ranks of those that know.
+      timeout: as for `explaining`.
     """
     if error.exit_code != EXIT_RERUN and len(told) < seat.size - 1:
         with contextlib.suppress(OSError, UsageError):  # another process has taken the port
@@ -125,12 +123,12 @@ async def _explain(
     for_others: PipelineError | None = None,
     told: Collection[int] = (),
 ) -> None:
-    """Tells the others why the job cannot begin, for a bounded time; says so where that takes a while."""
+    """Tells the others why the job cannot begin, for a bounded time; prints a line if that takes a while."""
     failure = Failure(seat.rank, seat.name, error)
     if seat.rank:
         telling = asyncio.create_task(_tell_chief(failure, seat))
     else:
-        port = ports.listen_at(seat.chief_address, seat.name, seat.source)
+        port = ports.listen(seat.chief_address, seat.name, seat.source)
         telling = asyncio.create_task(_tell_others(for_others or failure.told, seat, port, told))
     seconds = min(timeout, _EXPLAINING_SECONDS)
     notice = min(seconds, _FIRST_NOTICE_SECONDS)
@@ -145,7 +143,7 @@ async def _explain(
 async def _tell_chief(failure: Failure, seat: Seat) -> None:
     """Returns once the chief has answered."""
     while True:
-        with contextlib.suppress(*messages.NOT_OURS):  # it does not listen yet, or its port is another program's
+        with contextlib.suppress(*messages.NOT_OURS):  # it is not listening yet, or another program has its port
             async with asyncio.timeout(ANSWER_SECONDS):
                 reader, writer = await asyncio.open_connection(*ports.split(seat.chief_address))
                 with contextlib.closing(writer):
@@ -178,17 +176,17 @@ async def _tell_others(error: PipelineError, seat: Seat, port: socket.socket, to
 
 
 def _of_any(error: Exception) -> PipelineError:
-    """Returns an error in words that can be told."""
+    """Returns an error as one that can be sent to others."""
     if isinstance(error, PipelineError):
         return error
     return DataError(f"{type(error).__name__}: {' '.join(str(error).split())[:_MOST_CHARACTERS]}")
 
 
 class Ties:
-    """The connections between workers who have met: of the chief to all others, of each other to the chief."""
+    """The connections between workers that have met: the chief has one to each of the others."""
 
     def __init__(self, cluster: Cluster, connections: Mapping[int, _Connection] = {}) -> None:
-        """Takes over connections, by the rank of the other side; a worker that is alone has none."""
+        """Takes over connections by the rank of the other side; a single worker has none."""
         self._cluster = cluster
         self._peers = {rank: _Peer(cluster.name(rank), *connection) for rank, connection in connections.items()}
 
@@ -207,7 +205,7 @@ class Ties:
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Context in which the others learn why this worker fails, and a loss is what the lost worker has said.
+        """Context that tells the others why this worker fails, and replaces a loss by what the lost worker said.
 
         Raises:
           PipelineError: instead of LostError, the error that ended the lost worker, with its name.
@@ -219,7 +217,7 @@ class Ties:
                 raise said from None
             raise
         except PipelineError as error:
-            if error.exit_code != EXIT_RERUN:  # else all stop together
+            if error.exit_code != EXIT_RERUN:  # otherwise all stop together
                 self._tell(error)
             raise
         except Exception as error:
@@ -227,17 +225,17 @@ class Ties:
             raise
 
     def compare(self, mine: Any, difference: Callable[[Any, Any], str | None], timeout: float) -> None:
-        """Compares something that each worker has, as JSON; all of them have to call it.
+        """Compares a value of each worker with the chief's. All workers call it.
 
         Args:
-          mine: what this worker has.
-          difference: of the chief's and another's: in words, None where they are alike.
+          mine: this worker's value, as JSON.
+          difference: returns in words how another worker's value differs from the chief's; None: it does not.
           timeout: seconds to wait for each of the others.
 
         Raises:
           UsageError: a worker differs.
-          LostError: a worker is gone, or does not come.
-          PipelineError: one has failed.
+          LostError: a worker is gone, or does not answer.
+          PipelineError: a worker has failed.
         """
         if not self._cluster.is_chief:
             (chief,) = self._peers.values()
@@ -258,7 +256,6 @@ class Ties:
             raise error
 
     def _answer(self, peer: _Peer, timeout: float) -> dict[str, Any]:
-        """Returns the next message of a peer."""
         message = peer.read(time.monotonic() + timeout)
         if message is None:
             reason = f"lost {peer.name}: it did not build its model within {timeout:g} s, or is gone"
@@ -268,7 +265,7 @@ class Ties:
         return message
 
     def _heard(self) -> PipelineError | None:
-        """Returns why another worker has left; None: nobody has said so."""
+        """Returns why another worker has left; None: none has said why."""
         end = time.monotonic() + (_TOLD_SECONDS if self._cluster.is_chief else _PASSED_ON_SECONDS)
         with selectors.DefaultSelector() as selector:
             for peer in self._peers.values():
@@ -278,14 +275,14 @@ class Ties:
             while (left := end - time.monotonic()) > 0 and selector.get_map():
                 for key, _ in selector.select(left):
                     message = key.data.read(end)
-                    if message is None:  # it is gone without a word: killed
+                    if message is None:  # killed
                         return None
                     if "left" in message:
                         return self._passed_on(key.data, message)
         return None
 
     def _passed_on(self, peer: _Peer, message: Mapping[str, Any]) -> PipelineError:
-        """Returns the error for a worker that has left, of which the chief tells the others, too."""
+        """Returns the error of a worker that has left, with its name; the chief passes the message on to the others."""
         for other in self._peers.values() if self._cluster.is_chief else ():
             if other is not peer:
                 other.send(message)
@@ -294,7 +291,6 @@ class Ties:
         return type(error)(f"lost {message['name']}: {error}", lost=[message["name"]])
 
     def _tell(self, error: PipelineError) -> None:
-        """Says why this worker leaves."""
         for peer in self._peers.values():
             peer.send({"left": messages.fields_of(error), "name": self._cluster.name(self._cluster.rank)})
 
@@ -307,17 +303,17 @@ class _Peer:
 
     @property
     def has_message(self) -> bool:
-        """Whether one was read ahead."""
+        """Whether a message was read ahead."""
         return b"\n" in self._rest
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message; to one that is gone nothing."""
+        """Sends a message, unless the other side is gone."""
         with contextlib.suppress(OSError):
             self.connection.settimeout(ANSWER_SECONDS)
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self, end: float) -> dict[str, Any] | None:
-        """Returns the next message; None: there is none until a time, or the other side is gone."""
+        """Returns the next message; None: none comes before the time `end`, or the other side is gone."""
         parts = [self._rest]
         while b"\n" not in parts[-1]:
             self.connection.settimeout(max(end - time.monotonic(), 0.001))
@@ -339,7 +335,7 @@ class _Chief:
         self._cluster, self._mine, self._timeout, self._port = cluster, hello.description, timeout, port
         self._others: dict[int, tuple[Hello, asyncio.StreamWriter]] = {}  # by rank
         self.kept: dict[int, _Connection] = {}
-        self.told: set[int] = set()  # ranks of those who know the outcome
+        self.told: set[int] = set()  # ranks of those that know the outcome
 
     async def meet(self) -> Outcome:
         self._decision: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -357,12 +353,12 @@ class _Chief:
         return outcome
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Takes a worker in until it is gone."""
+        """Serves a worker until it is gone."""
         hello = await greeting(reader, writer)
         if hello is None:
             return
         if isinstance(hello, Failure):
-            # Where the rank is there, this is another process with the same task, which does not end the first.
+            # If the rank is there, this is another process with the same task, which must not end the first.
             if hello.rank not in self._others and not self._decision.done():
                 self._decision.set_result(hello.told)
             self.told.add(hello.rank)
@@ -379,11 +375,11 @@ class _Chief:
         self._changed()
 
     def _changed(self) -> None:
-        """Decides where that is possible, else says for whom all wait."""
+        """Decides if that is possible; otherwise tells the workers whom all wait for."""
         if self._decision.done():
             return
         absent = self._absent()
-        parts = slice(1 if absent else None)  # with another TF_CONFIG, those who are awaited may never come
+        parts = slice(1 if absent else None)  # if TF_CONFIG differs, those that are absent may never come
         others = {hello.name: hello.description[parts] for _, (hello, _) in sorted(self._others.items())}
         if found := difference(self._mine[parts], others):
             self._decision.set_result(UsageError(f"{found}; {_ALIKE}"))
@@ -459,12 +455,12 @@ async def greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 class Client:
-    """The side that asks the chief whether all may go on; what becomes of the connection, a subclass says.
+    """The side that asks the chief whether all may go on. A subclass decides what becomes of the connection.
 
     Args:
       hello: of this process.
-      chief: what messages call it.
-      address: `host:port` of it.
+      chief: what messages call the chief.
+      address: `host:port` of the chief.
       timeout: seconds to wait for the others.
     """
 
@@ -473,7 +469,7 @@ class Client:
         self._address, self._awaited = ports.split(address), chief
 
     async def meet(self) -> Outcome:
-        """Returns the chief's answer, or the error for who did not come in time."""
+        """Returns the chief's answer, or the error about those that did not come in time."""
         return await decided(asyncio.create_task(self._ask()), self.timeout, lambda: self._awaited)
 
     async def _ask(self) -> Outcome:
@@ -482,7 +478,7 @@ class Client:
                 return await self._ask_once()
             except socket.gaierror as error:
                 self._awaited = f"{self.chief} [{reason_of(error)}]"
-            except messages.NOT_OURS:  # it does not listen yet, or is gone, or its port is another program's
+            except messages.NOT_OURS:  # it is not listening yet, or is gone, or another program has its port
                 self._awaited = self.chief
             await asyncio.sleep(_RETRY_SECONDS)
 
@@ -498,18 +494,18 @@ class Client:
             raise
 
     async def answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Outcome:
-        """Returns the chief's answer; the connection is closed if it raises."""
+        """Returns the chief's answer. If it raises, the connection is closed."""
         raise NotImplementedError
 
     async def outcome(self, reader: asyncio.StreamReader, silence: float | None = None) -> Outcome:
-        """Takes note of whom the chief waits for until it says whether all may go on; `silence` as of `read_answer`."""
+        """Waits until the chief says whether all may go on; `silence` is `within` of `read_answer`."""
         while isinstance(answer := await messages.read_answer(reader, silence), str):
             self._awaited = answer
         return answer
 
 
 class _Worker(Client):
-    """A worker, which keeps the connection for its `Ties`."""
+    """A worker's side, which keeps the connection for its `Ties`."""
 
     def __init__(self, cluster: Cluster, hello: Hello, timeout: float) -> None:
         super().__init__(hello, cluster.name(0), cluster.addresses[0], timeout)
@@ -529,7 +525,6 @@ class _Worker(Client):
 
 
 async def _rest_of(reader: asyncio.StreamReader) -> bytes:
-    """Returns what was read ahead."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0):
             return await reader.read(messages.MOST_BYTES)
@@ -537,7 +532,7 @@ async def _rest_of(reader: asyncio.StreamReader) -> bytes:
 
 
 async def decided(decision: asyncio.Future[Outcome], timeout: float, awaited: Callable[[], str]) -> Outcome:
-    """Waits for a decision, for so long at most, and says every now and then for whom."""
+    """Waits for a decision, at most `timeout` seconds; prints from time to time the names that `awaited` returns."""
     time = asyncio.get_running_loop().time
     end, pause = time() + timeout, _FIRST_NOTICE_SECONDS
     while True:
@@ -551,23 +546,23 @@ async def decided(decision: asyncio.Future[Outcome], timeout: float, awaited: Ca
 
 
 def late(awaited: str, timeout: float) -> RerunError:
-    """Returns the error for processes that did not come within so many seconds."""
+    """Returns the error for processes that did not come within `timeout` seconds."""
     return RerunError(
         f"{awaited} did not come within {timeout:g} s (--join_timeout); rerun the same commands on all of them"
     )
 
 
 def taken(name: str, writer: asyncio.StreamWriter, first: asyncio.StreamWriter, source: str) -> RerunError:
-    """Returns the error for a second process with one task; a restart helps where the first one's machine is gone.
+    """Returns the error for a second process with the same task; a restart helps if the first one's machine is gone.
 
     Args:
       name: of the task.
       writer: to the second process.
-      first: to the process that was there before.
-      source: that gives both their task.
+      first: to the first process.
+      source: where the task comes from, for messages.
     """
     peers = ((one.get_extra_info("peername") or "?")[0] for one in (writer, first))
-    here, there = (peer.removeprefix("::ffff:") for peer in peers)  # an IPv4 address as IPv6 has it
+    here, there = (peer.removeprefix("::ffff:") for peer in peers)  # the prefix of an IPv4 address in IPv6
     return RerunError(
         f"{name} is there already, a process on {there}; this one, on {here}, has the same task in {source}; give each "
         "process a task of its own, or try again in a minute if the other machine is gone"

@@ -1,4 +1,4 @@
-"""What computes: devices and workers as a tf.distribute strategy, and what is set before they are used."""
+"""The tf.distribute strategy over devices and workers, and TensorFlow's settings before they are used."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def configure(config: TrainConfig) -> None:
 
 
 def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.distribute.Strategy:
-    """Returns the strategy. To be called before anything else uses TensorFlow's devices.
+    """Returns the strategy. Call it before anything else uses TensorFlow's devices.
 
     Args:
       flags: the strategy and its replicas.
       global_batch_size: rows that the replicas divide among themselves.
-      cluster: of a multiworker run; else unused.
+      cluster: of a multiworker run; otherwise unused.
 
     Raises:
       UsageError: there are fewer GPUs than replicas, or the replicas do not divide the global batch.
@@ -51,21 +51,21 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
     if flags.strategy == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
     if flags.strategy == "mirrored":
-        # Collectives, which are TensorFlow's choice, but not between logical CPUs: summing on one of them is faster (80
-        # against 180 ms per step of cifar10_cnn on two), gives the same bits, and lets a process make several
-        # strategies one after the other, whose collectives would mix.
+        # TensorFlow chooses collectives. Between logical CPUs, summing on one of them is faster (80 against 180 ms per
+        # step of cifar10_cnn on two), gives the same bits, and lets a process make several strategies one after the
+        # other, whose collectives would get mixed up.
         on_one = tf.distribute.ReductionToOneDevice() if devices[0].startswith("/cpu") else None
         return tf.distribute.MirroredStrategy(devices, cross_device_ops=on_one)
     return tf.distribute.experimental.CentralStorageStrategy(devices, parameter_device="/cpu:0")
 
 
 def device_names(strategy: tf.distribute.Strategy) -> list[str]:
-    """Returns the local devices of a strategy's replicas as `CPU:0`."""
+    """Returns the local devices of a strategy's replicas, such as `CPU:0`."""
     return [":".join(name.split(":")[-2:]) for name in strategy.extended.worker_devices]
 
 
 def _devices(count: int | None) -> list[str]:
-    """Returns the devices of `count` replicas (None: all GPUs, or one CPU): GPUs, or logical CPUs if there are none."""
+    """Returns the devices of `count` replicas: GPUs, or logical CPUs if there are none; None: all GPUs, or one CPU."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         if (count or 1) > len(gpus):
@@ -88,8 +88,8 @@ def _join(cluster: Cluster, timeout: float) -> tf.distribute.Strategy:
     """Returns the strategy of all workers, once all have joined.
 
     Args:
-      cluster: of this process; of one worker, it need not be in TF_CONFIG.
-      timeout: seconds after which a worker that does not answer is lost, here and in each collective.
+      cluster: of this process; a single worker need not be in TF_CONFIG.
+      timeout: seconds after which a worker that does not answer counts as lost, here and in each collective.
 
     Raises:
       LostError: a worker did not join.
@@ -108,16 +108,16 @@ def _join(cluster: Cluster, timeout: float) -> tf.distribute.Strategy:
         ) from None
     except tf.errors.UnknownError as error:
         if failures.is_port_taken(error):
-            raise ports.unusable(
-                cluster, "was taken by another process; end that process or use another port"
-            ) from None
+            address, name = cluster.addresses[cluster.rank], cluster.name(cluster.rank)
+            reason = "was taken by another process; end that process or use another port"
+            raise ports.unusable(address, name, cluster.source, reason) from None
         raise
 
 
 def _bound_joining(timeout: float) -> None:
-    """Configures TensorFlow's coordination service as the strategy would, and bounds how long it waits for a worker.
+    """Configures TensorFlow's coordination service as the strategy would, but bounds how long it waits for a worker.
 
-    A barrier at the registration is what fails for all if one does not come; without it, each waits for an hour.
+    The barrier at the registration fails on all workers if one does not come. Without it, each would wait for an hour.
     """
     spec = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
     context.context().configure_coordination_service(

@@ -1,4 +1,4 @@
-"""TF_CONFIG: which of how many workers this process is. Without TensorFlow, so that a wrong one is reported at once."""
+"""TF_CONFIG: the processes of a job, and which one this is. Without TensorFlow, so that mistakes show at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Seat:
       size: processes in the job.
       name: what messages call this process.
       chief_address: `host:port`.
-      source: what says that address: TF_CONFIG, or a flag.
+      source: where that address comes from: TF_CONFIG, or a flag.
     """
 
     rank: int
@@ -48,8 +48,8 @@ class Cluster:
     Attributes:
       addresses: `host:port` of each worker, the chief first.
       rank: of this process, 0..size-1; 0 is the chief, which writes.
-      chief_job: whether TF_CONFIG has the chief in a job of its own, and counts the workers without it.
-      source: where this was said: TF_CONFIG, or a flag.
+      chief_job: whether TF_CONFIG has a job `chief`, so that its workers are counted without the chief.
+      source: where the cluster comes from: TF_CONFIG, or a flag.
     """
 
     addresses: tuple[str, ...] = ("localhost",)
@@ -59,7 +59,7 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """Workers in the job."""
+        """The number of workers."""
         return len(self.addresses)
 
     @property
@@ -73,7 +73,7 @@ class Cluster:
         return Seat(self.rank, self.size, self.name(self.rank), self.addresses[0], self.source)
 
     def name(self, rank: int) -> str:
-        """Returns how messages call a worker: `worker 1 (host1:2222)`, with the index that it has in TF_CONFIG."""
+        """Returns what messages call a worker: `worker 1 (host1:2222)`, with its index in TF_CONFIG."""
         who = f"worker {rank - self.chief_job}" if rank else "the chief"
         return f"{who} ({self.addresses[rank]})"
 
@@ -82,20 +82,20 @@ ALONE = Cluster()
 
 
 def from_environment() -> Cluster | None:
-    """Returns the cluster that the environment's TF_CONFIG names, or None where it is not set.
+    """Returns the cluster of the environment's TF_CONFIG; None: it is not set.
 
     Raises:
-      UsageError: it is set and cannot be used.
+      UsageError: it cannot be used.
     """
     text = os.environ.get(VARIABLE, "").strip()
     return parse(text) if text else None
 
 
 def check_alone(strategy: str) -> None:
-    """Checks that the environment's TF_CONFIG does not name several tasks, for a strategy that knows only this one.
+    """Refuses a TF_CONFIG with several tasks for a strategy of one process.
 
     Raises:
-      UsageError: it does; each of them would train the whole job.
+      UsageError: there are several tasks, each of which would train the whole job.
     """
     try:
         content = json.loads(os.environ.get(VARIABLE, ""))
@@ -114,12 +114,12 @@ def parse(text: str, source: str = VARIABLE) -> Cluster:
     """Returns the cluster of a TF_CONFIG text: jobs `chief` (one, optional) and `worker`.
 
     Args:
-      text: of it.
-      source: where it comes from, for messages.
+      text: the content.
+      source: where the text comes from, for messages.
 
     Raises:
-      UsageError: not JSON, no cluster or task, another kind of task, an index outside the job, or an address that is
-        not host:port or is there twice.
+      UsageError: it is not JSON, lacks the cluster or the task, has another kind of task or an index outside the job,
+        or has an address that is not host:port or is there twice.
     """
     jobs, kind, index = parse_jobs(text, ("chief", "worker"), "multiworker", source)
     chiefs, workers = jobs.get("chief", ()), jobs.get("worker", ())
@@ -133,9 +133,9 @@ def parse_jobs(
     """Returns the addresses of each job in a TF_CONFIG text, and the job and the index of this process.
 
     Args:
-      text: of it.
-      known: the jobs that there may be.
-      strategy: that runs in them, for messages.
+      text: the content.
+      known: the jobs that may be in it.
+      strategy: that uses them, for messages.
       source: where the text comes from, for messages.
 
     Raises:
@@ -179,7 +179,7 @@ def _check_job(job: str, addresses: Any, known: Sequence[str], strategy: str, so
 
 
 def source_of(job: str, source: str) -> str:
-    """Returns what says the addresses of a job: its own flag, where flags name the cluster, else TF_CONFIG."""
+    """Returns where the addresses of a job come from: its own flag if flags name the cluster, else TF_CONFIG."""
     return _FLAGS.get(job, source) if source in _FLAGS.values() else source
 
 
@@ -203,7 +203,7 @@ def _is_host(host: str) -> bool:
 
 
 def _check_different(jobs: dict[str, list[str]], source: str) -> None:
-    """Raises UsageError if two processes have the same address, be it by another name of this machine."""
+    """Raises UsageError if two processes have the same address, even under different names of this machine."""
     seen: dict[tuple[str, int], tuple[str, str]] = {}
     for job, addresses in jobs.items():
         for address in addresses:
@@ -218,7 +218,7 @@ def _check_different(jobs: dict[str, list[str]], source: str) -> None:
 
 
 def _machine(host: str) -> str:
-    """Returns the same text for all names of this machine; an address in its shortest form; other names as they are."""
+    """Returns `localhost` for each name of this machine, an address in its shortest form, other names as they are."""
     host = host.strip("[]").rstrip(".").lower()
     own = socket.gethostname().lower()
     if host in ("localhost", "ip6-localhost", own, own.partition(".")[0]):
@@ -240,14 +240,14 @@ def _index(value: Any, source: str) -> int:
 
 
 def of_flags(flags: ClusterFlags, strategy: str) -> str:
-    """Returns the TF_CONFIG text that flags say.
+    """Returns the TF_CONFIG text that is equivalent to flags.
 
     Args:
       flags: with --worker_hosts.
-      strategy: without parameter servers, every process is a worker.
+      strategy: with multiworker, every process is a worker.
 
     Raises:
-      UsageError: they do not say which process this is, or the environment's TF_CONFIG says something else.
+      UsageError: they do not say which process this is, or the environment has another TF_CONFIG.
     """
     hosts = flags.hosts
     lists = {"chief": hosts(flags.chief_host), "worker": hosts(flags.worker_hosts), "ps": hosts(flags.ps_hosts)}

@@ -1,4 +1,4 @@
-"""Everything that a user decides about a run: the flags in groups, the defaults of each model, the command line."""
+"""Everything that a user decides about a run: flags in groups, the defaults of each model, the command line."""
 
 from trainer.config.train_config import TrainConfig, parse, values
 

@@ -1,4 +1,4 @@
-"""What is trained and evaluated on, and which examples are in the batch of which step."""
+"""Flags for the data that are trained and evaluated on, and for their order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GRAPHS = "workers read with TensorFlow's own operations, which"
 class DataFlags:
     """What is trained and evaluated on."""
 
-    # The order compares the data themselves on a resume; an evaluation trains nothing.
+    # On a resume the order compares the data themselves. An evaluation trains nothing.
     data_dir: str = flag(
         text="the data set's folder; or several, with weights: 'a=0.7,b:train[:9000]=0.3'",
         shapes_training=False,
@@ -87,9 +87,9 @@ class DataFlags:
 class OrderFlags:
     """Which examples are in the batch of which step."""
 
-    shapes_training: ClassVar[bool] = False  # a checkpoint compares the order itself, which names what these come to
+    shapes_training: ClassVar[bool] = False  # a checkpoint compares the order that these result in
 
-    # At most 16.7 million rows of a step, more than any memory holds of images.
+    # At most 16.7 million rows per step, more images than any memory holds.
     global_batch_size: int = flag(100, "rows of a step over all replicas", least=1, most=1 << 24, by_model=True)
     virtual_replicas: int | None = flag(
         None,

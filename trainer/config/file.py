@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import yaml
 
 
-# What the command line does not read as YAML means it, by the characters that it may begin with.
+# Values that YAML and the command line read differently: tag, pattern, and the characters that they may begin with.
 _RESOLVED = (
     ("null", "~|null|Null|NULL|", "~nN"),
     ("merge", "<<", "<"),
@@ -26,7 +26,7 @@ _RESOLVED = (
 
 
 def _loader() -> type[yaml.SafeLoader]:
-    """Returns a loader whose numbers and dates are texts as they are written, for the types of the flags to read."""
+    """Returns a loader that leaves numbers and dates as texts, to be read as the types of the flags."""
     import yaml  # noqa: PLC0415, 0.04 s, which most command lines need not wait for
 
     class Texts(yaml.SafeLoader):
@@ -38,7 +38,7 @@ def _loader() -> type[yaml.SafeLoader]:
 
 
 def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[str], bool]:
-    """Returns the arguments with those of the file that --config names before them, so that later ones override them.
+    """Replaces --config=FILE by the flags in that file, which come first, so that the other arguments override them.
 
     Args:
       arguments: of the command line.
@@ -66,7 +66,7 @@ def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[st
 
 
 def text_of(groups: dict[str, dict[str, Any]]) -> str:
-    """Returns flags by group as the text of such a file; those that are unset are left out."""
+    """Returns the text of a config file with flags by group; those that are None are left out."""
     import yaml  # noqa: PLC0415, as in `_loader`
 
     values = {
@@ -78,7 +78,7 @@ def text_of(groups: dict[str, dict[str, Any]]) -> str:
 
 
 def write(path: pathlib.Path, groups: dict[str, dict[str, Any]]) -> None:
-    """Writes flags by group to a file, as a whole."""
+    """Writes a config file with flags by group, atomically."""
     replace(path, text_of(groups))
 
 
@@ -111,19 +111,19 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
 
 
 def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]) -> None:
-    """Raises UsageError where a group or a flag is given twice, of which YAML takes the last one in silence.
+    """Raises UsageError if a group or a flag is given twice: YAML would silently take the last one.
 
     Args:
       path: of the file.
       tree: of its content, or of a group.
-      seen: the lines of the flags that other groups give, to which this one's are added.
+      seen: {flag that another group gives: its line}; flags of this group are added.
     """
     from yaml import MappingNode  # noqa: PLC0415, as in `_loader`
 
     if not isinstance(tree, MappingNode):
         return
     keys = [(key.value, key.start_mark.line + 1, value) for key, value in tree.value if isinstance(key.value, str)]
-    merges = any(name == "<<" for name, _, _ in keys)  # what is merged into a group may be overridden in it
+    merges = any(name == "<<" for name, _, _ in keys)  # a group may override what is merged into it
     here: dict[str, int] = {}
     for name, line, value in (key for key in keys if key[0] != "<<"):
         is_group = isinstance(value, MappingNode)

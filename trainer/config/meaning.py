@@ -1,4 +1,4 @@
-"""What a flag of the trainer means besides its value, declared where the flag is; checks that groups of flags share."""
+"""What a flag of the trainer means on a resume, for workers and with parameter servers; checks that groups share."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ def flag(
     """Returns a field that is a flag of the trainer.
 
     Args:
-      default: its value where it is not given; without one it is required.
+      default: its value if it is not given; without a default it is required.
       text: for --help.
-      shapes_training: whether a resumed run names it where it differs from the checkpoint's; None: as the attribute
-        `shapes_training` of its group says, without which it does.
-      per_machine: whether it may differ from worker to worker: the same folder may be mounted elsewhere.
-      per_process: whether it says which process of a job this one is: `trainer.launch` sets it, and workers compare
-        what it comes to.
-      by_model: whether `model_defaults` has other defaults of it for some models and optimizers.
-      parameter_server: why it cannot be given with --strategy=parameter_server; or the values that cannot, with the
-        reason for each.
+      shapes_training: whether a resumed run tells that it differs from the checkpoint's; None: as the attribute
+        `shapes_training` of its group says, or yes if there is none.
+      per_machine: whether workers may have different values, as of a folder that is mounted elsewhere.
+      per_process: whether it says which process of a job this is: `trainer.launch` sets it, and workers compare the
+        resulting clusters.
+      by_model: whether `model_defaults` has other defaults for some models and optimizers.
+      parameter_server: why it cannot be given with --strategy=parameter_server; or {value that cannot: reason}.
       **options: those of `pipeline.commands.flags.flag`.
     """
     meaning = {
@@ -51,20 +50,20 @@ def flag(
 
 
 def fields(config: Any) -> Iterator[tuple[Any, dataclasses.Field[Any]]]:
-    """Yields each flag of a config of groups: the group, an instance, and the field."""
+    """Yields each flag of a config as its group, which is an instance, and its field."""
     for group in (getattr(config, field.name) for field in dataclasses.fields(config)):
         for field in dataclasses.fields(group):
             yield group, field
 
 
 def shapes_training(group: Any, field: dataclasses.Field[Any]) -> bool:
-    """Whether a flag shapes what is trained, whatever else is given."""
+    """Returns whether a flag shapes what is trained, whatever the other flags are."""
     said: bool | None = field.metadata.get("shapes_training")
     return getattr(group, "shapes_training", True) if said is None else said
 
 
 def check_parameter_server(config: Any) -> None:
-    """Raises UsageError where a flag has a value that its field rules out with parameter servers."""
+    """Raises UsageError if a flag has a value that its field rules out with parameter servers."""
     with flags.Mistakes() as mistakes:
         for group, field in fields(config):
             with mistakes.noted():
@@ -78,14 +77,14 @@ def check_parameter_server(config: Any) -> None:
 
 
 def check_apart(name: str, path: str | None, data_dir: str | None) -> None:
-    """Raises UsageError where a folder that is written to is that of a data set, in it, or around it.
+    """Raises UsageError if a folder for output is a data set's folder, lies in it, or holds it.
 
-    Links and `..` are resolved. Data at a URL are elsewhere.
+    Links and `..` are resolved. Data at a URL cannot clash.
 
     Args:
-      name: of the flag.
+      name: of the flag for the output.
       path: its value; None: not given.
-      data_dir: as in --data_dir: a folder, or several with their weights; None: not given.
+      data_dir: as in --data_dir: a folder, or several with weights; None: not given.
     """
     if data_dir is None:
         return
@@ -106,7 +105,7 @@ def check_apart(name: str, path: str | None, data_dir: str | None) -> None:
 
 
 def check_local(group: object, *names: str, what: str = "folder") -> None:
-    """Raises UsageError where one of the named fields is empty, or a URL, as only data sets may be; None is allowed."""
+    """Raises UsageError if a named field is empty, or is a URL, which only data sets may be; None is allowed."""
     for name in names:
         value = getattr(group, name)
         if value is not None and not value.strip():

@@ -1,4 +1,4 @@
-"""What is trained, and how its weights change: model or task, optimizer, learning rate, gradients."""
+"""Flags for what is trained, and how its weights change: model or task, optimizer, learning rate, gradients."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OPTIMIZERS = (
 WITH_MOMENTUM = ("momentum", "nesterov")
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
 ENDING = ("cosine", "linear")  # schedules that depend on the last step
-_EPOCHS = 1e9  # that no training comes to
-_FLOAT32 = 3.4e38  # the largest number of a weight
+_EPOCHS = 1e9  # more than any training has
+_FLOAT32 = 3.4e38  # the largest value of a weight
 
 
 def dtype_policy(precision: str) -> str:
-    """Returns Keras' dtype policy of a --precision."""
+    """Returns Keras' dtype policy for a --precision."""
     return precision if precision == "float32" else f"mixed_{precision}"
 
 
@@ -188,11 +188,11 @@ class OptimizerFlags:
 
 
 def load_code(flag: str, text: str) -> Any:
-    """Returns what a module has by a name; modules of the working directory are found, too.
+    """Returns the object that a flag names; modules in the working directory are found, too.
 
     Args:
-      flag: what named it, for messages.
-      text: `my_package.my_module:name`.
+      flag: the flag, for messages.
+      text: its value, `my_package.my_module:name`.
 
     Raises:
       UsageError: there is no such module or name, or the module fails when it is imported.
@@ -217,7 +217,7 @@ def name_of_code(flag: str, given: Any) -> str:
     """Returns the name by which `load_code` finds a function or class.
 
     Raises:
-      UsageError: it has none, being local to a function.
+      UsageError: it is local to a function, so that it has none.
     """
     module, name = given.__module__, given.__qualname__
     if module == "__main__":

@@ -1,18 +1,18 @@
-"""The hyperparameters that each pair of a model and an optimizer starts from, with their sources."""
+"""The default hyperparameters of each pair of a model and an optimizer, with their sources."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Of the built-in models, each with the optimizer that it names, or momentum: where they differ from the defaults of the
-# flags. Those are of models of one's own: momentum 0.9 at a rate of 0.01, which "typically works for standard
+# Defaults of the built-in models, each with the optimizer that it names, or momentum, where they differ from the flags'
+# own. A user's model has those of the flags: momentum 0.9 at a rate of 0.01, which "typically works for standard
 # multi-layer neural networks" (Bengio 2012, "Practical recommendations for gradient-based training", 3.1).
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     # "MNIST for ML beginners" (mnist_softmax.py): batch 100, a rate of 0.5.
     "softmax_regression": {"optimizer": "sgd", "learning_rate": 0.5, "schedule": "constant"},
     # 784-500-10 of the MNIST chapter of "TensorFlow: a practical Google deep-learning framework" (Zheng, Gu): batch
     # 100, decay 0.99 per epoch. Its plain gradient at a rate of 0.8 takes MNIST to 98.2% in 8 epochs, but our 1,429
-    # digits to 14% only; momentum at 0.05 takes both to their usual accuracy (98.2%, 96.5%).
+    # digits only to 14%; momentum at 0.05 takes both to their usual accuracy (98.2%, 96.5%).
     "mlp": {"learning_rate": 0.05},
     # LeNet-5 (LeCun et al. 1998), trained with momentum as is usual today.
     "lenet": {"learning_rate": 0.01, "decay_factor": 0.98},
@@ -64,11 +64,11 @@ DEFAULT_EPOCHS = {  # without --train_steps and --epochs
     **{"softmax_regression": 10, "mlp": 20, "lenet": 10, "mnist_cnn": 10},
     **{"cifar10_cnn": 100, "fast_cifar": 20, "resnet20": 182, "resnet18": 200},
 }
-OWN_EPOCHS = 20  # of a model or task of one's own
+OWN_EPOCHS = 20  # of a user's model or task
 
-# Of an optimizer that is not the one a model's own source uses. The schedule stays the model's. In 150
-# steps on the digits lenet comes to 0.92 to 0.97 with all of them but two: ftrl begins every weight at 0, and so is for
-# models of one layer; adafactor as of Keras 3.15 gives NaN where a filter has no gradient. mlp comes to 0.94 to 0.97.
+# Defaults of an optimizer that replaces the model's own; the schedule stays the model's. In 150 steps on the digits
+# lenet reaches 0.92 to 0.97 with all of them but two (mlp: 0.94 to 0.97): ftrl starts with all weights at 0, so that it
+# only works for models of one layer; adafactor as of Keras 3.15 gives NaN if a filter has no gradient.
 _MOMENTUM = ("momentum", "nesterov")
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "adadelta": {"learning_rate": 1.0},  # Zeiler 2012, whose method has no rate
@@ -78,7 +78,7 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "adamax": {"learning_rate": 0.002},  # Kingma and Ba 2015, algorithm 2
     "adamw": {"learning_rate": 0.001, "weight_decay": 0.004},  # that of Keras; Loshchilov and Hutter 2019
     "ftrl": {"learning_rate": 0.1},  # McMahan et al. 2013 tune it by the data
-    "lamb": {"learning_rate": 0.01},  # on the digits, lenet comes to 0.82 with the 0.001 of Keras, to 0.97 with this
+    "lamb": {"learning_rate": 0.01},  # on the digits, lenet reaches 0.82 with Keras' 0.001, and 0.97 with this
     "lion": {"learning_rate": 0.0003},  # Chen et al. 2023: 3 to 10 times smaller than adamw's
     "muon": {"learning_rate": 0.001, "weight_decay": 0.004},  # that of Keras, which scales updates as large as adamw's
     "nadam": {"learning_rate": 0.001},  # that of Keras; Dozat 2016
@@ -88,11 +88,11 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def defaults_of(model: str | None, optimizer: str | None = None) -> dict[str, Any]:
-    """Returns the flags that a pair of model and optimizer starts from, where they differ from the flags' own defaults.
+    """Returns {flag: default} of a pair of model and optimizer, for flags that have another default there.
 
     Args:
-      model: a name in MODEL_DEFAULTS; anything else, or None, is a model of one's own.
-      optimizer: as in --optimizer, with arguments or not; None: the model's own.
+      model: a name in MODEL_DEFAULTS; anything else, or None, is a user's model.
+      optimizer: as in --optimizer, with or without arguments; None: the model's own.
     """
     of_model = MODEL_DEFAULTS.get(model or "", {})
     own = of_model.get("optimizer", "momentum")
@@ -102,6 +102,6 @@ def defaults_of(model: str | None, optimizer: str | None = None) -> dict[str, An
     if name in _MOMENTUM and own in _MOMENTUM:
         return {**of_model, "optimizer": name}
     if name in _MOMENTUM:
-        # With momentum 0.9, gradients that agree go 1 / (1 - 0.9) times as far (Sutskever et al. 2013).
+        # With momentum 0.9, gradients that agree move weights 1 / (1 - 0.9) times as far (Sutskever et al. 2013).
         return {**of_model, "optimizer": name, "learning_rate": round(0.1 * of_model["learning_rate"], 6)}
     return {**of_model, "optimizer": name, **OPTIMIZER_DEFAULTS.get(name, {})}

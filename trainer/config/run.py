@@ -1,4 +1,4 @@
-"""Where a run computes and what it leaves: the strategy, the processes of a job, the folder, and a checkpoint in it."""
+"""Flags for where a run computes and what it writes: strategy, processes, folder; and for a checkpoint in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.run_folder import RunFolder
 WEIGHTS = ("raw", "ema")
 STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage", PARAMETER_SERVER)
 JOBS = ("ps", "worker", "chief")
-_SECONDS = 10**9  # 31 years; the clocks of TensorFlow and of threads overflow with more
+_SECONDS = 10**9  # 31 years; with more, the clocks of TensorFlow and of threads overflow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class RunFlags:
 
     @property
     def folder(self) -> RunFolder:
-        """What lies where in --model_dir."""
+        """The layout of --model_dir."""
         return RunFolder(pathlib.Path(self.model_dir))
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ class CheckpointFlags:
 
     @property
     def folder(self) -> RunFolder:
-        """What lies where in --model_dir; its path may also be that of a checkpoint in it."""
+        """The layout of --model_dir, which may also name a checkpoint in the folder."""
         return RunFolder(pathlib.Path(self.model_dir))
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How long to train, and what is evaluated, saved, written and measured meanwhile."""
+"""Flags for how long to train, and what is evaluated, saved, written and measured meanwhile."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _WITH_SERVERS = "is not supported; use --strategy=one_device or mirrored"
 class StepFlags:
     """How long to train, and what happens every so many steps."""
 
-    shapes_training: ClassVar[bool] = False  # but for the last step, where a schedule ends there
+    shapes_training: ClassVar[bool] = False  # except the last step, if a schedule ends there
 
-    # The most are more than any training takes; their products fit into 64 bits.
+    # These bounds are beyond any training; their products fit into 64 bits.
     train_steps: int | None = flag(None, "global step to train to (or --epochs)", least=1, most=10**12)
     epochs: int | None = flag(
         None,

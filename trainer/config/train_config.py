@@ -1,4 +1,4 @@
-"""The whole config of a run: from the command line, a file, or keywords; what values of several groups rule out."""
+"""The whole config of a run: from the command line, a file, or keywords; checks across groups of flags."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DESCRIPTION = (
     "those of the command line override; --dump_config prints them all, as such a file, and ends. --model_dir "
     "alone resumes the run that is there with its flags."
 )
-_GIVEN = "_given"  # no field: the flags that `TrainConfig.of` was given
+_GIVEN = "_given"  # attribute, not a field: the flags that `TrainConfig.of` was given
 _INT64 = (1 << 63) - 1  # TensorFlow's whole numbers
 _CALLED = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", types.NoneType: "None"}
 
@@ -120,10 +120,10 @@ class TrainConfig:
         return config
 
     def with_code(self, **names: str) -> TrainConfig:
-        """Returns the config with a model or task of one's own, and the defaults of such where no flags were given.
+        """Returns the config with a user's model or task, whose defaults replace those of flags that were not given.
 
         Args:
-          **names: `model`, `task`: module and name, as these flags take them.
+          **names: `model` and `task`, each as module:name.
 
         Raises:
           UsageError: a value cannot work.
@@ -131,7 +131,7 @@ class TrainConfig:
         if _GIVEN in vars(self):
             return self.of(**{**vars(self)[_GIVEN], **names})
         model: dict[str, Any] = dict(names)
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, **model))  # all of it was given
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, **model))  # built from all flags
 
     @classmethod
     def _of(cls, flags: Mapping[str, Any], mistakes: Mistakes, most: int | None) -> TrainConfig:
@@ -147,11 +147,11 @@ class TrainConfig:
 
     @classmethod
     def of_stored(cls, groups: Mapping[str, Mapping[str, Any]], **flags: Any) -> TrainConfig:
-        """Returns the config of flags by group, as a checkpoint holds them, without those that this version lacks.
+        """Returns the config of flags by group, as a checkpoint stores them, without flags that this version lacks.
 
         Args:
-          groups: of this version or an earlier one.
-          **flags: other values of some flags.
+          groups: stored by this version or an earlier one.
+          **flags: other values for some flags.
 
         Raises:
           UsageError: a value cannot work.
@@ -169,7 +169,7 @@ class TrainConfig:
         return self.steps.train_steps or epochs * steps_per_epoch
 
     def _check_given(self) -> None:
-        """Raises UsageError where a user gives what cannot work; what an earlier run has stored may have it."""
+        """Raises UsageError for values that a user must not give, but that an earlier run may have stored."""
         check_all(
             *(functools.partial(self._check_folder, name) for name in ("model_dir", "log_keys")),
             lambda: check_local(self.output, "metrics_jsonl", what="file"),
@@ -209,7 +209,7 @@ class TrainConfig:
                 )
 
     def _check_cluster(self) -> None:
-        """Raises UsageError where the flags of a cluster do not fit the strategy."""
+        """Raises UsageError if the flags of a cluster do not fit the strategy."""
         strategy, cluster = self.run.strategy, self.cluster
         if not cluster.given:
             return
@@ -226,7 +226,7 @@ class TrainConfig:
             raise UsageError(f"--strategy={strategy}: needs --ps_hosts=host:port,... as well as --worker_hosts")
 
     def _check_aggregation(self) -> None:
-        """Raises UsageError where gradients cannot come together as the flags say."""
+        """Raises UsageError if gradients cannot be aggregated as the flags say."""
         strategy = self.run.strategy
         if self.aggregation.sync and strategy != PARAMETER_SERVER:
             raise UsageError(
@@ -244,7 +244,7 @@ class TrainConfig:
             )
 
     def _check_parameter_server(self) -> None:
-        """Raises UsageError where a flag has no meaning, or is not supported, with parameter servers."""
+        """Raises UsageError if a flag is meaningless or unsupported with parameter servers."""
         if self.run.strategy != PARAMETER_SERVER:
             return
         check_all(lambda: check_parameter_server(self), self._check_one_data_set, self._check_no_nadam)
@@ -266,10 +266,10 @@ class TrainConfig:
 
 
 def changed_flags(stored: Mapping[str, Mapping[str, Any]], config: TrainConfig) -> list[str]:
-    """Returns `--learning_rate was 0.05, is 0.01` for each flag that shapes the training and has changed.
+    """Returns `--learning_rate was 0.05, is 0.01` for each changed flag that shapes the training.
 
     Args:
-      stored: another run's flags by group, of this version or an earlier one; a flag that is not there is not compared.
+      stored: another run's flags by group, of this version or an earlier one; flags that it lacks are not compared.
       config: this run's flags.
     """
     before = {name: value for group in stored.values() for name, value in group.items()}
@@ -291,7 +291,7 @@ def _text(value: Any) -> str:
 
 
 def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainConfig:
-    """Returns the config of the command line; its defaults are those of the model and the optimizer that it names.
+    """Returns the config of the command line, with the defaults of the model and the optimizer that it names.
 
     Args:
       argv: the arguments; None: the process's own.
@@ -322,7 +322,7 @@ def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainC
 
 
 def values(argv: Sequence[str] | None, *names: str) -> dict[str, str]:
-    """Returns the values of some flags of the command line as text, also where others cannot be used.
+    """Returns the values of some flags of the command line as texts, even if other flags are wrong.
 
     Raises:
       UsageError: the file of --config cannot be used.
@@ -331,10 +331,10 @@ def values(argv: Sequence[str] | None, *names: str) -> dict[str, str]:
 
 
 def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
-    """Returns the arguments with those of --config, and whether --dump_config is one.
+    """Returns the arguments, with those of --config put first, and whether --dump_config is one of them.
 
-    Where no data is given, the flags before the arguments are those that the run in --model_dir was started with, but
-    for this process's place in its cluster.
+    If neither data nor a file are given, the stored flags of the run in --model_dir come first, except for this
+    process's place in its cluster.
     """
     given = commandline.with_data_dir(sys.argv[1:] if argv is None else argv, flags_of(TrainConfig))
     arguments, dumps = file.taken_out(given, flags_of(TrainConfig))
@@ -359,21 +359,21 @@ def _values_of(arguments: Sequence[str], *names: str) -> argparse.Namespace:
 
 
 def _as_flag(flag: Flag, given: Any) -> Any:
-    """Returns a value in the type of its flag, as a checkpoint stores it: a path as text, a number as one of Python's.
+    """Returns a value in the type of its flag, as a checkpoint stores it: a path as text, a number as Python's.
 
     Raises:
-      UsageError: it is of another type.
+      UsageError: it has another type.
     """
     kinds = (flag.kind, types.NoneType) if flag.is_optional else (flag.kind,)
     value = os.fspath(given) if isinstance(given, os.PathLike) else given
-    numpy = sys.modules.get("numpy")  # loaded by whoever made a value of its types
+    numpy = sys.modules.get("numpy")  # whoever made a value of its types has loaded it
     if numpy is not None and isinstance(value, numpy.generic):
         value = value.item()
     if type(value) is int and float in kinds:
         return float(value)
     if type(value) is float and int in kinds and value.is_integer():
         return int(value)
-    if type(value) not in kinds:  # not of a subclass either: YAML does not write them
+    if type(value) not in kinds:  # nor a subclass, which YAML does not write
         known = " or ".join(_CALLED[one] for one in kinds)
         raise UsageError(f"{flag.name}={given!r}: must be {known}; got {type(given).__name__}")
     return value

@@ -1,4 +1,4 @@
-"""The models by name. A built-in one is a function of (image_shape, image_dtype, num_classes)."""
+"""Models by name. A built-in one is a function of (image_shape, image_dtype, num_classes)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.Model:
     """Returns a model from images to logits (batch, num_classes), or a user's model, which may be compiled.
 
-    uint8 images are scaled to [0, 1] inside the built-in models. The seed of Keras gives the weights.
+    The built-in models scale uint8 images to [0, 1]. Their weights follow from Keras' seed.
 
     Args:
       flags: the model, and its dropout.
@@ -51,7 +51,7 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
 
 
 def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num_classes: int) -> keras.Model:
-    """Calls a user's function, without arguments or with the image shape and the number of classes."""
+    """Returns the model that a user's function makes, without arguments or from image shape and number of classes."""
     import keras  # noqa: PLC0415
 
     if not callable(function):
@@ -83,7 +83,7 @@ def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num
 
 
 def takes(model: keras.Model, features: Any) -> str | None:
-    """Returns why a model does not take features of some TensorSpecs, in one line; None: it does."""
+    """Returns in one line why a model does not take features of some TensorSpecs; None: it does."""
     import keras  # noqa: PLC0415
     import tensorflow as tf  # noqa: PLC0415
 
@@ -101,7 +101,7 @@ def takes(model: keras.Model, features: Any) -> str | None:
 
 
 def _check_logits(name: str, model: keras.Model, images: tf.TensorSpec, num_classes: int) -> None:
-    """Refuses a model that the cross-entropy of logits would not train."""
+    """Refuses a model whose outputs are not logits of all classes."""
     import keras  # noqa: PLC0415
 
     outputs = getattr(model, "output_shape", None)
@@ -109,7 +109,7 @@ def _check_logits(name: str, model: keras.Model, images: tf.TensorSpec, num_clas
         spec = model.compute_output_spec(keras.KerasTensor(images.shape, images.dtype.name))
         outputs = tuple(spec.shape) if hasattr(spec, "shape") else type(spec).__name__
     if outputs is None:
-        return  # it does not take the images, which is said of any model
+        return  # it does not take the images: `trainer.step.state` says so for any model
     if outputs != (None, num_classes):
         raise UsageError(
             f"--model={name}: its outputs have the shape {outputs}; logits of {num_classes} classes need "

@@ -71,14 +71,14 @@ def _local(units: int) -> keras.layers.Dense:
 def fast_cifar(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
     """Returns a network for short CIFAR-10 runs, after airbench94.
 
-    airbench94 (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU") stands in the line of records of Page
-    ("How to train your ResNet", DAWNBench 2018) and of hlb-CIFAR10 (Balsam 2023). Its design is kept: 2x2 patches
-    whitened by fixed filters, in both signs; three groups of two convolutions, the first of each pooled; normalisation
-    without a scale; identity initialisation; the maximum over the last pixels; scaled logits; so are its widths of 64,
-    256 and 256. ReLU stands for GELU, which takes a CPU longer.
+    airbench94 (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU") follows Page ("How to train your
+    ResNet", DAWNBench 2018) and hlb-CIFAR10 (Balsam 2023). Kept from it: 2x2 patches whitened by fixed filters, in both
+    signs; three groups of two convolutions with widths of 64, 256 and 256, the first of each group pooled;
+    normalisation without a scale; identity initialisation; the maximum over the last pixels; scaled logits. ReLU
+    replaces GELU, which takes longer on a CPU.
 
     The filters are not fitted to the data. They are the cosine transform of a patch, which is close to the principal
-    components of any natural image (Ahmed, Natarajan, Rao 1974, "Discrete cosine transform"); batch statistics scale
+    components of natural images (Ahmed, Natarajan, Rao 1974, "Discrete cosine transform"); batch statistics scale
     them. On 32x32x3 with 10 classes there are 1,971,328 trainable parameters.
 
     Raises:

@@ -73,7 +73,7 @@ def run(
 
     chief = Task(CHIEF)
     callbacks.phase("waiting for all processes", shown="")
-    port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source_of(chief))
+    port = ports.listen(roles.address(chief), roles.name(chief), roles.source_of(chief))
     needed = gradients_of_step(config, len(roles.workers))
     say, on_lost = output.line, callbacks.on_lost
     with Coordinator(roles, expected_of, port, timeout, silence, needed, interrupt, say, on_lost) as coordinator:

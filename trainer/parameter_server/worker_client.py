@@ -56,7 +56,7 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
     workers = [address, *roles.workers[1:]] if address else list(roles.workers)
     task = Task(WORKER, 0) if address else roles.mine
     name, where = roles.name(task), address or roles.address(task)
-    ports.listen_at(where, name, roles.source_of(task)).close()
+    ports.listen(where, name, roles.source_of(task)).close()
     try:
         return tf.distribute.Server(
             tf.train.ClusterSpec({WORKER: workers, PS: list(roles.ps)}),
@@ -65,7 +65,7 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
             protocol="grpc",
         )
     except tf.errors.UnknownError:
-        raise ports.unusable_at(
+        raise ports.unusable(
             where, name, roles.source_of(task), "was taken by another process; use another port"
         ) from None
 

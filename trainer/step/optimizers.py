@@ -1,4 +1,4 @@
-"""The optimizers by name, the learning rate as a function of the global step, and the average of the weights."""
+"""Optimizers by name, the learning rate as a function of the global step, and the average of the weights."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainer.topology import without_all_reduce
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
 
-_OWN_FLAGS = ("learning_rate", "weight_decay", "momentum", "nesterov")  # and no arguments in --optimizer
-_WARM_UP = 10.0  # decay min(d, (1 + step) / (10 + step)), as tf.train.ExponentialMovingAverage with num_updates
+_OWN_FLAGS = ("learning_rate", "weight_decay", "momentum", "nesterov")  # which --optimizer takes no arguments for
+_WARM_UP = 10.0  # decay min(d, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage with num_updates
 
 
 def create(flags: OptimizerFlags, precision: str = "float32") -> keras.optimizers.Optimizer:
-    """Returns the optimizer; its learning rate is set before every update by whoever applies it.
+    """Returns the optimizer; the caller sets its learning rate before every update.
 
     With float16 it scales the loss, and skips updates whose gradients are not finite.
 
@@ -41,7 +41,7 @@ def _create(name: str, arguments: dict[str, Any], flags: OptimizerFlags) -> kera
         if own in arguments:
             raise ValueError(f"{own} has a flag or a name of its own")
     given = {"learning_rate": 0.0, **arguments}
-    if flags.weight_decay or name in ("adamw", "muon"):  # whose defaults in Keras are not 0
+    if flags.weight_decay or name in ("adamw", "muon"):  # in Keras their defaults are not 0
         given["weight_decay"] = flags.weight_decay
     if name == "muon":  # of the variables that it leaves to Adam
         given.setdefault("adam_weight_decay", flags.weight_decay)
@@ -54,16 +54,16 @@ def _create(name: str, arguments: dict[str, Any], flags: OptimizerFlags) -> kera
 
 
 def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
-    """Makes the optimizer's variables, and has it take gradients that are summed over the replicas already."""
+    """Makes the optimizer's variables, and lets it take gradients that have already been summed over the replicas."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if inner.weight_decay is not None:  # not of biases and norms: what has less than two axes
+    if inner.weight_decay is not None:  # not on biases and norms, which have less than two axes
         inner.exclude_from_weight_decay(var_list=[v for v in variables if len(v.shape) < 2])
     optimizer.build(variables)
     without_all_reduce(inner)
 
 
 def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int) -> Schedule:
-    """Returns the learning rate that the flags describe: warm-up, then a staircase, a cosine, a line, or no change.
+    """Returns the learning rate as the flags describe it: warm-up, then a staircase, a cosine, a line, or a constant.
 
     With r = learning_rate, s = global step, w = steps of warm-up, and p = (s - w) / (last_step - w) in [0, 1]:
     exponential r * decay_factor^floor(s / stair); piecewise r * decay_factor^(stairs before s); cosine
@@ -72,8 +72,8 @@ def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int) -> Sch
 
     Args:
       flags: of the optimizer.
-      steps_per_epoch: T; epochs of flags become steps by it, rounded down.
-      last_step: at which training ends, and cosine and linear with it.
+      steps_per_epoch: T; turns epochs in flags into steps, rounded down.
+      last_step: at which training ends, and with it cosine and linear.
     """
     warmup = int(flags.warmup_epochs * steps_per_epoch)
     shape = _shape(flags, steps_per_epoch, warmup, last_step)
@@ -89,7 +89,7 @@ def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int) -> Sch
 
 
 def _shape(flags: OptimizerFlags, steps_per_epoch: int, warmup: int, last_step: int) -> Schedule:
-    """Returns the rate without warm-up as a share of the highest: of a step, float64 scalars."""
+    """Returns step -> share of the highest rate, without warm-up; float64 scalars."""
     factor, end = tf.constant(flags.decay_factor, tf.float64), flags.end_factor
     if flags.schedule == "exponential":
         stair = max(1, int(flags.decay_epochs * steps_per_epoch))
@@ -109,14 +109,14 @@ def _shape(flags: OptimizerFlags, steps_per_epoch: int, warmup: int, last_step: 
 
 
 class Averages(tf.Module):
-    """Moving average of each weight, on its devices; evaluations and exports use it (Polyak and Juditsky 1992).
+    """Moving average of each weight, on the weight's devices, for evaluations and exports (Polyak and Juditsky 1992).
 
     Attributes:
       values: the averages, in the order of `model.trainable_variables`.
     """
 
     def __init__(self, model: keras.Model, decay: float) -> None:
-        """Makes the averages, equal to the weights; call it in the strategy's scope."""
+        """Makes the averages, equal to the weights. Call it in the strategy's scope."""
         super().__init__()
         self._weights, self._decay = [v.value for v in model.trainable_variables], decay
         self.values = [tf.Variable(v, trainable=False, name="average") for v in self._weights]
@@ -132,9 +132,9 @@ class Averages(tf.Module):
             weight.assign(average)
 
     def update(self, strategy: tf.distribute.Strategy, step: tf.Tensor) -> None:
-        """Adds the weights after an update, in a cross-replica context; step, int64, counts the updates so far."""
+        """Averages in the weights after update number `step`, int64. Call it in a cross-replica context."""
         count = tf.cast(step, tf.float32)
-        # Early averages would be of the first, random weights: the decay grows with the number of updates.
+        # The decay grows with the updates: otherwise early averages would mostly be the first, random weights.
         decay = tf.minimum(self._decay, (1.0 + count) / (_WARM_UP + count))
         for average, weight in zip(self.values, self._weights, strict=True):
             strategy.extended.update(

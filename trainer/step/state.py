@@ -1,4 +1,4 @@
-"""What training changes and a checkpoint holds: model, optimizer, average of the weights, global step."""
+"""The state of a training: model, optimizer, average of the weights, global step. Checkpoints hold it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.task.base import WEIGHT, Measure, RowMeasure, Sums, Task
 from trainer.task.compiled import CompiledMeasure
 from trainer.topology import keep_order_of_sums
 
-DECAY = 0.9  # of moving averages: that of the CIFAR-10 tutorial's losses (cifar10.py)
+DECAY = 0.9  # of the losses' moving averages, as in the CIFAR-10 tutorial (cifar10.py)
 _WIDTH = 2  # the axis of a batch of images
 _SEED_BITS = 32  # of a key in each of the two numbers of a Keras seed
 _SEED_NAME = "seed_generator_state"  # of Keras' variables
@@ -33,12 +33,12 @@ class TrainState:
     """The variables of a run, and what is computed with them.
 
     Attributes:
-      task: whose model it is.
+      task: has built the model.
       model: features -> outputs.
       measure: the loss and the metrics.
       optimizer: built, so that a checkpoint finds its variables.
       global_step: int64 variable, updates so far.
-      schedule: global step -> learning rate, which the optimizer is given before each update; None: it has its own.
+      schedule: global step -> learning rate, set before each update; None: the optimizer has its own.
       averages: of the weights; None: not kept.
     """
 
@@ -57,49 +57,49 @@ class TrainState:
 
     @property
     def eval_flip(self) -> bool:
-        """Whether evaluations take images and their mirror images."""
+        """Whether evaluations average over images and their mirror images."""
         return self.task.config.model.eval_flip
 
     def initialize(self, strategy: tf.distribute.Strategy) -> None:
-        """Gives the model of a new run its first weights, as its task wants, and begins their average with them."""
+        """Lets the task set the first weights of a new run, and starts their average from them."""
         with strategy.scope():
             self.task.initialize(self.model)
         if self.averages:
             self.averages.reset()
 
     def take_averages(self) -> None:
-        """Sets the weights to their average, where there is one; no update may follow. Every worker calls it."""
+        """Sets the weights to their average, if there is one. All workers call it; no update may follow."""
         if self.averages:
             self.averages.to_weights()
 
     def values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the values of the trainable variables and of the others, to be read once per step."""
+        """Returns the values of the trainable variables, then of the others; a step reads them once."""
         variables = (self.model.trainable_variables, self.model.non_trainable_variables)
         trainable, fixed = [[tf.convert_to_tensor(v.value) for v in some] for some in variables]
         return trainable, fixed
 
     def assign_statistics(self, new: list[tf.Tensor]) -> None:
-        """Gives the floating-point variables that are not trained their new values."""
+        """Sets the floating-point variables that are not trained to new values."""
         kept = [v for v in self.model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
         for variable, value in zip(kept, new, strict=True):
             variable.assign(value)
 
     def loss_scale(self) -> tf.Tensor | None:
-        """Returns the factor of the loss that keeps float16 gradients from underflowing, float32 scalar; None: 1."""
+        """Returns the factor on the loss that keeps float16 gradients from underflowing, float32 scalar; None: 1."""
         scale = getattr(self.optimizer, "dynamic_scale", None)
         return None if scale is None else tf.convert_to_tensor(scale.value)
 
     def rate(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the learning rate of the update that follows a global step, int64 scalar; float32 scalar."""
+        """Returns the learning rate, float32 scalar, of the update that follows a global step, int64 scalar."""
         return self.schedule(step) if self.schedule else tf.convert_to_tensor(self.optimizer.learning_rate)
 
     def has_finite_weights(self) -> tf.Tensor:
-        """Returns whether the sum of all squared weights is finite, bool scalar; cheap enough for every step."""
+        """Returns whether the sum of all squared weights is finite, bool scalar. Cheap enough for every step."""
         return tf.math.is_finite(tf.add_n([tf.nn.l2_loss(v.value) for v in self.model.trainable_variables]))
 
     @tf.function(autograph=False)
     def is_finite(self) -> tf.Tensor:
-        """Returns whether no weight, moment or velocity is NaN or infinite, bool scalar."""
+        """Returns whether all variables of the model and the optimizer are finite, bool scalar."""
         variables = [v.value for v in (*self.model.variables, *self.optimizer.variables) if v.dtype.startswith("float")]
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in variables])
 
@@ -116,7 +116,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
       strategy: in whose scope the variables are made.
       config: of the run.
       task: builds the model.
-      schedule: of a model that its author has not compiled.
+      schedule: of the learning rate; a compiled model does not use it.
 
     Raises:
       UsageError: the model cannot take the data, or a flag contradicts it.
@@ -154,7 +154,7 @@ def _check_model(model: Any, task: Task) -> None:
 
 
 def _check_state(model: keras.Model) -> None:
-    """Refuses a model that keeps a state that could not be resumed or averaged."""
+    """Refuses a model with state that could not be resumed or averaged."""
     for variable in model.non_trainable_variables:
         if not variable.dtype.startswith(("float", "bfloat")) and variable.name != _SEED_NAME:
             raise UsageError(
@@ -164,7 +164,6 @@ def _check_state(model: keras.Model) -> None:
 
 
 def _check_inputs(flag: str, model: keras.Model, task: Task) -> None:
-    """Refuses a model that has nothing to train, or does not take what it is fed."""
     if not model.trainable_variables:
         raise UsageError(f"{flag}: the model has no trainable weights; add a layer that has, or set trainable = True")
     is_fed = model.compiled or type(task).train_step is Task.train_step  # a task may feed it otherwise
@@ -190,7 +189,7 @@ def _check_mirrored(task: Task) -> None:
 
 
 def _check_compiled(flag: str, model: keras.Model, config: TrainConfig) -> None:
-    """Refuses what the training of a compiled model would ignore: flags of its optimizer and loss."""
+    """Refuses flags that training a compiled model would ignore: those of the optimizer and the loss."""
     of_optimizer = {field.name: field.default for field in dataclasses.fields(OptimizerFlags)}
     for own, given, defaults in (
         ("an optimizer", config.optimizer, {n: v for n, v in of_optimizer.items() if n not in ("ema", "clip_norm")}),
@@ -208,10 +207,10 @@ def _check_compiled(flag: str, model: keras.Model, config: TrainConfig) -> None:
 
 
 class Forward:
-    """Calls a model as a pure function of the values of its variables, and keeps what the calls change.
+    """Calls a model as a pure function of the values of its variables, and keeps the new state.
 
     Attributes:
-      state: values of `model.non_trainable_variables`, after the last call.
+      state: values of `model.non_trainable_variables` after the last call.
       losses: regularisation terms of the last call.
     """
 
@@ -222,10 +221,10 @@ class Forward:
         self.losses: list[tf.Tensor] = []
 
     def __call__(self, features: Any, training: bool = False) -> Any:
-        """Returns the model's outputs, float32 where the model computes in less.
+        """Returns the model's outputs; in float32 if the model computes in float16 or bfloat16.
 
-        With `eval_flip`, those of an evaluation are the mean over images and their mirror images: a part of the
-        multi-crop evaluation of airbench94 (Jordan 2024).
+        With `eval_flip`, an evaluation returns the mean over images and their mirror images: a part of the multi-crop
+        evaluation of airbench94 (Jordan 2024).
         """
         outputs = self._outputs(features, training)
         if training or not self._eval_flip:
@@ -238,11 +237,12 @@ class Forward:
         outputs, self.state, self.losses = self._model.stateless_call(
             self._trainable, self.state, _as_input(self._model, features), return_losses=True, **mode
         )
-        return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32) if _is_low(value) else value, outputs)
+        low = (tf.float16, tf.bfloat16)
+        return tf.nest.map_structure(lambda v: tf.cast(v, tf.float32) if v.dtype in low else v, outputs)
 
 
 def seeded(state: list[tf.Tensor], *key: Any) -> list[tf.Tensor]:
-    """Returns the state with seeds that are a hash of integers: no dropout depends on how often it was called."""
+    """Returns the state with seeds hashed from integers, so that dropout does not depend on earlier calls."""
 
     def seed(index: int, value: tf.Tensor) -> tf.Tensor:
         if value.dtype.is_floating:
@@ -256,13 +256,9 @@ def seeded(state: list[tf.Tensor], *key: Any) -> list[tf.Tensor]:
 
 
 def _takes_training(model: keras.Model) -> bool:
-    """Returns whether the model's call has the argument `training`, which that of a subclass may lack."""
+    """Returns whether the model's call takes the argument `training`, which a subclass may lack."""
     parameters = inspect.signature(model.call).parameters.values()
     return any(one.name == "training" or one.kind is one.VAR_KEYWORD for one in parameters)
-
-
-def _is_low(value: tf.Tensor) -> bool:
-    return value.dtype in (tf.float16, tf.bfloat16)
 
 
 def _as_input(model: keras.Model, features: Any) -> Any:
@@ -274,7 +270,7 @@ def _as_input(model: keras.Model, features: Any) -> Any:
 
 
 def moving_averages(averages: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns moving averages after one more update with these values; they begin with the first of them."""
+    """Returns moving averages after one more update with these values; they start at the first values."""
     return tf.where(tf.math.is_nan(averages), values, DECAY * averages + (1 - DECAY) * values)
 
 
@@ -282,13 +278,13 @@ def epoch_sums(before: tf.Tensor, sums: Sums, penalty: tf.Tensor, begins: tf.Ten
     """Returns the sums over an epoch after one more update, float64.
 
     Args:
-      before: those after the update before; of another length, such as 0, they begin with this update.
+      before: the sums after the previous update; if they have another length, such as 0, the sums start again.
       sums: of the measure, over all rows of the update.
-      penalty: its regularisation.
+      penalty: the update's regularisation.
       begins: whether the update is the first of its epoch, bool scalar.
 
     Returns:
-      The number of updates, the regularisation of each times the weight of its rows, then the sums, flat.
+      The number of updates, the sum of each regularisation times the weight of its rows, then the measure's sums, flat.
     """
     weight = tf.cast(sums[WEIGHT], tf.float64)
     own = tf.stack([tf.constant(1.0, tf.float64), tf.cast(penalty, tf.float64) * weight])

@@ -1,7 +1,8 @@
 """One training step: forward pass, loss, gradients, their sum over all replicas, update; and the loops that run it.
 
-Loss and metrics of a step are sum(w * x) / sum(w) over all rows of the global batch; padding has weight 0. Read it in
-the order `TrainStep._update` (all replicas), `TrainStep._replica_update` (one of them), `Gradients._of` (its rows).
+Loss and metrics of a step are sum(w * x) / sum(w) over all rows of the global batch; padding has weight 0. Read this
+file in the order `TrainStep._update` (all replicas), `TrainStep._replica_update` (one of them), `Gradients._of` (its
+rows).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from trainer.topology import sum_virtual_replicas
 
 NORM, HISTOGRAMS, IMAGES = "norm", "histograms", "images"  # the summaries
 TOTAL_LOSS, REGULARIZATION = "total_loss", "regularization"
-AVERAGED = (TOTAL_LOSS, LOSS, REGULARIZATION)  # the values that have a moving average
-BUCKETS = 30  # of a histogram, as TensorBoard's own
+AVERAGED = (TOTAL_LOSS, LOSS, REGULARIZATION)  # values with a moving average
+BUCKETS = 30  # of a histogram, as in TensorBoard's own
 COLUMNS = 4 + BUCKETS
-_MOST_IMAGES = 8  # of a step that shows them
-_CHANNELS = (1, 3, 4)  # of what can be shown as an image
+_MOST_IMAGES = 8  # shown per step
+_CHANNELS = (1, 3, 4)  # numbers of channels that can be shown as an image
 
 
 class LoopResult(NamedTuple):
@@ -37,18 +38,19 @@ class LoopResult(NamedTuple):
 
     Attributes:
       step: global step after the last update, int64 scalar.
-      values: of the last update, float32 (values,), called `names`.
-      finite: bool scalar; False: the loop ended early, since the last update's loss, or a weight after it, is NaN or
-        infinite (a NaN can pass through ReLU as 0 and show in the gradient only).
+      values: of the last update, float32 (values,), in the order of `names`.
+      finite: bool scalar; False: the loop ended early, because the last update's loss, or a weight after it, is NaN or
+        infinite (a NaN can pass through ReLU as 0, and show only in the gradient).
       waited: seconds that the updates waited for their batches, float64 scalar.
       averages: moving averages over the updates, float32 (AVERAGED,).
-      epoch: sums over the updates of this epoch so far, float64, see `epoch_sums`.
-      means: the means that follow from them over the epoch's real rows, float64 (values,), called `names`.
+      epoch: sums over the updates of this epoch so far, float64; see `epoch_sums`.
+      means: the means over the epoch's real rows that follow from `epoch`, float64 (values,), in the order of `names`.
       names: the total loss, the regularisation, the loss, the metrics.
       norm: of the last update's summed gradients before clipping, float32 scalar; None unless requested.
       histograms: of the weights after the last update, then of its summed gradients, float32 (2 * variables,
         COLUMNS): least, greatest, sum, sum of squares, then the counts in equal buckets; None unless requested.
-      images: the first of the last batch on the first local replica, as the model gets them; None unless requested.
+      images: the first ones of the last batch on the first local replica, as the model gets them; None unless
+        requested.
     """
 
     step: tf.Tensor
@@ -65,7 +67,7 @@ class LoopResult(NamedTuple):
 
 
 class _Updated(NamedTuple):
-    """What one update leaves for the next: the first six attributes of a `LoopResult`."""
+    """What an update passes on to the next one: the first six attributes of a `LoopResult`."""
 
     step: tf.Tensor
     values: tf.Tensor
@@ -76,12 +78,12 @@ class _Updated(NamedTuple):
 
 
 class _Reduced(NamedTuple):
-    """What a step computed over all rows of the batch before its update; equal on all replicas.
+    """Sums and gradients over all rows of a batch; equal on all replicas.
 
     Attributes:
       sums: of the measure.
       penalty: the regularisation, float32 scalar.
-      gradients: per trainable variable, of the mean loss, before clipping and without the loss scale.
+      gradients: of the mean loss, per trainable variable, before clipping and without the loss scale.
     """
 
     sums: Sums
@@ -96,13 +98,13 @@ class TrainStep:
     Attributes:
       strategy: whose replicas compute.
       state: created in the strategy's scope.
-      gradients: computes those of a replica, or virtual replica; None: the state is only evaluated.
+      gradients: computes the gradients of a replica, or virtual replica; None: the state is only evaluated.
       clip_norm: largest norm of all gradients together; None: any.
-      virtual_replicas: V, over all replicas, whose batches have one more axis at first; None: each replica takes its
+      virtual_replicas: V, over all replicas; batches then have them as their first axis. None: a replica takes all its
         rows at once.
       steps_per_epoch: T; None: all updates are of one epoch.
       value_names: see `LoopResult.names`; known once an update has been traced.
-      averages, epoch: those of the last `LoopResult`; NaN, and of no length, before the first.
+      averages, epoch: those of the last `LoopResult`; before the first, NaN and an empty tensor.
       graph: of an update, once it has been traced.
     """
 
@@ -114,7 +116,7 @@ class TrainStep:
     steps_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        """Makes room for what one loop hands on to the next."""
+        """Makes the variables that one loop passes on to the next."""
         self.value_names: tuple[str, ...] = ()
         self.averages = tf.Variable([math.nan] * len(AVERAGED), trainable=False, dtype=tf.float32)
         self.epoch = tf.Variable(tf.zeros([0], tf.float64), trainable=False, shape=tf.TensorShape([None]))
@@ -122,10 +124,10 @@ class TrainStep:
         self._sum_shapes: dict[str, tf.TensorShape] = {}
 
     def run(self, iterator: Iterator[Any], steps: int, summaries: frozenset[str] = frozenset()) -> LoopResult:
-        """Runs `steps` updates; or, with some of the summaries, one update that also computes these.
+        """Runs `steps` updates; with summaries, one update that also computes them.
 
-        A summarised update is the same step, to the bit, compiled by itself; its summaries are computed from what it
-        returns.
+        An update with summaries is the same step, to the bit, compiled by itself: its summaries are computed afterwards
+        from what it returns.
         """
         if not summaries:
             return self.train(iterator, tf.constant(steps, tf.int64))._replace(names=self.value_names)
@@ -140,14 +142,14 @@ class TrainStep:
         Args:
           iterator: of batches; with `has_keys` their features are a dict with `key`, which the model does not get.
           summaries: to compute.
-          has_keys: whether keys are returned.
+          has_keys: whether to return keys.
 
         Returns:
-          The result, the keys of each local replica's rows, string (rows,), and their weights, float32 (rows,): both in
-          host memory, since GPUs have no strings.
+          The result, the keys of each local replica's rows, string (rows,), and their weights, float32 (rows,). Both
+          are in host memory, since GPUs have no strings.
         """
         result, gradients, rows, keys, weights = self._train_one(iterator, has_keys)
-        # Not in the graph: outside a loop, Grappler takes the length that is assigned for that of what was read.
+        # Not in the graph: outside a loop, Grappler takes the length that is assigned for the one that was read.
         self.epoch.assign(result.epoch)
         result = result._replace(
             names=self.value_names,
@@ -159,16 +161,16 @@ class TrainStep:
 
     @tf.function(autograph=False)
     def train(self, iterator: Iterator[Any], steps: tf.Tensor) -> LoopResult:
-        """Runs `steps` (int64 scalar, 1 or more) updates, or fewer if one is not finite."""
+        """Runs `steps` (int64 scalar, 1 or more) updates; fewer if one is not finite."""
         return self._loop(lambda before: self._next(iterator, before.finite), steps)
 
     @tf.function(autograph=False)
     def repeat(self, batch: tuple[Any, ...], steps: tf.Tensor) -> tf.Tensor:
-        """Runs updates as `train`, all with one batch; returns the global step after them."""
+        """Runs updates as `train` does, all with one batch; returns the global step after them."""
         return self._loop(lambda before: (batch, tf.constant(0.0, tf.float64)), steps).step
 
     def _loop(self, take: Callable[[_Updated], tuple[Any, tf.Tensor]], steps: tf.Tensor) -> LoopResult:
-        """Runs updates; `take` gives the batch after an update, and the seconds that it took to come."""
+        """Runs updates. After each, `take` returns the next batch and the seconds of waiting for it."""
 
         def one(done: tf.Tensor, before: _Updated) -> tuple[tf.Tensor, _Updated]:
             batch, waited = take(before)
@@ -189,11 +191,11 @@ class TrainStep:
 
     @tf.function(autograph=False)
     def _train_one(self, iterator: Iterator[Any], has_keys: bool) -> tuple[Any, ...]:
-        """Runs one update; returns its result, and of what summaries and key logs are made.
+        """Runs one update; returns its result, and what summaries and key logs are made from.
 
         Returns:
-          The result, the gradients as in `_Reduced`, the first local replica's rows, and of each local replica the keys
-          of the rows, None without keys, and their weights.
+          The result, the gradients as in `_Reduced`, the first local replica's rows, and for each local replica the
+          keys of its rows (None without keys) and their weights.
         """
         start, keys = self._start(), None
         batch, waited = self._next(iterator, start.finite)
@@ -208,8 +210,8 @@ class TrainStep:
         return result, reduced.gradients, rows, keys, self._local(batch[-1])
 
     def _next(self, iterator: Iterator[Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """Returns the next batch, and the seconds of waiting for it once `after` is computed."""
-        with tf.control_dependencies([after]):  # the update before has ended
+        """Returns the next batch, and the seconds of waiting for it after `after` has been computed."""
+        with tf.control_dependencies([after]):  # when the previous update has ended
             began = _seconds()
         with tf.control_dependencies([began]):
             batch = next(iterator)
@@ -217,7 +219,7 @@ class TrainStep:
             return batch, _seconds() - began
 
     def _start(self) -> _Updated:
-        """Returns the values that the first update of a loop continues from."""
+        """Returns what the last loop has passed on to the first update of this one."""
         return _Updated(
             self.state.global_step.read_value(),
             tf.zeros([0]),
@@ -228,11 +230,11 @@ class TrainStep:
         )
 
     def _update(self, batch: tuple[Any, ...], before: _Updated) -> tuple[_Updated, _Reduced]:
-        """Makes one update of the weights, on all replicas."""
+        """Runs one step on all replicas."""
         state, self.graph = self.state, tf.compat.v1.get_default_graph()
         if state.schedule:
             state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
-        # From here on all replicas have the same sums, gradients and weights, so that the first one's are taken.
+        # All replicas end up with the same sums, gradients and weights: the first one's are returned.
         reduced: _Reduced = self._first(self.strategy.run(self._replica_update, batch))
         state.global_step.assign_add(1)
         step = state.global_step.read_value()
@@ -252,7 +254,7 @@ class TrainStep:
         return updated, reduced
 
     def _replica_update(self, features: Any, labels: Any, weights: tf.Tensor) -> _Reduced:
-        """Computes one replica's part of a step, adds those of all replicas, and updates its weights.
+        """Computes one replica's contribution to a step, sums those of all replicas, and updates its weights.
 
         Args:
           features: of this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
@@ -262,27 +264,27 @@ class TrainStep:
         assert self.gradients
         compute, state = self.gradients, self.state
         replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
-        # All replicas divide by the weight of the whole batch: a mean of their means would give rows of a replica that
-        # has more padding more weight. Where all rows are skipped corrupt records, the weight is 0 and so are the sums.
+        # All replicas divide by the weight of the whole batch: a mean of their means would give more weight to the rows
+        # of a replica with more padding. If all rows are skipped corrupt records, the weight is 0, and so are the sums.
         weight = tf.maximum(all_sum(tf.reduce_sum(weights)), 1.0)
         values, rows = state.values(), (features, labels, weights)
         if self.virtual_replicas:
             here = weights.shape[0]  # virtual replicas of this replica, numbered across all replicas
             units = replica * here + tf.range(here, dtype=tf.int64)
-            # As integers, whose sum is the same in any order: see `trainer.topology`.
+            # Summed as integers, which give the same bits in any order: see `trainer.topology`.
             total = sum_virtual_replicas(
                 lambda unit: tuple(compute.of(unit[0], weight, values, unit[1:])), (units, *rows), self.virtual_replicas
             )
         else:
-            # Contributions are divided already, so that the sum of the gradients is the gradient of the mean loss. This
-            # is where replicas wait for each other.
+            # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
+            # replicas wait for each other.
             total = all_sum(tuple(compute.of(replica, weight, values, rows)))
         gradients, statistics, sums, penalty = total
         state.assign_statistics(statistics)
         return _Reduced(sums, penalty, self._apply(gradients))
 
     def _apply(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Changes the weights by summed gradients, times the loss scale; returns these without it, not clipped."""
+        """Updates the weights by summed gradients, which have the loss scale; returns them unscaled and not clipped."""
         optimizer, scale = self.state.optimizer, self.state.loss_scale()
         plain = gradients if scale is None else [gradient / scale for gradient in gradients]
         # After the sum: the norm is that of the whole batch's gradient, on any number of replicas.
@@ -294,7 +296,7 @@ class TrainStep:
         return plain
 
     def _ended(self, last: _Updated) -> LoopResult:
-        """Keeps what the next loop goes on from, and adds the means over the epoch: once per loop, not per update."""
+        """Stores what the next loop continues from, and adds the epoch's means: once per loop, not per update."""
         self.averages.assign(last.averages)
         sums, penalty = epoch_parts(last.epoch, self._sum_shapes)
         means = [tf.cast(value, tf.float64) for value in self._values(sums, penalty).values()]
@@ -336,7 +338,7 @@ class TrainStep:
         return sums
 
     def _replica_sums(self, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns the measure's sums over all replicas' rows of an evaluation batch; arguments as of an update."""
+        """Returns the measure's sums over all replicas' rows; the arguments are those of `_replica_update`."""
         trainable, fixed = self.evaluation_values()
 
         def sums(rows: tuple[Any, ...]) -> Sums:
@@ -350,7 +352,7 @@ class TrainStep:
         return all_sum(sums(rows))
 
     def evaluation_values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the values of the trainable variables, their average if there is one, and of the others."""
+        """Returns the trainable variables' values (their average, if there is one), then those of the others."""
         trainable, fixed = self.state.values()
         if self.state.averages:
             trainable = [tf.convert_to_tensor(value) for value in self.state.averages.values]
@@ -360,7 +362,7 @@ class TrainStep:
         return self.strategy.experimental_local_results(value)
 
     def _first(self, value: Any) -> Any:
-        """Returns a value, or a structure of values, that are the same on all replicas."""
+        """Returns the first replica's values, given values that are the same on all replicas."""
         return tf.nest.map_structure(lambda one: self._local(one)[0], value)
 
 
@@ -368,9 +370,9 @@ class Contribution(NamedTuple):
     """Contribution of some rows to a step; contributions are summed over all replicas, or virtual replicas.
 
     Attributes:
-      gradients: per trainable variable, float32: of the rows' part of the mean loss, times the loss scale.
-      state: per floating-point variable that is not trained, its new value divided by the number of units, so that the
-        sum is the mean.
+      gradients: of the rows' part of the mean loss, times the loss scale; float32, per trainable variable.
+      state: new values of the floating-point variables that are not trained, divided by the number of units, so that
+        their sum is the mean.
       sums: of the measure over the rows.
       penalty: the regularisation terms divided by the number of units, float32 scalar.
     """
@@ -383,14 +385,14 @@ class Contribution(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gradients:
-    """Computes contributions of rows as a pure function of the weights, so that XLA can compile it on any device.
+    """Computes contributions as a pure function of weights and rows, so that XLA can compile it on any device.
 
     Attributes:
       train_state: the model and its measure.
       units: number of replicas, or virtual replicas, whose contributions are summed.
       seed: of dropout.
       compiled: whether XLA compiles it.
-      distort: makes of rows that crossed the bus as uint8 what the model gets; None: the input has done so.
+      distort: distorts rows that have crossed the bus as uint8; None: the input distorts.
     """
 
     train_state: TrainState
@@ -407,14 +409,14 @@ class Gradients:
         rows: tuple[Any, ...],
         step: tf.Tensor | None = None,
     ) -> Contribution:
-        """Returns the contribution of the rows of a unit.
+        """Returns the contribution of a unit's rows.
 
         Args:
           unit: its number, int64 scalar.
           weight: sum of the weights of all rows of the step, float32 scalar, at least 1.
-          values: of the variables, as of `TrainState.values`.
+          values: of the variables, as returned by `TrainState.values`.
           rows: (features, labels, weights).
-          step: whose rows they are, int64 scalar; None: that after the global step.
+          step: global step before the update, int64 scalar; None: the state's.
         """
         scale = self.train_state.loss_scale()
         step = self.train_state.global_step.read_value() if step is None else step
@@ -435,13 +437,13 @@ class Gradients:
         with tf.GradientTape() as tape:
             tape.watch(trainable)
             sums = self.train_state.measure.train_sums(forward, *rows)
-            # The regularisation does not depend on the rows: each unit adds its equal part of it.
+            # The regularisation does not depend on the rows: each unit adds an equal part of it.
             penalty = tf.add_n([tf.constant(0.0), *(tf.cast(term, tf.float32) for term in forward.losses)]) / self.units
-            # A sum over these rows by the weight of all: summed over the units, it is the mean loss of the batch.
+            # A sum over these rows, divided by the weight of all rows: summed over the units, the batch's mean loss.
             loss = sums[LOSS] / weight + penalty
             scaled = loss if scale is None else loss * scale
         gradients = tape.gradient(scaled, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # those of embeddings are sparse
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # embeddings have sparse ones
         state = [tf.cast(value, tf.float32) / self.units for value in forward.state if value.dtype.is_floating]
         found = Contribution(gradients, state, {name: tf.stop_gradient(value) for name, value in sums.items()}, penalty)
         return _apart(found)
@@ -456,7 +458,7 @@ def create(
       strategy: whose replicas compute.
       state: created in its scope.
       config: of the run.
-      training: the request for training data; only a step that distorts needs it.
+      training: the request for training data; None: the step neither distorts nor knows the length of an epoch.
     """
     virtual = config.order.virtual_replicas
     units = virtual or strategy.num_replicas_in_sync
@@ -473,41 +475,41 @@ def distortion(training: ResolvedInput | None) -> DeviceDistortion | None:
 
 
 def are_images(features: Any) -> bool:
-    """Returns whether a TensorSpec is that of images: (rows, height, width, channels)."""
+    """Returns whether a TensorSpec has the shape of images: (rows, height, width, channels)."""
     if not isinstance(features, tf.TensorSpec):
         return False
     return features.shape.rank == 4 and features.shape[-1] in _CHANNELS
 
 
 def _apart(value: Any) -> Any:
-    """Returns a structure of tensors such that how each is computed does not depend on what reads it.
+    """Returns the tensors behind a node that keeps their computation independent of what reads them.
 
     Grappler's arithmetic optimizer takes a common factor out of a sum of products (a weight's gradient and its decay)
-    only where nothing else reads these. Without a node between, the bits of the weights would depend on summaries and
-    key logs. Grappler removes Identity, but not EnsureShape.
+    only if nothing else reads these. Without a node between, the bits of the weights would depend on summaries and key
+    logs. Grappler removes Identity, but not EnsureShape.
     """
     return tf.nest.map_structure(lambda one: tf.ensure_shape(one, one.shape), value)
 
 
 def all_sum(value: Any) -> Any:
-    """Returns the sum over all replicas, on each of them, of a tensor or of each in a structure."""
+    """Returns the sums of a structure of tensors over all replicas, on each of them."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return value
-    # One call for all tensors: TensorFlow packs them into few messages.
+    # In one call for all tensors, which TensorFlow packs into few messages.
     flat = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.nest.flatten(value))
     return tf.nest.pack_sequence_as(value, flat)
 
 
 def clipped(gradients: list[tf.Tensor], clip_norm: float | None) -> list[tf.Tensor]:
-    """Returns gradients, in any pieces, scaled down such that the norm of all together is at most `clip_norm`."""
+    """Returns gradients scaled down so that their norm, over all of them together, is at most `clip_norm`."""
     return gradients if clip_norm is None else tf.clip_by_global_norm(gradients, clip_norm)[0]
 
 
 def _seconds() -> tf.Tensor:
-    """Returns the clock when the op runs, float64 scalar, for differences alone."""
-    # Under op determinism TensorFlow refuses its own clock, since what is computed could depend on it; here it is only
-    # reported. Python's needs the interpreter for a moment, so that it isn't used elsewhere.
+    """Returns the time at which the op runs, float64 scalar; only differences have a meaning."""
+    # Under op determinism TensorFlow refuses its own clock, since results could depend on it; here it is only reported.
+    # Python's clock needs the interpreter for a moment, so that it is used only then.
     if is_op_determinism_enabled():
         return tf.ensure_shape(tf.numpy_function(time.perf_counter, [], tf.float64), [])
     return tf.timestamp()

@@ -1,6 +1,6 @@
-"""`Task`: the parts of a training job that its author writes; and the sums over rows that follow from them.
+"""`Task`: the parts of a training job that its author writes; and the sums over rows that losses and metrics come from.
 
-Sums of replicas and batches can be added in any order, before losses and metrics are computed from the total.
+Sums are added over replicas and batches; only then are losses and metrics computed from the total.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.config import TrainConfig
 Model = Callable[..., Any]  # features, training=bool -> outputs
 Rows = tuple[tf.Tensor, dict[str, tf.Tensor]]  # the loss of each row, and metrics of each row: float (rows,)
 WEIGHT, LOSS = "weight", "loss"
-Sums = dict[str, tf.Tensor]  # by name, float32: `weight` (), `loss` (), and what the metrics need
+Sums = dict[str, tf.Tensor]  # by name, float32: `weight` (), `loss` (), and the sums that the metrics need
 _KERAS_FILES = (".weights.h5", ".keras")
 
 
@@ -32,11 +32,11 @@ class Evaluation:
 
     Attributes:
       split: its name.
-      num_examples: examples that the means are over: all but corrupt ones that were skipped.
+      num_examples: how many the means are over: all but corrupt ones that were skipped.
       num_skipped: corrupt examples that were skipped.
       loss: without regularisation.
       metrics: by name, such as `accuracy`.
-      averaged: whether the weights were their average over the steps (--ema).
+      averaged: whether the weights were averages over the steps (--ema).
       parts: the evaluation of each source if there are several.
     """
 
@@ -49,7 +49,7 @@ class Evaluation:
     parts: tuple[Evaluation, ...] = ()
 
     def scalars(self) -> dict[str, float]:
-        """Returns the means by their tags for TensorBoard; those of each source, too."""
+        """Returns the means by their tags for TensorBoard, also those of each source."""
         own = {f"eval/{self.split}/{name}": value for name, value in {LOSS: self.loss, **self.metrics}.items()}
         return own | {name: value for part in self.parts for name, value in part.scalars().items()}
 
@@ -60,7 +60,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """The metric of classification."""
+        """The accuracy of a classification."""
         return self.metrics["accuracy"]
 
     def __str__(self) -> str:
@@ -74,13 +74,14 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class DataSpec:
-    """What the rows of a batch are.
+    """The shapes and dtypes of a batch.
 
     Attributes:
-      features: TensorSpec of the images, (None, height, width, channels) after distortion; or what `Task.parse` gives.
-      labels: TensorSpec, int64 (None,) of images; float32 (None, classes) where --distort mixes rows, in evaluations,
-        too; or what `Task.parse` gives.
-      class_names: of the labels; empty where the data set has none.
+      features: TensorSpec of the images after distortion, (None, height, width, channels); or of what `Task.parse`
+        returns.
+      labels: TensorSpec, int64 (None,); if --distort mixes rows, float32 (None, classes), also in evaluations; or of
+        what `Task.parse` returns.
+      class_names: names of the labels; empty if the data set has none.
     """
 
     features: Any
@@ -95,11 +96,10 @@ class Task:
     takes weighted means over all rows of the global batch.
 
     Attributes:
-      parse: None: the data set's images and labels. A static method `parse(records)`: from serialized records, string
-        (rows,), to a pair (features, labels), for data that are not images. It is `parse` of `pipeline.input_fn`: the
-        batches are (features, labels, weights).
+      parse: for data that are not images, a static method `parse(records)` from serialized records, string (rows,), to
+        a pair (features, labels), as `parse` of `pipeline.input_fn`; None: the data set's images and labels.
       config: all flags.
-      data: the rows that the model gets.
+      data: the shapes of the batches that the model gets.
     """
 
     parse: ClassVar[Callable[..., Any] | None] = None
@@ -116,9 +116,9 @@ class Task:
         return models.build(self.config.model, self.data.features, len(self.data.class_names))
 
     def initialize(self, model: keras.Model) -> None:
-        """Gives the model of a new run its first weights, where they are not those that it was built with.
+        """Sets the first weights of a new run, if they are to differ from those that the model was built with.
 
-        Called on every worker, in the strategy's scope; not when a run resumes. By default those of --initialize_from.
+        Called on every worker, in the strategy's scope; not when a run resumes. By default loads --initialize_from.
         """
         if self.config.model.initialize_from:
             load_first_weights(model, self.config.model.initialize_from)
@@ -127,21 +127,21 @@ class Task:
         """Returns losses and metrics of a replica's rows; the trainer differentiates the mean loss.
 
         Args:
-          model: call it as `model(features, training=True)`; it has the variables of this step.
+          model: to be called as `model(features, training=True)`; it has the variables of this step.
           features, labels: as in `DataSpec`, of this replica's rows.
         """
         outputs = model(features, training=True)
         return self.loss(labels, outputs), self.metrics(labels, outputs)
 
     def evaluate(self, model: Model, features: Any, labels: Any) -> Rows:
-        """Returns losses and metrics of rows in an evaluation, which averages them over the whole split."""
+        """Returns losses and metrics of rows in an evaluation; the trainer averages them over the whole split."""
         outputs = model(features, training=False)
         return self.loss(labels, outputs), self.metrics(labels, outputs)
 
     def loss(self, labels: Any, outputs: Any) -> tf.Tensor:
         """Returns the loss of each row, float (rows,), without regularisation: the cross-entropy of logits.
 
-        Labels are classes (rows,), or probabilities of all classes (rows, classes); see --label_smoothing.
+        Labels are classes (rows,) or probabilities of all classes (rows, classes), smoothed as --label_smoothing says.
         """
         classes, smoothing = outputs.shape[-1], self.config.model.label_smoothing
         if labels.shape.rank == 1 and not smoothing:
@@ -150,34 +150,34 @@ class Task:
         return tf.nn.softmax_cross_entropy_with_logits(soft * (1 - smoothing) + smoothing / classes, outputs)
 
     def metrics(self, labels: Any, outputs: Any) -> dict[str, tf.Tensor]:
-        """Returns metrics of each row by name, float (rows,): whether the most likely class is right, as `accuracy`.
+        """Returns metrics of each row by name, float (rows,): `accuracy`, whether the most likely class is right.
 
-        Of mixed rows the right class is the one with the largest share.
+        The right class of a mixed row is the one with the largest share.
         """
         expected = labels if labels.shape.rank == 1 else tf.argmax(labels, axis=-1)
         return {"accuracy": tf.cast(tf.equal(tf.argmax(outputs, axis=-1), expected), tf.float32)}
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
-        """Called on the chief with what is written for TensorBoard, by tag: a hook for other trackers."""
+        """Called on the chief with the numbers that TensorBoard gets, by tag: a hook for other trackers."""
 
     def after_train(self, model: keras.Model, evaluation: Evaluation | None) -> None:
         """Called on the chief when training has ended and the last checkpoint is saved.
 
         Args:
-          model: with the weights of the last step; with their average, where there is one.
-          evaluation: the last one; None where there was none.
+          model: with the weights of the last step, or their average if there is one.
+          evaluation: the last one; None: there was none.
         """
 
 
 def load_first_weights(model: keras.Model, path: str) -> None:
-    """Gives a model the weights of a checkpoint, their average where it has one, or of a file that Keras has saved.
+    """Loads the weights of a checkpoint (their average if it has one), or of a file that Keras has saved.
 
     Args:
       model: built.
-      path: a --model_dir, whose newest checkpoint is taken; a checkpoint in it, such as run/ckpt-400; or a file.
+      path: a --model_dir, for its newest checkpoint; a checkpoint in it, such as run/ckpt-400; or a file.
 
     Raises:
-      UsageError: there is none, or it has other variables than the model.
+      UsageError: there is no such checkpoint or file, or it has other variables than the model.
     """
     try:
         if path.endswith(_KERAS_FILES):
@@ -190,16 +190,16 @@ def load_first_weights(model: keras.Model, path: str) -> None:
 
 
 class Measure(Protocol):
-    """Sums over a replica's rows, and the loss and metrics that follow from the sums over all rows."""
+    """Computes sums over a replica's rows, and from the sums over all rows the loss and the metrics."""
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns the sums over a replica's rows, with gradients of `loss`; weights are float32 (rows,)."""
+        """Returns the sums over a replica's rows; `loss` has gradients; weights are float32 (rows,)."""
 
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns the sums over rows in an evaluation."""
 
     def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the mean `loss`, then the metrics, float32 scalars, of the sums over all rows."""
+        """Returns the mean `loss` and the metrics, float32 scalars, given the sums over all rows."""
 
 
 class RowMeasure:
@@ -218,7 +218,7 @@ class RowMeasure:
 
     def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Divides the sums by the sum of the weights."""
-        weight = tf.maximum(sums[WEIGHT], 1.0)  # 0 where all rows of a step are skipped corrupt records
+        weight = tf.maximum(sums[WEIGHT], 1.0)  # it is 0 if all rows of a step are skipped corrupt records
         return {name: value / weight for name, value in sums.items() if name != WEIGHT}
 
     def _sums(self, method: str, given: Any, weights: tf.Tensor) -> Sums:
@@ -233,7 +233,7 @@ def _checked(method: str, given: Any, rows: int) -> dict[str, tf.Tensor]:
     """Returns losses and metrics by name.
 
     Raises:
-      UsageError: they are not (losses, {name: metric}), with one number for each row.
+      UsageError: they are not (losses, {name: metric}) with one number per row.
     """
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict)):
         raise UsageError(f"{method}: must return losses (rows,) and a dict of metrics (rows,); returned {given!r}")
@@ -251,7 +251,7 @@ def _checked(method: str, given: Any, rows: int) -> dict[str, tf.Tensor]:
 
 
 def added(totals: Mapping[str, tf.Tensor], sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns the totals, float64, plus further sums; without totals, the sums."""
+    """Returns totals plus further sums, float64; if there are no totals yet, the sums."""
     return {name: tf.cast(value, tf.float64) + totals.get(name, 0.0) for name, value in sums.items()}
 
 
@@ -265,11 +265,11 @@ def result_of(
     """Returns the means over all examples of some splits, and those of each split.
 
     Args:
-      splits: by name, what was read.
-      totals: by name, the measure's sums over a whole split, float64.
+      splits: {name: what was read}.
+      totals: {name: the measure's sums over the whole split, float64}.
       measure: computes loss and metrics from the sums.
       may_skip: most examples of a split that may be skipped because their records are corrupt.
-      averaged: whether the weights were the average over the steps.
+      averaged: whether the weights were averages over the steps.
 
     Raises:
       PipelineError: the weights do not sum to a split's number of examples.

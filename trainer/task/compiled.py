@@ -1,4 +1,4 @@
-"""A model that its author has compiled: its own loss and metrics."""
+"""The loss and metrics of a model that its author has compiled."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST_CHARACTERS = 300  # of an error of Keras
 class CompiledMeasure:
     """The loss and the metrics of `model.compile`, summed exactly over all rows.
 
-    The loss is the weighted mean over rows. Keras keeps a metric's state as sums over rows, so AUC, precision or IoU
-    are exact for the whole batch or split, not means over replicas.
+    The loss is the weighted mean over rows. Keras keeps a metric's state as sums over rows, so that AUC, precision and
+    IoU are exact for the whole batch or split, not means over replicas.
     """
 
     def __init__(self, model: keras.Model, data: DataSpec, flag: str) -> None:
@@ -29,8 +29,8 @@ class CompiledMeasure:
 
         Args:
           model: compiled.
-          data: what it gets, and the labels.
-          flag: what the model was given as, for messages.
+          data: its features and labels.
+          flag: names the model in messages.
 
         Raises:
           UsageError: it is not compiled with one loss of one output, or the loss or a metric does not fit the labels.
@@ -61,7 +61,7 @@ class CompiledMeasure:
         return self._sums(labels, model(features, training=False), weights)
 
     def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the mean loss, and the metrics' results from their summed states."""
+        """Returns the mean loss, and the metrics computed from their summed states."""
         found = {LOSS: sums[LOSS] / tf.maximum(sums[WEIGHT], 1.0)}
         for name, metric in self._metrics.items():
             state = [tf.cast(sums[_key(name, i)], v.dtype) for i, v in enumerate(metric.variables)]
@@ -71,7 +71,7 @@ class CompiledMeasure:
     def _sums(self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor) -> Sums:
         if outputs.shape[-1] == 1 and outputs.shape.rank == labels.shape.rank + 1:
             labels = labels[..., None]  # as Keras does
-        # Not by calling the loss, which divides by the rows of the replica and by the replicas.
+        # Calling the loss would divide by the replica's rows and by the replicas.
         of_rows = self._loss.call if isinstance(self._loss, keras.Loss) else self._loss
         each = tf.cast(of_rows(labels, outputs), tf.float32)
         loss = tf.reduce_sum(weights * tf.reduce_mean(tf.reshape(each, [tf.shape(weights)[0], -1]), axis=1))
@@ -85,7 +85,7 @@ class CompiledMeasure:
 
 @contextlib.contextmanager
 def _in_one_line(flag: str) -> Iterator[None]:
-    """Turns Keras' errors about a loss or a metric into a UsageError."""
+    """Context in which Keras' errors about a loss or a metric become a UsageError."""
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
@@ -98,7 +98,7 @@ def _key(metric: str, number: int) -> str:
 
 
 def _metrics(model: keras.Model, labels: keras.KerasTensor, outputs: keras.KerasTensor) -> list[keras.Metric]:
-    """Returns the metrics that the model was compiled with; `accuracy` becomes that of such labels and outputs."""
+    """Returns the compiled metrics; `accuracy` becomes the kind that fits labels and outputs."""
     compiled = getattr(model, "_compile_metrics", None)  # public nowhere
     if compiled is None:
         return []

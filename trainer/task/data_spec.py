@@ -1,4 +1,4 @@
-"""What the rows of a run's batches are, before any is read, and what a model's outputs say of classes."""
+"""The shapes of a run's batches, before any is read, and whether a model's outputs are classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.task.base import DataSpec
 
 
 def of(training: ResolvedRequest) -> DataSpec:
-    """Returns the specification of the batches of a request.
+    """Returns the shapes and dtypes of a request's batches.
 
     Raises:
       UsageError: the user's `parse` does not return (features, labels).
@@ -57,8 +57,8 @@ def shape_of(model: keras.Model, data: DataSpec) -> Any:
     """Returns the shape of a model's outputs; a structure of shapes if there are several.
 
     Args:
-      model: built; a subclassed one, whose output shape Keras does not know, is called with symbolic features.
-      data: what it gets.
+      model: built. A subclassed one, whose output shape Keras does not know, is called with symbolic features.
+      data: its features.
     """
     known = getattr(model, "output_shape", None)
     if known is not None:
@@ -72,8 +72,8 @@ def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
 
     Args:
       model: built.
-      data: with labels that are class numbers, or the probabilities of all classes if rows are mixed. Classes without
-        names are called by their numbers.
+      data: its labels are class numbers, or probabilities of all classes if rows are mixed. Classes without names are
+        called by their numbers.
     """
     shape, labels = shape_of(model, data), data.labels
     if not isinstance(labels, tf.TensorSpec):
@@ -87,7 +87,7 @@ def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
 
 
 def gives_probabilities(model: keras.Model) -> bool:
-    """Returns whether the outputs are probabilities, not logits, judged by the last layer or the compiled loss."""
+    """Returns whether the outputs are probabilities, not logits, judging by the last layer or the compiled loss."""
     last = model.layers[-1] if model.layers else None
     if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
         return True

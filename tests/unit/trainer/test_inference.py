@@ -66,20 +66,20 @@ def test_a_run_whose_data_are_gone_needs_them_where_they_count(data, record_of):
     words = f"--data_dir={data}/darker: is not what .*ckpt-3 was trained on, and {data}/own, .* give its folder as --st"
     with pytest.raises(UsageError, match=words):
         means(record, data_dir=data / "darker")
-    with pytest.raises(DataError, match=f"{data}/own/manifest.json: no manifest.*if they have moved, give --data_dir"):
+    with pytest.raises(DataError, match=f"{data}/own/manifest.json: .*--data_dir"):
         means(record)
 
 
 def test_what_does_not_fit_is_one_line_with_the_flag_at_fault(data, record_of):
     record, plain = record_of(data / "own"), record_of(data / "own", "none")
     grey = data / "grey"
-    with pytest.raises(UsageError, match=f"^--statistics='{grey}': are of images of 1 channels, those of .*own have 3"):
+    with pytest.raises(UsageError, match=f"^--statistics='{grey}': .* 1 channels.*/own .*3"):
         means(record, statistics=grey)
-    with pytest.raises(UsageError, match=f"^--data_dir={grey}: unlike what .*ckpt-3 was trained on: .* of 3 channels"):
+    with pytest.raises(UsageError, match=f"^--data_dir={grey}: .*/ckpt-3 .* 3 channels"):
         means(record, data_dir=grey)
-    with pytest.raises(DataError, match=f"^--statistics={data}/none: {data}/none/manifest.json: no manifest"):
+    with pytest.raises(DataError, match=f"^--statistics={data}/none: {data}/none/manifest.json: "):
         means(record, statistics=data / "none")
-    with pytest.raises(UsageError, match=f"^--statistics={grey}: --distort=none normalises nothing by it"):
+    with pytest.raises(UsageError, match=f"^--statistics={grey}: --distort=none "):
         means(plain, statistics=grey)
 
 

@@ -155,7 +155,7 @@ def test_the_first_update_with_summaries_is_compiled_too_and_does_not_count_in_t
 
 def test_a_bad_loss_ends_with_its_step():
     inner, _ = counting(0, bad_at=13)
-    with pytest.raises(NotFiniteError, match=r"^step 13: loss is nan$"):
+    with pytest.raises(NotFiniteError, match=r"^step 13: .*\bnan$"):
         train(inner, 0, 100, 10, [])
 
 

@@ -37,7 +37,7 @@ def test_numbers(remainder, steps, last_step, data_dir, config_of):
 def test_workers_that_share_streams_are_told_what_it_costs(data_dir, config_of):
     four = Cluster(tuple(f"{name}:1" for name in "abcd"), 0)
     for flags, note in (
-        ({"streams": 2, "shuffle_bytes": 320}, "4 workers with --streams=2 read the split 2.00 times .* --streams=4 "),
+        ({"streams": 2, "shuffle_bytes": 320}, r"4 workers .*--streams=2 .*2\.00 times .* --streams=4 "),
         ({"streams": 4, "shuffle_bytes": 320}, None),
         ({}, None),  # in memory
     ):
@@ -64,7 +64,7 @@ def test_what_an_example_takes_in_memory_is_part_of_the_order(data_dir, config_o
 
 
 def test_raw_images_are_not_cropped_while_they_are_decoded(data_dir, config_of):
-    with pytest.raises(UsageError, match="random_crop.*raw images"):
+    with pytest.raises(UsageError, match="random_crop"):
         plan.make(config_of(data_dir=data_dir, distort="random_crop(size=3)"), ALONE)
 
 
@@ -86,15 +86,14 @@ def test_the_split_to_evaluate_on_is_one_that_is_there(test, notes, data_dir, co
     made = plan.make(config_of(data_dir=renamed(data_dir, test)), ALONE)
     assert list(made.evaluation) == [test]
     assert len(made.notes) == notes
-    if notes:
-        assert made.notes == (f"evaluates on the split {test!r}, as there is no 'test' (--eval_split)",)
+    assert all(repr(test) in note and "--eval_split" in note for note in made.notes)
 
 
 def test_a_split_that_is_given_is_not_replaced(data_dir, config_of):
     renamed(data_dir, "validation")
     with pytest.raises(UsageError, match="--eval_split=test: .*validation"):
         plan.make(config_of(data_dir=data_dir, eval_split="test"), ALONE)
-    with pytest.raises(UsageError, match="--eval_split=test: .*--eval_split=none trains without evaluation"):
+    with pytest.raises(UsageError, match="--eval_split=test: .*--eval_split=none"):
         plan.make(config_of(data_dir=data_dir, train_split="train+validation[:9]"), ALONE)  # none is left
 
 
@@ -111,13 +110,14 @@ def test_an_unknown_split_to_evaluate_on(data_dir, config_of):
     ],
 )
 def test_replicas_have_to_divide_the_batch(values, cluster, data_dir, config_of):
-    with pytest.raises(UsageError, match=r"global_batch_size=100 .* 3 replicas; nearest that work: 99 and 102"):
+    with pytest.raises(UsageError, match=r"global_batch_size=100 .* 3 replicas.* 99 and 102"):
         plan.make(config_of(data_dir=data_dir, **values), cluster)
 
 
 def test_no_data(tmp_path, config_of):
-    with pytest.raises(DataError, match="no manifest"):
+    with pytest.raises(DataError) as caught:
         plan.make(config_of(data_dir=tmp_path), ALONE)
+    assert caught.value.path == f"{tmp_path}/manifest.json"
 
 
 def test_a_folder_is_made_with_its_parents(tmp_path):
@@ -137,7 +137,6 @@ def test_sources_with_the_same_records_are_noted(data_dir, config_of):
     for other, noted in ((data_dir, True), (f"{data_dir}/", True), (f"{data_dir}:train[:100]", False)):
         mixture = f"{data_dir}:train=0.6,{other}=0.4"
         notes = plan.make(config_of(data_dir=mixture, global_batch_size=20), ALONE).notes
-        words = f"{data_dir}:train and .* hold the same records, .* give one of them with the sum of the weights"
-        assert (len(notes), noted) == (int(noted), noted)
-        assert not noted or re.search(words, *notes)
+        assert len(notes) == noted
+        assert all(f"{data_dir}:train and " in note for note in notes)
     assert not plan.make(config_of(data_dir=data_dir, global_batch_size=20), ALONE).notes

@@ -66,18 +66,16 @@ def test_for_data_of_another_size_the_flag_is_named_that_makes_them_fit(tmp_path
     model_dir = f"--model_dir={tmp_path / 'model'}"
     flags = (model_dir, "--model=mlp", "--distort=none", "--eval_split=none", "--global_batch_size=8")
     run.main([f"--data_dir={tmp_path / 'own'}", *flags, "--train_steps=1"])
-    with pytest.raises(UsageError, match=r"\[16, 16, 3\]; use the old one, --resize=20x18, or another --model_dir"):
+    with pytest.raises(UsageError, match=r"\[16, 16, 3\].* --resize=20x18, .*--model_dir"):
         run.main([f"--data_dir={tmp_path / 'other'}", *flags, "--train_steps=2"])
-    with pytest.raises(
-        UsageError, match=r"trained on \[20, 18, 3\]; beam_jobs.convert --resize=20x18 makes such images"
-    ):
+    with pytest.raises(UsageError, match=r"\[20, 18, 3\].*beam_jobs.convert --resize=20x18 "):
         evaluate.main([model_dir, f"--data_dir={tmp_path / 'other'}", "--split=train"])
 
 
 def test_another_size_that_only_the_order_sees_is_named_by_its_flag(train):
     cropped = ("png", "--distort=cifar10_tutorial", "--model=lenet", "--eval_split=none")
     train(*cropped, "--resize=32x32", "--train_steps=1")
-    with pytest.raises(UsageError, match=r"record_bytes was 3072, is 4800 \(--resize was 32x32, is 40x40\); use"):
+    with pytest.raises(UsageError, match=r"record_bytes .*3072, .*4800 .*--resize .*32x32, .*40x40"):
         train(*cropped, "--resize=40x40", "--train_steps=2")
 
 

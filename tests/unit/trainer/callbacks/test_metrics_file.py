@@ -102,7 +102,7 @@ def test_numbers_that_json_lacks_are_null(tmp_path, run):
 @pytest.mark.parametrize("text", ["mine\n", '{"accuracy": 0.9}', '{\n  "step": 3\n}', "[", "9"])
 def test_another_file_is_left_alone(path, text, run):
     path.write_text(text)
-    with pytest.raises(UsageError, match="is not a file of this trainer's metrics; name another"):
+    with pytest.raises(UsageError, match="--metrics_jsonl="):
         MetricsFile(str(path), 0, RunFolder(run))
     assert path.read_text() == text
 
@@ -111,14 +111,14 @@ def test_another_file_is_left_alone(path, text, run):
 def test_the_lines_of_another_run_are_left_alone(path, start_step, other):
     write(path.with_name("its own"), other, scale=50)
     before = path.read_bytes()
-    with pytest.raises(UsageError, match=r"has the metrics of another run than that in --model_dir=.*other; name"):
+    with pytest.raises(UsageError, match=r"--metrics_jsonl=.*--model_dir=.*other"):
         MetricsFile(str(path), start_step, RunFolder(other))
     assert path.read_bytes() == before
 
 
 def test_so_are_those_of_a_run_whose_folder_was_removed(path, run):
     RunFolder(run).metrics_note.unlink()
-    with pytest.raises(UsageError, match="another run"):
+    with pytest.raises(UsageError, match="--metrics_jsonl=.*--model_dir="):
         MetricsFile(str(path), 0, RunFolder(run))
     assert len(steps_in(path)) == 4
 
@@ -132,18 +132,18 @@ def test_a_run_may_change_its_file_and_come_back_to_it(path, run):
 def test_what_is_no_regular_file_is_refused(tmp_path, run):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", pathlib.Path("/dev/null"), tmp_path):
-        with pytest.raises(UsageError, match=f"--metrics_jsonl={path}: is not a regular file"):
+        with pytest.raises(UsageError, match=f"--metrics_jsonl={path}: "):
             MetricsFile(str(path), 0, RunFolder(run))
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path, run):
-    with pytest.raises(UsageError, match=r"--metrics_jsonl=.*: cannot be written to: No such file or directory$"):
+    with pytest.raises(UsageError, match=r"--metrics_jsonl=.*: No such file or directory$"):
         MetricsFile(str(tmp_path / "none" / "m"), 0, RunFolder(run))
 
 
 def test_a_model_dir_that_is_gone_is_named(tmp_path, run):
     lines = MetricsFile(str(tmp_path / "m"), 0, RunFolder(run))
     run.rmdir()
-    with pytest.raises(DataError, match=r"\.trainer\.metrics: cannot be written to: No such file or directory$"):
+    with pytest.raises(DataError, match=r"\.trainer\.metrics: .*: No such file or directory$"):
         lines.on_metrics(1, {"a": 1.0})
     assert (tmp_path / "m").read_bytes() == b""

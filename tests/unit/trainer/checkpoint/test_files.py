@@ -98,7 +98,7 @@ def test_a_folder_that_is_replaced_before_the_first_save_is_noticed(tmp_path):
     files.tidy()
     folder.rename(tmp_path / "moved")
     folder.mkdir()
-    with pytest.raises(DataError, match="was moved, removed or replaced"):
+    with pytest.raises(DataError, match=re.escape(f"--model_dir={folder}: ")):
         files.add(10, writer(10))
 
 
@@ -109,7 +109,7 @@ def test_a_list_of_which_nothing_is_left_is_an_error(files_left, tmp_path):
     for path in tmp_path.glob("ckpt-10.index" if files_left == "data" else "ckpt-*"):
         path.unlink()
     left = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(DataError, match=r"lists ckpt-10 in its file `checkpoint`, but no \.index file is there"):
+    with pytest.raises(DataError, match=r"ckpt-10 .*`checkpoint`.*\.index"):
         files.tidy()
     assert sorted(path.name for path in tmp_path.iterdir()) == left
     (tmp_path / "checkpoint").unlink()
@@ -136,7 +136,7 @@ def test_a_folder_that_is_moved_is_not_made_anew(moment, tmp_path):
 
     if moment == "before":
         move()
-    with pytest.raises(DataError, match=f"--model_dir={folder}: was moved, removed or replaced"):
+    with pytest.raises(DataError, match=re.escape(f"--model_dir={folder}: ")):
         files.add(20, write)
     assert not list(folder.glob("ckpt-*"))
     assert steps_of(tmp_path / "moved") == [10]
@@ -196,7 +196,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
     files = CheckpointFiles(tmp_path / "model", 1, 1)
     (tmp_path / "model" / "checkpoint").mkdir(parents=True)
     writer(5)(str(tmp_path / "model" / "ckpt-5"))
-    with pytest.raises(DataError, match=r"model: cannot be written to: Is a directory$"):
+    with pytest.raises(DataError, match=r"/model: .*: Is a directory$"):
         files.tidy()
 
 
@@ -232,12 +232,12 @@ def test_a_checkpoint_may_be_given_as_the_model_dir(folder):
 @pytest.mark.parametrize(
     ("checkpoint", "message"),
     [
-        ("21", r"--checkpoint: unknown 'ckpt-21'; did you mean 'ckpt-20'\? known: ckpt-100, ckpt-20, ckpt-9"),
-        ("200", "--checkpoint: unknown 'ckpt-200'"),
-        ("newest", "--checkpoint=newest: must be a checkpoint or its step, such as ckpt-400 or 400, or best"),
-        ("ckpt-", "--checkpoint=ckpt-: must be"),
-        ("best/9", "--checkpoint: unknown 'ckpt-9'"),
-        ("../run/ckpt-9", "must be a checkpoint or its step"),
+        ("21", r"--checkpoint: .*'ckpt-21'.*'ckpt-20'.* ckpt-100, ckpt-20, ckpt-9"),
+        ("200", "--checkpoint: .*'ckpt-200'"),
+        ("newest", "--checkpoint=newest: "),
+        ("ckpt-", "--checkpoint=ckpt-: "),
+        ("best/9", "--checkpoint: .*'ckpt-9'"),
+        ("../run/ckpt-9", "--checkpoint=../run/ckpt-9: "),
     ],
 )
 def test_a_wrong_name_is_one_line(folder, checkpoint, message):
@@ -250,29 +250,26 @@ def test_a_folder_without_checkpoints_is_named_with_what_it_is_instead(folder, t
         (tmp_path / name).mkdir()
     (tmp_path / "data" / "manifest.json").touch()
     (tmp_path / "half" / "ckpt-20.data-00000-of-00001").touch()
-    for name, said in (
-        ("empty", "has no checkpoint; give the --model_dir of a run of trainer.run"),
-        ("nothing", "there is no such folder; give the --model_dir of a run"),
-        ("data", "is a data set (it has a manifest.json), not the folder of a run; give the --model_dir of a run"),
-        (
-            "half",
-            "its ckpt-*.data-* files lack their .index files, as half of a copy does; copy the whole folder again",
-        ),
-        ("run/logs", f"has no checkpoint, but {folder} has; give that folder"),
-        ("", f"has no checkpoint, but {folder} has; give that folder"),
+    for name, fact in (
+        ("empty", "has no checkpoint; "),
+        ("nothing", "no such folder"),
+        ("data", "manifest.json"),
+        ("half", ".index files"),
+        ("run/logs", f"{folder} has"),
+        ("", f"{folder} has"),
     ):
-        with pytest.raises(DataError, match=re.escape(f"{tmp_path / name}: {said}")):
+        with pytest.raises(DataError, match=f"^{re.escape(f'{tmp_path / name}: ')}.*{re.escape(fact)}"):
             candidates(tmp_path / name, None)
-    with pytest.raises(DataError, match="best: has no checkpoint; a run keeps the best ones with --keep_best"):
+    with pytest.raises(DataError, match="best: .*--keep_best"):
         candidates(tmp_path, "best")
-    with pytest.raises(UsageError, match=f"--model_dir={tmp_path}/data: is a data set"):
+    with pytest.raises(UsageError, match=f"--model_dir={tmp_path}/data: "):
         check_run_folder(RunFolder(tmp_path / "data"))
 
 
 def test_a_file_or_a_checkpoint_is_no_folder_of_a_run(folder):
     check_run_folder(RunFolder(folder))
     check_run_folder(RunFolder(folder / "not-there-yet"))
-    with pytest.raises(UsageError, match=f"^--model_dir={folder}/ckpt-20: is a checkpoint, not the folder of a run$"):
+    with pytest.raises(UsageError, match=f"^--model_dir={folder}/ckpt-20: is a checkpoint"):
         check_run_folder(RunFolder(folder / "ckpt-20"))
-    with pytest.raises(UsageError, match=r"ckpt-9.index: is a file, not the folder of a run$"):
+    with pytest.raises(UsageError, match=r"ckpt-9.index: is a file"):
         check_run_folder(RunFolder(folder / "ckpt-9.index"))

@@ -142,9 +142,7 @@ The error could be from a previous operation. Restart your program to reset. [Op
 def test_models_of_other_shapes_are_no_fault_of_the_users_function():
     error = tf.errors.InvalidArgumentError(None, None, OTHER_SHAPE)
     for caught in (lambda: failures.raise_if_of_others(error), lambda: in_one_line(error)):
-        with pytest.raises(
-            UsageError, match=r"^the workers build different models: .* \[144,9\] on one and \[144,3\] on"
-        ):
+        with pytest.raises(UsageError, match=r"\[144,9\] .*\[144,3\] "):
             caught()
 
 

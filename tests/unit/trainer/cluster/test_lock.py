@@ -34,7 +34,7 @@ def holder(tmp_path):
 
 
 def test_a_second_job_is_told_who_holds_the_folder_until_that_is_dead(tmp_path, holder):
-    who = rf"--model_dir={tmp_path}: process {holder.pid} on {re.escape(socket.gethostname())} is training there"
+    who = rf"--model_dir={tmp_path}: process {holder.pid} on {re.escape(socket.gethostname())} "
     with pytest.raises(RerunError, match=who), lock.held(RunFolder(tmp_path)):
         pass
     holder.send_signal(signal.SIGKILL)
@@ -61,7 +61,7 @@ def test_a_file_system_that_cannot_lock_is_no_obstacle(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_gone(tmp_path):
     with (
-        pytest.raises(DataError, match=r"\.trainer\.lock: cannot be opened: No such file"),
+        pytest.raises(DataError, match=r"\.trainer\.lock: .*: No such file"),
         lock.held(RunFolder(tmp_path / "x")),
     ):
         pass

@@ -91,7 +91,7 @@ def test_the_ports_are_free_as_soon_as_a_worker_may_go_on(start, connect, addres
     chief = start(0)
     others = [connect(hello(addresses, rank)) for rank in (1, 2)]
     assert '{"exit_code": 0, "error": ""}\n' in others[0].makefile()
-    ports.listen(Cluster(addresses, 0)).close()  # although the connections are still open
+    ports.listen(addresses[0], "the chief", "TF_CONFIG").close()  # although the connections are still open
     assert chief.result() is None
 
 

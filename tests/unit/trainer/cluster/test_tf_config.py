@@ -1,7 +1,9 @@
 import json
 import socket
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from pipeline.errors import UsageError
 from trainer.cluster import tf_config
@@ -36,40 +38,21 @@ def test_ranks(config, addresses, rank, chief):
     [
         ("{", "not valid JSON"),
         ("[]", "no 'cluster'"),
-        ("{}", "no 'cluster'"),
         (json.dumps({"cluster": TWO}), "no 'task'"),
         (json.dumps({"cluster": TWO, "task": {"type": "worker"}}), "index is None"),
         (text(TWO, "worker", 2), "task index 2, but worker has 2"),
         (text(TWO, "worker", -1), "task index -1"),
         (text(TWO, "worker", True), "index is True"),
+        (text(TWO, "worker", "²"), "index is '²'"),
         (text(TWO, "chief", 0), "task type 'chief', but cluster has worker"),
-        (text(TWO, "evaluator", 0), "task type 'evaluator'"),
+        (text(TWO, ["worker"], 0), "task type ['worker']"),
         (text({**TWO, "ps": ["p:1"]}, "ps", 0), "'ps'"),
         (text({**TWO, "chief": ["c:3", "d:4"]}, "worker", 0), "2 chiefs"),
         (text({"worker": "a:1"}, "worker", 0), "must be a list"),
         (text({"worker": []}, "worker", 0), "must be a list"),
-        (text({"worker": ["a"]}, "worker", 0), "'a' is not host:port"),
-        (text({"worker": [":1"]}, "worker", 0), "':1' is not host:port"),
-        (text({"worker": ["http://a:1"]}, "worker", 0), "'http://a:1' is not host:port"),
-        (text({"worker": ["a:²"]}, "worker", 0), "'a:²' is not host:port"),
-        (text({"worker": ["a:0"]}, "worker", 0), "'a:0': the port must be 1 to 65535"),
-        (text({"worker": ["a:1", "b:65536"]}, "worker", 0), "'b:65536': the port must be 1 to 65535"),
-        (text({"worker": ["a:1", "b:2", "a:1"]}, "worker", 0), "'a:1' is listed 2 times"),
-        (text({**TWO, "chief": ["b:2"]}, "worker", 0), "'b:2' is listed 2 times"),
-        (text({"worker": ["localhost:1", "127.0.0.1:1"]}, "worker", 0), "'localhost:1' and '127.0.0.1:1' are the same"),
-        (text({"worker": ["[::1]:1", "127.0.0.2:1"]}, "worker", 0), "'[::1]:1' and '127.0.0.2:1' are the same"),
-        (text({"worker": ["LOCALHOST:1", f"{HERE}:01"]}, "worker", 0), "are the same"),
-        (text({"worker": ["[fe80::1]:1", "[FE80:0:0::1]:1"]}, "worker", 0), "are the same"),
-        (text({"worker": ["A.example.:1", "a.example:1"]}, "worker", 0), "are the same"),
-        (text({"worker": ["::1:2222"]}, "worker", 0), "'::1:2222' is not host:port; an IPv6 address needs brackets"),
-        (text({"worker": ["[::g]:1"]}, "worker", 0), "'[::g]:1' is not host:port"),
-        (text({"worker": ["a b:1"]}, "worker", 0), "'a b:1' is not host:port"),
-        (text({"worker": ["a;b:1"]}, "worker", 0), "'a;b:1' is not host:port"),
-        (text({"worker": ["a:-1"]}, "worker", 0), "'a:-1' is not host:port"),
-        (text({"worker": ["a:" + "9" * 5000]}, "worker", 0), "the port must be 1 to 65535"),
         (text({"worker": [["a:1"]]}, "worker", 0), "is not host:port"),
-        (text(TWO, ["worker"], 0), "task type ['worker']"),
-        (text(TWO, "worker", "²"), "index is '²'"),
+        (text({"worker": ["::1:2222"]}, "worker", 0), "'::1:2222' is not host:port; an IPv6 address needs brackets"),
+        (text({**TWO, "chief": ["b:2"]}, "worker", 0), "'b:2' is listed 2 times"),
     ],
 )
 def test_a_config_that_cannot_work_is_one_line(config, words):
@@ -78,6 +61,47 @@ def test_a_config_that_cannot_work_is_one_line(config, words):
     assert words in str(caught.value)
     assert "TF_CONFIG" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+NAMES = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,9}[a-z0-9])?", fullmatch=True)
+HOSTS = NAMES | st.ip_addresses(v=4).map(str) | st.ip_addresses(v=6).map("[{}]".format)
+PORTS = st.integers(1, 65535)
+LOCAL = [
+    "localhost",
+    "LOCALHOST",
+    "localhost.",
+    "127.0.0.1",
+    "127.0.0.2",
+    "0.0.0.0",
+    "[::1]",
+    "[::ffff:127.0.0.1]",
+    HERE,
+]
+
+
+@given(host=HOSTS, ports=st.lists(PORTS, min_size=1, max_size=4, unique=True))
+def test_names_and_addresses_are_taken_as_they_are(host, ports):
+    addresses = tuple(f"{host}:{port}" for port in ports)
+    assert tf_config.parse(text({"worker": list(addresses)}, "worker", 0)).addresses == addresses
+    with pytest.raises(UsageError, match=r"are the same|is listed"):
+        tf_config.parse(text({"worker": [*addresses, addresses[-1].upper()]}, "worker", 0))
+
+
+@given(
+    host=st.sampled_from(["", "http://a", "a b", "a;b", "[::g]", "::1", "[::1", "-a"]) | HOSTS,
+    port=st.sampled_from(["", "0", "-1", "²", "65536", "9" * 5000, "1 "]),
+)
+def test_what_is_not_host_and_port_is_named(host, port):
+    with pytest.raises(UsageError) as caught:
+        tf_config.parse(text({"worker": ["a:1", f"{host}:{port}"]}, "worker", 0))
+    assert repr(f"{host}:{port}") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(one=st.sampled_from(LOCAL), other=st.sampled_from(LOCAL), port=PORTS)
+def test_a_machine_by_two_names_is_one(one, other, port):
+    with pytest.raises(UsageError, match=r"are the same|is listed"):
+        tf_config.parse(text({"worker": [f"{one}:{port}", f"{other}:{port}"]}, "worker", 0))
 
 
 def test_different_machines_may_have_the_same_port():
@@ -120,7 +144,7 @@ def test_other_strategies_train_one_task_only(config, tasks, monkeypatch):
     if tasks < 2:
         tf_config.check_alone("mirrored")
     else:
-        with pytest.raises(UsageError, match=f"TF_CONFIG names {tasks} tasks.*--strategy=mirrored.*multiworker"):
+        with pytest.raises(UsageError, match=f"TF_CONFIG .* {tasks} tasks.*--strategy=mirrored.*multiworker"):
             tf_config.check_alone("mirrored")
 
 
@@ -162,5 +186,5 @@ def test_flags_that_do_not_say_which_process_this_is(flags, said, no_tf_config):
 def test_another_tf_config_is_refused_and_the_same_is_not(no_tf_config, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text_of_flags(task_index=1))
     assert text_of_flags(task_index=1) == text_of_flags(task_index=1)
-    with pytest.raises(UsageError, match="give one of them"):
+    with pytest.raises(UsageError, match="--worker_hosts=a:1, b:2 and TF_CONFIG"):
         text_of_flags(task_index=0)

@@ -17,11 +17,11 @@ def test_what_is_local_to_a_function_is_refused():
     def local():
         pass
 
-    with pytest.raises(UsageError, match="must be defined at the top of a module"):
+    with pytest.raises(UsageError, match=r"^model .*local"):
         name_of_code("model", local)
 
 
 @pytest.mark.parametrize("text", [":dumps", "json:", "json:dumps.x"])
 def test_no_name(text):
-    with pytest.raises(UsageError, match=f"--model={text}: must be a module and a name in it"):
+    with pytest.raises(UsageError, match=f"--model={text}: "):
         load_code("--model", text)

@@ -118,7 +118,7 @@ def test_only_images_are_mirrored(config_of):
     rows = DataSpec(tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64), tuple("abcde"))
     for flag in ("true", "false"):
         config = config_of(eval_flip=flag)
-        refused = pytest.raises(UsageError, match="--eval_flip: mirrors images, which this task's features are not")
+        refused = pytest.raises(UsageError, match="--eval_flip: ")
         with refused if flag == "true" else contextlib.nullcontext():
             state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, Rows(config, rows), lambda step: 0.1)
 
