@@ -82,7 +82,7 @@ def test_a_report_has_the_numbers_of_its_steps(train):
     assert [one.step for one in watched] == [1, 4, 8, 12, 16, 20]  # the first step by itself, with what is compiled
     last = watched[-1]
     assert last.values == {"total_loss": 19.25, "regularization": 0.25, LOSS: 19.0}
-    assert (last.steps, last.waited, last.start_wait) == (20, 3.0, 0.5)
+    assert (last.spent.steps, last.spent.waited, last.compiling.waited) == (20, 3.0, 0.5)
     assert float(last.result.norm) == 2.0
     assert last.result.means.numpy().tolist() == [18.75, 0.25, 18.5]  # of steps 18 and 19, the epoch so far
 
