@@ -90,7 +90,7 @@ def test_a_report_has_the_numbers_of_its_steps(train):
 def test_steps_that_a_lost_worker_had_applied_are_counted_and_report_nothing_new(train):
     _, settled, watched, tally, _ = train(Action(4, lambda progress: None), made=range(4))
     assert [one.step for one in watched] == [5, 8, 12, 16, 20]
-    assert watched[-1].steps == 1 + 15  # the first report is of step 4 alone
+    assert watched[-1].spent.steps == 1 + 15  # the first report is of step 4 alone
     assert (settled, tally.once) == ([20], 20)
 
 
