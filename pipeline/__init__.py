@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipeline.distribution import distribute
     from pipeline.input import input_fn, order_spec, steps_per_epoch
     from pipeline.input_meter import InputMeter
+    from pipeline.keras import ExactResume
     from pipeline.order.hashing_tf import uniform
     from pipeline.order.sharding import Shard
     from pipeline.random_access import RandomAccess
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.step_iterator import StepIterator
 
 _HOME = {
+    "ExactResume": "pipeline.keras",
     "InputMeter": "pipeline.input_meter",
     "RandomAccess": "pipeline.random_access",
     "Shard": "pipeline.order.sharding",
@@ -36,6 +38,7 @@ _HOME = {
 }
 
 __all__ = [
+    "ExactResume",
     "InputMeter",
     "RandomAccess",
     "Shard",

@@ -15,6 +15,7 @@ from stepfeed import shadowed
 
 if TYPE_CHECKING:
     from pipeline import (
+        ExactResume,
         InputMeter,
         RandomAccess,
         Shard,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _TRAINER = ("Predictor", "Task", "TrainConfig", "train")
 
 __all__ = [
+    "ExactResume",
     "InputMeter",
     "Predictor",
     "RandomAccess",
