@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def test_what_it_says_and_writes(exported, trained):
     assert lines[1] == "in: uint8 images of 28x28x1; out: probabilities, class and class_name of 10 classes"
     assert lines[2].startswith("saved_model: reloaded, on 200 examples of test: largest difference ")
     assert lines[-1] == f"exported: {', '.join(str(folder / FILES[name]) for name in ALL)}"
-    assert {path.name for path in folder.iterdir()} == {*(FILES[name] for name in ALL), "export.json"}
+    assert {path.name for path in folder.iterdir()} == {*(FILES[name] for name in ALL), "export.json", "README.md"}
     assert [path.name for path in folder.parent.iterdir()] == ["out"]
     about = json.loads((folder / "export.json").read_text())
     assert (about["step"], about["weights"], about["class_names"][3]) == (40, "ema", "3")
@@ -156,6 +157,27 @@ for found in (served, kept):
     assert first == second
     assert np.mean([one == other for one, other in zip(first.split(), labels, strict=True)]) > 0.5
     assert (folder / "saved_model" / "assets.extra" / "class_names.txt").read_text().split() == [*"0123456789"]
+
+
+def programs_of(folder):
+    """Returns the programs of an export's README by the name of the file that each reads."""
+    text = (folder / "README.md").read_text()
+    found = dict(re.findall(r"^## (\S+)\n.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert len(found) == text.count("```python")
+    return found
+
+
+def test_the_programs_of_its_readme_run_to_the_letter(exported, digits):
+    folder, _ = exported
+    split = RandomAccess(digits, "test")
+    programs = programs_of(folder)
+    assert list(programs) == [FILES[name] for name in ALL]
+    PIL.Image.fromarray(split[5]["image"][:, :, 0]).save(folder / "photo.png")
+    said = [run_elsewhere(program, folder).split() for program in programs.values()]
+    [expected] = Predictor.of_export(folder / "model.keras").predict([folder / "photo.png"])
+    (folder / "photo.png").unlink()
+    assert [name for name, _ in said] == [expected.best[0][1]] * 3
+    assert [float(best) for _, best in said] == pytest.approx([expected.best[0][2]] * 3, abs=1e-4)
 
 
 def test_no_file_names_the_machine_or_our_code(exported):
@@ -212,6 +234,8 @@ def test_every_way_in_which_images_reach_a_model(kind, flags, formats, said, tmp
     if "saved_model" in about:
         assert about["saved_model"]["images"] == ([None, None, None, 3] if kind.varied else [None, 40, 36, 3])
     if kind.varied:
+        PIL.Image.fromarray(np.full((70, 90), 7, np.uint8)).save(tmp_path / "out" / "photo.png")  # grey, and larger
+        assert run_elsewhere(programs_of(tmp_path / "out")["saved_model"], tmp_path / "out")
         photographs_are_cut_as_the_run_cuts_them(run, tmp_path / "out", tmp_path / "photo.png")
 
 
@@ -301,7 +325,10 @@ def test_onnx_gives_the_same_and_the_names(trained, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime", reason="needs pip install 'stepfeed[export]'")
     pytest.importorskip("tf2onnx")
     assert compared(export(trained, tmp_path / "out", "--format=onnx"))["onnx"] < 1e-5
+    PIL.Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "out" / "photo.png")
+    [program] = programs_of(tmp_path / "out").values()
     session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
+    assert run_elsewhere(program, tmp_path / "out").split()[0] in {*"0123456789"}
     found = session.run(["class_name", "probabilities"], {"images": np.zeros((2, 28, 28, 1), np.uint8)})
     assert [len(found[0]), found[1].shape] == [2, (2, 10)]
     assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == [*"0123456789"]

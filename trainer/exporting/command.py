@@ -17,7 +17,7 @@ from pipeline.commands import quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
 from trainer.cluster import failures
-from trainer.exporting import comparison
+from trainer.exporting import comparison, readme
 from trainer.exporting.flags import EXPORT, ExportConfig
 from trainer.exporting.formats import FORMATS
 from trainer.exporting.served import Served, served
@@ -84,7 +84,11 @@ def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pa
         print(f"{name}: {compared}: largest difference {difference:.2g} (allowed {tolerance:g})", flush=True)
         differences[name] = difference
     about = _about(config, trained, model, differences)
-    (folder / EXPORT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    name = f"{trained.name} at step {trained.record.step}"
+    with named(f"--output={config.output}", "cannot be written"):
+        (folder / EXPORT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        said = readme.text(name, model, config.formats, config.stablehlo_batch)
+        (folder / readme.FILE).write_text(said, encoding="utf-8")
 
 
 def _tolerance(trained: Trained, model: Served) -> float:
