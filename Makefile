@@ -34,7 +34,7 @@ demo: $(READY)
 	@echo "shards:       demo/digits"
 	@echo "picture:      demo/distorted.png"
 	@echo "checkpoints:  demo/run"
-	@echo "TensorBoard:  tensorboard --logdir=demo/run  (pip install tensorboard)"
+	@echo "TensorBoard:  $(BIN)/tensorboard --logdir=demo/run"
 
 # Each warning is an error: a link to nothing, a page that is listed nowhere, a docstring that cannot be rendered.
 docs: $(READY)

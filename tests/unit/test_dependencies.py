@@ -22,12 +22,24 @@ def names(requirements):
     return {re.split(r"[<>=;\[ ]", each)[0].lower().replace("-", "_") for each in requirements}
 
 
-def test_what_conversion_alone_needs_comes_with_its_extra(monkeypatch):
+@pytest.fixture
+def found(monkeypatch):
+    """What setup.py says."""
     found = {}
     monkeypatch.setattr(setuptools, "setup", lambda **arguments: found.update(arguments))
     runpy.run_path(str(ROOT / "setup.py"))
+    return found
+
+
+def test_what_is_installed_has_one_version(found):
+    locked = names((ROOT / "constraints.txt").read_text().splitlines())
+    assert names([*found["install_requires"], *found["extras_require"]["all"]]) - locked == set()
+
+
+def test_what_conversion_alone_needs_comes_with_its_extra(found):
     extras = found["extras_require"]
     assert names(found["install_requires"]) | names(extras["train"]) >= {"numpy", "tensorflow", "crc32c"}
+    assert "tensorboard" in names(extras["train"])  # whose command a run prints
     assert not (names(found["install_requires"]) | names(extras["train"])) & set(CONVERTS)
     assert names(extras["convert"]) >= set(CONVERTS)
     assert names(extras["all"]) >= set(CONVERTS)
