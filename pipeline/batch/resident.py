@@ -18,6 +18,7 @@ from pipeline.distort.composed import crop_first_of, cropping_of, of_crops
 from pipeline.distort.geometry import CropFirst
 from pipeline.errors import DataError, root_cause
 from pipeline.manifest.splits import Selection
+from pipeline.read import progress
 from pipeline.read.memory import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor, gather
@@ -168,7 +169,8 @@ def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[
         return examples.images, examples.labels, examples.features
 
     parts = []
-    for first in range(0, count, _DECODED_TOGETHER):
+    firsts = range(0, count, _DECODED_TOGETHER)
+    for first in progress.bar(firsts, len(firsts), "decoding the images"):
         try:
             images, labels, features = decode(records[first : first + _DECODED_TOGETHER])
         except tf.errors.OpError as error:

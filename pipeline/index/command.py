@@ -152,7 +152,7 @@ def _shards(files: list[StoragePath], compression: str, drafts: Drafts) -> list[
     """Reads the files in threads; returns their entries in the manifest. The first error stops all threads."""
     stopped, lock = threading.Event(), threading.Lock()
     size = sum(file.identity().num_bytes for file in files)
-    bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False)
+    bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False)
 
     def count(num_bytes: int) -> None:
         if stopped.is_set():

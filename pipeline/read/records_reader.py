@@ -45,15 +45,19 @@ class RecordsReader:
         self._gzip = GzipReader(shards, self.sidecars)
         self._members = MemberReader(shards, self.sidecars, kept_bytes)
 
-    def read(self, pieces: NDArray[np.int64]) -> Records:
+    def read(self, pieces: NDArray[np.int64], text: str = "") -> Records:
         """Returns the records of pieces (segment, first record and end; (p, 3)); an empty one if there are none.
+
+        Args:
+          pieces: to read in this order.
+          text: of the bar that shows how far it is; empty: none.
 
         Raises:
           DataError: a shard is missing or changed, or has a corrupt record that must not be skipped.
         """
         with self.shards.held(pieces):
             parts = [part for piece in pieces for part in self._parts(piece[None])]
-            read = self.shards.in_parallel(lambda part: self.read_part(*part), parts)
+            read = self.shards.in_parallel(lambda part: self.read_part(*part), parts, text)
         found = [record for part in read for record in part]
         records = np.empty(max(1, len(found)), object)
         records[:] = found or [b""]

@@ -145,6 +145,7 @@ class RowsReader:
         pieces: NDArray[np.int64],
         row_of: NDArray[np.int64] | None = None,
         make_matrix: Callable[[int, int], U8] = aligned_matrix,
+        text: str = "",
     ) -> Rows:
         """Returns the records of pieces; one row of zeros if there are none.
 
@@ -152,6 +153,7 @@ class RowsReader:
           pieces: to read in this order: segment, first record and end; int64 (p, 3).
           row_of: the row of each record, int64 (n,); None: in the same order.
           make_matrix: returns memory for the images, uint8 (rows, columns), with any content.
+          text: of the bar that shows how far it is; empty: none.
 
         Raises:
           DataError: a shard is missing or changed, or has a corrupt record that must not be skipped.
@@ -167,7 +169,7 @@ class RowsReader:
         ends = np.cumsum([stop - start for _, start, stop in parts])[:-1]
         of_parts = np.split(np.arange(len(images)) if row_of is None else row_of, ends)
         with self.shards.held(pieces):
-            self.shards.in_parallel(lambda n: self._read_part(rows, *parts[n], of_parts[n]), range(len(parts)))
+            self.shards.in_parallel(lambda n: self._read_part(rows, *parts[n], of_parts[n]), range(len(parts)), text)
         if not rows.good.all():
             bad, other = ~rows.good, self.shards.stand_ins(rows.good, parts[0][0])
             images[bad], rows.labels[bad] = images[other], rows.labels[other]

@@ -17,6 +17,7 @@ from pipeline.files.paths import PathLike, StoragePath, folder
 from pipeline.files.reading import Identity, OpenFile
 from pipeline.manifest import ShardInfo
 from pipeline.manifest.splits import Segment
+from pipeline.read import progress
 from pipeline.read.cache_folder import Entry
 from pipeline.read.corruption import Corruption, CorruptRecord
 from pipeline.read.shard_cache import ShardCache
@@ -49,23 +50,27 @@ class _Pools:
 _pools = _Pools()
 
 
-def in_parallel(function: Callable[[Task], Result], tasks: Iterable[Task], *, is_remote: bool = False) -> list[Result]:
+def in_parallel(
+    function: Callable[[Task], Result], tasks: Iterable[Task], *, is_remote: bool = False, text: str = ""
+) -> list[Result]:
     """Returns a function's results in order, computed in threads; raises the first error.
 
     Args:
       function: of a task; it must not call `in_parallel` itself.
       tasks: its arguments.
       is_remote: whether it waits for other machines.
+      text: of a bar that shows how far it is, on a terminal, if it takes long; empty: none.
 
     Raises:
       DataError: the interpreter is exiting and starts no more threads.
     """
     pool = _pools.remote if is_remote else _pools.local
+    tasks = list(tasks)
     try:
         done = pool.map(function, tasks)
     except RuntimeError as error:  # from the pool; errors of the function come with the results
         raise DataError(f"nothing more can be read: {error}") from None
-    return list(done)
+    return list(progress.bar(done, len(tasks), text) if text else done)
 
 
 def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Identity]:
@@ -125,10 +130,11 @@ class Shards:
         """Returns a segment's file."""
         return folder(self.data_dir) / self.segments[segment].shard.file
 
-    def in_parallel(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> list[Result]:
+    def in_parallel(self, function: Callable[[Task], Result], tasks: Iterable[Task], text: str = "") -> list[Result]:
         """Returns a function's results in order, computed in as many threads as suit the place of the shards."""
         # With a cache, its own threads wait for the store, and these read local copies.
-        return in_parallel(function, tasks, is_remote=self.cache is None and folder(self.data_dir).is_remote)
+        is_remote = self.cache is None and folder(self.data_dir).is_remote
+        return in_parallel(function, tasks, is_remote=is_remote, text=text)
 
     def fetch_ahead(self, pieces: NDArray[np.int64]) -> None:
         """If there is a cache, starts copying the shards of pieces (p, 3) to this machine; they stay until `held`."""

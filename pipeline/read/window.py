@@ -59,12 +59,13 @@ class LocalReader(WindowReader):
     specs: dict[str, tf.TensorSpec]
     shards: Shards
 
-    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
+    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "") -> dict[str, np.ndarray]:
         """Returns the columns, and perhaps others, of the records of pieces.
 
         Args:
           pieces: as for `read`.
           row_of: as for `read`; None: rows in the order of reading, in memory that is not reused.
+          text: of the bar that shows how far it is; empty: none.
 
         Raises:
           DataError: a shard is missing, changed or corrupt.
@@ -77,7 +78,7 @@ class LocalReader(WindowReader):
         Raises:
           DataError: a shard is missing, changed or corrupt.
         """
-        found = self.arrays(pieces, None)
+        found = self.arrays(pieces, None, "reading the data")
         return {n: (as_tensor if n == "image" else tf.constant)(found[n]) for n in self.specs}
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
@@ -91,9 +92,10 @@ class LocalReader(WindowReader):
         return tf.ensure_shape(call_numpy(fetch, [pieces], [tf.int64])[0], pieces.shape)
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
+        texts = ["reading the first window"]  # for which somebody waits; all others are read ahead
 
         def read(pieces: np.ndarray, row_of: np.ndarray) -> list[np.ndarray]:
-            found = self.arrays(pieces, row_of)
+            found = self.arrays(pieces, row_of, texts.pop() if texts else "")
             return [found[name] for name in self.specs]
 
         tensors = call_numpy(read, [pieces, row_of], [spec.dtype for spec in self.specs.values()])
@@ -113,9 +115,9 @@ class RowColumns(LocalReader):
         self.specs |= {"key": tf.TensorSpec([None], tf.string)} if reader.with_keys else {}
         self.specs |= {"label": tf.TensorSpec([None], tf.int64), **_good(with_good)}
 
-    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
+    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "") -> dict[str, np.ndarray]:
         make_matrix = aligned_matrix if row_of is None else self._buffers.matrix
-        rows = self._reader.read(pieces, row_of, make_matrix)
+        rows = self._reader.read(pieces, row_of, make_matrix, text)
         keys = {} if rows.keys is None else {"key": rows.keys.astype(object)}
         return {"image": rows.images, "label": rows.labels, GOOD: rows.good, **keys}
 
@@ -129,9 +131,9 @@ class RecordColumns(LocalReader):
         self._reader, self.shards = reader, reader.shards
         self.specs = {"record": tf.TensorSpec([None], tf.string), **_good(with_good)}
 
-    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
+    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "") -> dict[str, np.ndarray]:
         del row_of
-        found = self._reader.read(pieces)
+        found = self._reader.read(pieces, text)
         return {"record": found.records, GOOD: found.good}
 
 

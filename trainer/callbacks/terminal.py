@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Self
 
+from pipeline.read import progress
 from trainer.callbacks.base import Callback, Phase
 
 _BETWEEN = 0.1  # seconds from one drawing of progress to the next
@@ -33,7 +34,9 @@ class LiveLine(Callback):
         self._text, self._drawn = "", -_BETWEEN
         self._phase: tuple[str, float] | None = None
         self._lock, self._closed = threading.RLock(), threading.Event()
+        self._alone = contextlib.ExitStack()
         if self.is_on:
+            self._alone.enter_context(progress.hidden())
             threading.Thread(target=self._tick, name="live line", daemon=True).start()
 
     @property
@@ -81,6 +84,7 @@ class LiveLine(Callback):
             self._draw("")
             self._closed.set()
             if self.is_on:
+                self._alone.close()
                 self.is_on = False
                 os.close(self._terminal)
 
