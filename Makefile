@@ -22,7 +22,7 @@ $(READY): setup.py constraints.txt $(wildcard pipeline/read/*.c)
 	$(PYTHON) -m venv .venv
 	@rm -f pipeline/read/*.so
 	@echo "Installing the locked dependencies into .venv (about 2.5 GB, some minutes the first time)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
 	@touch $(READY)
 
 demo: $(READY)
@@ -52,7 +52,7 @@ lint: $(READY)
 # Two runs: XLA's compiled functions stay in a test process until it ends.
 test: lint docs
 	$(BIN)/python -m pytest -m "not slow and not engines" -n 2 --dist loadfile tests/unit
-	$(BIN)/python -m pytest -m "not slow and not engines" -n 2 --dist loadfile tests/integration
+	$(BIN)/python -m pytest -m "not slow and not engines" -n 3 --dist loadfile tests/integration
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile

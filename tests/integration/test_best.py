@@ -100,6 +100,7 @@ def test_killed_at_any_moment_it_ends_with_the_same(seed, undisturbed, digits, t
     assert lines_of(tmp_path / "m.jsonl") == lines_of(undisturbed / "m.jsonl")
 
 
+@pytest.mark.slow
 def test_two_workers_keep_the_best_with_averaged_weights(digits, tmp_path):
     flags = (*FLAGS, "--ema=0.9", "--train_steps=60", "--best_metric=accuracy")
     first = finish(*start_workers(digits, [tmp_path] * 2, *flags))

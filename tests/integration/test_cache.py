@@ -240,7 +240,7 @@ mount -t tmpfs -o size=200k tmpfs "$1" && shift && exec "$@"
 """
 
 
-@pytest.mark.parametrize("limit", ["a full disk", "the largest file"])
+@pytest.mark.parametrize("limit", ["a full disk", pytest.param("the largest file", marks=pytest.mark.slow)])
 def test_where_the_disk_is_full_shards_are_read_from_the_store(
     limit: str, data: pathlib.Path, expected: dict[str, Any], bucket: RemotePath, tmp_path: pathlib.Path
 ) -> None:

@@ -269,7 +269,7 @@ def test_the_records_of_corrupt_members_have_weight_0_and_all_others_come_once(w
     assert words in refusal(tmp_path, way, on_corrupt="skip", max_corrupt=11)
 
 
-@pytest.mark.parametrize("kind", [Kind(), MEMBERS], ids=["plain", "GZIP members"])
+@pytest.mark.parametrize("kind", [Kind(), pytest.param(MEMBERS, marks=pytest.mark.slow)], ids=["plain", "GZIP members"])
 def test_every_replica_takes_as_many_steps_whoever_skips(kind, tmp_path):
     target = made(tmp_path, kind)
     if kind.members:

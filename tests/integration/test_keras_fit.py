@@ -85,7 +85,9 @@ def test_weighted_metrics_are_exact_over_a_padded_split(folder, name, size):
     np.testing.assert_allclose(got["sparse_categorical_crossentropy"], losses.mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "jit"), [("none", False), ("none", True), ("mirrored x2", False)])
+@pytest.mark.parametrize(
+    ("name", "jit"), [("none", False), pytest.param("none", True, marks=pytest.mark.slow), ("mirrored x2", False)]
+)
 def test_evaluations_without_weights_are_exact_over_the_split(folder, name, jit):
     """13 records: 8 + 5 rows of 8, 12 or 64; plain metrics, loss and predictions, of `evaluate` and of `fit`.
 

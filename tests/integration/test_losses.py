@@ -35,7 +35,7 @@ def alone(digits, tmp_path_factory):
     ("strategy", "count"),
     [
         pytest.param("mirrored", 2, marks=pytest.mark.slow),
-        ("mirrored", 4),
+        pytest.param("mirrored", 4, marks=pytest.mark.slow),
         pytest.param("multiworker", 1, marks=pytest.mark.slow),
         ("multiworker", 2),
     ],

@@ -68,6 +68,7 @@ def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
     assert all(int(match[1]) <= int(match[2]) <= 60 for match in lines if match)
 
 
+@pytest.mark.slow
 def test_two_servers_three_workers_and_the_recipes(digits, tmp_path):
     flags = ["--optimizer=adam", "--learning_rate=0.02", "--clip_norm=1", "--ema=0.98", "--label_smoothing=0.1"]
     flags += ["--weight_decay=0.001", "--schedule=cosine", "--global_batch_size=48", "--model=softmax_regression"]

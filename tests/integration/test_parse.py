@@ -138,7 +138,7 @@ SOURCES = [("{folder}", 3), ("{compressed}:train[:20]", 1)]
 
 
 @EACH_WAY
-@pytest.mark.parametrize("function", [a_pair, a_list])
+@pytest.mark.parametrize("function", [a_pair, pytest.param(a_list, marks=pytest.mark.slow)])
 def test_a_pair_becomes_two_components_however_it_is_fed(folder, compressed, function, shuffle_bytes):
     given = {"global_batch_size": SIZE, "training": True, "epochs": 1, "parse": function}
     memory = {"shuffle_bytes": shuffle_bytes, "streams": None if shuffle_bytes == RESIDENT else STREAMS}

@@ -443,7 +443,14 @@ def test_an_error_in_an_evaluation_or_an_export_is_the_line_that_says_it(run_bes
         assert (code, error) == (1, f"{module}: the third layer : Tensor had Inf values\n")
 
 
-@pytest.mark.parametrize("flags", [(), TWO, (*TWO, "--virtual_replicas=4", "--model=softmax_regression")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        TWO,
+        pytest.param((*TWO, "--virtual_replicas=4", "--model=softmax_regression"), marks=pytest.mark.slow),
+    ],
+)
 def test_deterministic_runs_train_to_the_same_bits_and_know_how_long_they_waited(flags, run_beside, tmp_path):
     ends = []
     for name in ("one", "other"):

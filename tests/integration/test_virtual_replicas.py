@@ -104,6 +104,7 @@ def test_the_checkpoint_is_the_same_on_any_topology_and_when_the_run_changes_its
     assert "has --cpu_threads 8, this run has 4; use the old one" in error
 
 
+@pytest.mark.slow
 def test_steps_that_distort_keep_the_bits(data, tmp_path):
     flags = (*FLAGS, "--model=lenet", "--distort=pad_crop_flip(pad=2) | mixup", "--train_steps=4")
     on_device = (*flags, "--distort_on=device", "--image_every=2")
@@ -120,6 +121,7 @@ def test_steps_that_distort_keep_the_bits(data, tmp_path):
         np.testing.assert_allclose(*weights, rtol=0, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_skipped_records_keep_the_bits(damaged, undamaged, tmp_path):
     check(damaged, tmp_path, (*SMALL, "--on_corrupt=skip"), ("c1", "w2"))
     assert checkpoint_bytes(tmp_path / "c1", STEPS) != undamaged[0]

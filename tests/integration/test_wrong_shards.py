@@ -183,7 +183,13 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", [Kind(), Kind("png", unequal_keys=True), Kind("png", compression="GZIP", members=4)], ids=str
+    "kind",
+    [
+        pytest.param(Kind(), marks=pytest.mark.slow),
+        pytest.param(Kind("png", unequal_keys=True), marks=pytest.mark.slow),
+        Kind("png", compression="GZIP", members=4),
+    ],
+    ids=str,
 )
 def test_sidecars_beside_the_shards_are_read_as_in_their_folder(tmp_path, kind):
     """Earlier releases wrote them there."""
