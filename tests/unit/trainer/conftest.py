@@ -100,8 +100,33 @@ def make_checkpoints(tmp_path, spec, config_of):
         training = types.SimpleNamespace(spec=order, steps_per_epoch=10, parts=(part,))
         evaluation = {flags.get("eval_split", "test"): types.SimpleNamespace(spec=spec)}
         plan = types.SimpleNamespace(last_step=30, training=training, evaluation=evaluation)
-        config = config_of(model_dir=tmp_path, **flags)
+        config = config_of(**{"model_dir": tmp_path, **flags})
         return CheckpointManager(config, plan, state, {}, is_chief=is_chief, say=print)
+
+    return make
+
+
+@pytest.fixture
+def make_trained(make_strategy, make_state, make_checkpoints, tmp_path):
+    """Returns a function that makes the model of a checkpoint: of step 7, the last of the run in `run`.
+
+    The data set, in `data`, has 2 training examples and a test split of 11 in three shards; `kind` says how it is made.
+    """
+
+    def make(kind=None, data_dir=None, **flags):
+        from tests.datasets import Kind, write_dataset
+        from trainer import inference
+        from trainer.checkpoint import reader
+        from trainer.config.run import CheckpointFlags
+
+        (tmp_path / "run").mkdir()
+        write_dataset(tmp_path / "data", (2,), IMAGE_SHAPE, (4, 3, 4), CLASSES, kind or Kind())
+        state = make_state(make_strategy(1, "one_device"), **flags)
+        state.global_step.assign(7)
+        data_dir = data_dir or tmp_path / "data"
+        given = {"model_dir": tmp_path / "run", "data_dir": data_dir, "train_steps": 7, "global_batch_size": 4}
+        make_checkpoints(state, **{**given, **flags}).save()
+        return inference.build(reader.read(tmp_path / "run" / "ckpt-7"), CheckpointFlags(str(tmp_path / "run")))
 
     return make
 

@@ -3,8 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline import RandomAccess
 from pipeline.errors import DataError, UsageError
-from trainer.evaluation.judging import Tally
+from tests.datasets import Kind, write_dataset
+from trainer.evaluation.judging import Judge, Tally
 
 NAMES = ("ape", "bee", "cat", "dog")
 
@@ -101,3 +103,44 @@ def test_an_output_that_is_not_finite_is_named(keys, name):
 def test_outputs_that_are_not_a_logit_per_class_are_refused(shape):
     with pytest.raises(UsageError, match=r"which are not one logit for each of the 4 classes"):
         Tally(NAMES, 3).add(np.arange(2), None, np.zeros(2, int), np.zeros(shape), np.zeros((2, 1)))
+
+
+def answers(trained, folder):
+    """Returns images, labels and logits of the test split, read one by one from a copy that is not compressed."""
+    write_dataset(folder, (2,), (4, 3, 1), (4, 3, 4), 5)
+    examples = RandomAccess(folder, "test")
+    images = np.stack([examples[i]["image"] for i in range(11)])
+    return images, [int(examples[i]["label"]) for i in range(11)], trained.model(images, training=False).numpy()
+
+
+@pytest.mark.parametrize("kind", [Kind(), Kind(compression="GZIP")], ids=["seekable", "forward only"])
+def test_a_model_is_judged_on_each_example_of_the_split_once(make_trained, tmp_path, kind):
+    trained = make_trained(kind)
+    judgement = Judge(trained, most_mistakes=3).judge()
+    images, labels, logits = answers(trained, tmp_path / "copy")
+    matrix = np.zeros((5, 5), int)
+    np.add.at(matrix, (labels, logits.argmax(1)), 1)
+    assert judgement.report.matrix.tolist() == matrix.tolist()
+    assert judgement.evaluation.num_examples == judgement.report.num_examples == 11
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(11), labels]
+    assert judgement.evaluation.loss == pytest.approx(losses.mean(), rel=1e-5)
+    wrong = [i for i in np.argsort(-losses, kind="stable").tolist() if logits[i].argmax() != labels[i]][:3]
+    mistakes = judgement.report.mistakes
+    assert [(one.record, one.key) for one in mistakes] == [(i, f"test#{i:05}") for i in wrong]
+    for found, number in zip(judgement.images, wrong, strict=True):  # as stored, or as the model got them
+        np.testing.assert_array_equal(found, images[number])
+
+
+def test_several_splits_are_judged_together_and_told_apart_by_their_keys(make_trained, tmp_path):
+    write_dataset(tmp_path / "other", (2,), (4, 3, 1), (4, 3, 4), 5)
+    trained = make_trained(data_dir=f"{tmp_path}/data=1,{tmp_path}/other=1")
+    assert len(trained.splits) == 2
+    judgement = Judge(trained, most_mistakes=40).judge()
+    images, labels, logits = answers(trained, tmp_path / "copy")
+    wrong = [i for i in range(11) if logits[i].argmax() != labels[i]]
+    assert judgement.report.num_examples == 22
+    mistakes = judgement.report.mistakes
+    assert sorted(one.record for one in mistakes) == [*wrong, *(11 + i for i in wrong)]
+    assert len({one.key for one in mistakes}) == 2 * len(wrong)
+    for one, found in zip(mistakes, judgement.images, strict=True):
+        np.testing.assert_array_equal(found, images[one.record % 11])

@@ -1,0 +1,185 @@
+"""What a predictor says of image files, with a function in place of a model, and what is no export."""
+
+import csv
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from pipeline.errors import DataError, UsageError
+from trainer.exporting import predictions
+from trainer.exporting.flags import PredictConfig
+from trainer.exporting.predictions import Prediction, Predictor
+
+NAMES = ("dark", "grey", "light")
+
+
+def brightness(batch):
+    """Gives the classes probabilities by the mean of an image: 0 is dark, 255 light."""
+    light = batch.reshape(len(batch), -1).mean(1) / 255
+    return np.stack([(1 - light) ** 2, 2 * light * (1 - light), light**2], 1).astype(np.float32)
+
+
+class Model:
+    """Counts the batches of `brightness`, by their shapes."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def __call__(self, batch):
+        self.shapes.append(batch.shape)
+        return brightness(batch)
+
+
+def image(folder, name, value, size=(6, 4)):
+    path = folder / name
+    PIL.Image.new("L", size, value).save(path)
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three images, a file that is none, and one that is not there."""
+    (tmp_path / "text.png").write_text("no image")
+    made = [image(tmp_path, f"{value}.png", value) for value in (0, 51, 255)]
+    return [made[0], str(tmp_path / "text.png"), made[1], str(tmp_path / "none.png"), made[2]]
+
+
+def test_each_file_has_its_classes_the_likeliest_first_or_the_reason(files):
+    predictor = Predictor("a model", NAMES, (4, 6, 1), brightness)
+    found = predictor.predict(files, top=2)
+    assert [one.path for one in found] == files
+    assert found[0].best == ((0, "dark", 1.0), (1, "grey", 0.0))
+    assert [name for _, name, _ in found[2].best] == ["dark", "grey"]
+    assert [p for _, _, p in found[2].best] == pytest.approx([0.64, 0.32])
+    assert str(found[4]) == f"{files[4]}: light 1.000, dark 0.000"
+    assert [bool(one.problem) for one in found] == [False, True, False, True, False]
+    assert (found[1].best, str(found[3])) == ((), f"{files[3]}: No such file or directory")
+
+
+def test_images_of_one_size_are_computed_at_once_and_answers_keep_their_order():
+    model = Model()
+    predictor = Predictor("a model", NAMES, (4, 6, 1), model, fit=lambda picture: picture)  # of any size
+    pictures = [np.full(shape, value, np.uint8) for shape, value in (((2, 2, 1), 0), ((3, 2, 1), 255), ((2, 2, 1), 51))]
+    np.testing.assert_allclose(predictor.probabilities(pictures)[:, 0], [1, 0, 0.64], rtol=1e-6)
+    assert model.shapes == [(2, 2, 2, 1), (1, 3, 2, 1)]
+    stretched = Predictor("a model", NAMES, (4, 6, 1), model)
+    stretched.probabilities(pictures)
+    assert model.shapes[2:] == [(3, 4, 6, 1)]
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [np.zeros((2, 2, 1)), np.zeros((2, 2), np.uint8), np.zeros((2, 2, 3), np.uint8), np.zeros((0, 2, 1), "u1")],
+)
+def test_pictures_of_another_kind_are_refused_by_their_number(picture):
+    with pytest.raises(UsageError) as error:
+        Predictor("a model", NAMES, (4, 6, 1), brightness).probabilities([np.zeros((2, 2, 1), np.uint8), picture])
+    assert str(error.value).startswith("pictures[1]: ")
+
+
+@pytest.fixture
+def written(files, tmp_path, monkeypatch):
+    """Returns a function that runs the command with such a model, and returns the content of --output."""
+    monkeypatch.setattr(Predictor, "of_export", lambda path: Predictor("a model", NAMES, (4, 6, 1), brightness))
+
+    def written(name, paths, **options):
+        output = None if name is None else str(tmp_path / "out" / name)
+        config = PredictConfig(paths, exported="exported", output=output, batch_size=2, **options)
+        predictions.run(config, paths, [])
+        return output and (tmp_path / "out" / name).read_text()
+
+    return written
+
+
+def test_lines_of_json(written, files):
+    paths = [files[0], files[2]]
+    first, second = map(json.loads, written("a.jsonl", paths, top=2).splitlines())
+    top = [
+        {"class": 0, "class_name": "dark", "probability": 1.0},
+        {"class": 1, "class_name": "grey", "probability": 0.0},
+    ]
+    assert first == {"file": files[0], **top[0], "top": top}
+    assert (second["file"], second["probability"]) == (files[2], 0.64)
+
+
+def test_a_table_has_room_for_all_classes_and_for_reasons(written, files, tmp_path):
+    with pytest.raises(DataError) as error:
+        written("a.csv", files, top=5)
+    assert "2 of 5 images" in str(error.value)
+    head, *rows = csv.reader((tmp_path / "out" / "a.csv").open())
+    assert head == ["file", *(f"{what}_{n}" for n in (1, 2, 3) for what in ("class", "probability")), "problem"]
+    assert rows[0] == [files[0], "dark", "1.000000", "grey", "0.000000", "light", "0.000000", ""]
+    assert rows[3] == [files[3], *[""] * 6, "No such file or directory"]
+    assert len({len(row) for row in rows}) == 1
+
+
+def test_answers_are_printed_and_what_cannot_be_read_is_an_error_at_the_end(written, files, capsys):
+    with pytest.raises(DataError):
+        written(None, files)
+    out, err = capsys.readouterr()
+    assert [line.partition(": ")[0] for line in out.splitlines()] == files
+    assert err == "a model\n"
+
+
+def test_an_output_is_there_as_a_whole_or_as_it_was(written, files, tmp_path, monkeypatch):
+    before = written("a.jsonl", [files[0]])
+
+    def fails(self, *arguments):
+        yield [Prediction(files[0], ((0, "dark", 1.0),))]
+        raise DataError("out of memory")
+
+    monkeypatch.setattr(Predictor, "batches", fails)
+    with pytest.raises(DataError):
+        written("a.jsonl", files)
+    assert (tmp_path / "out" / "a.jsonl").read_text() == before
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.jsonl"]
+
+
+ABOUT = {
+    "image_size": [4, 6], "preprocessing": {"fits": False}, "class_names": list(NAMES),
+    "files": {"keras": {"file": "model.keras", "images": [None, 4, 6, 1]},
+              "stablehlo": {"file": "model.stablehlo", "images": [1, 4, 6, 1]}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def exported(tmp_path):
+    (tmp_path / "export.json").write_text(json.dumps(ABOUT))
+    (tmp_path / "model.stablehlo").touch()
+    return tmp_path
+
+
+def test_what_is_no_export_is_named(exported):
+    def path_of(path):
+        with pytest.raises(DataError) as error:
+            Predictor.of_export(path)
+        return error.value.path
+
+    assert path_of(exported) == str(exported / "model.keras")  # it is not there
+    assert path_of(exported / "other.keras") == str(exported / "other.keras")
+    assert path_of(exported.parent) == str(exported.parent)
+    (exported / "export.json").write_text(json.dumps({**ABOUT, "preprocessing": {}}))
+    assert path_of(exported) == str(exported / "export.json")
+    (exported / "export.json").write_text("{")
+    assert path_of(exported) == str(exported / "export.json")
+
+
+def test_a_file_that_cannot_be_asked_is_refused(exported):
+    with pytest.raises(UsageError):
+        Predictor.of_export(exported / "model.stablehlo")
+    (exported / "model.keras").touch()
+    (exported / "export.json").write_text(json.dumps({**ABOUT, "preprocessing": {"fits": True}}))
+    with pytest.raises(UsageError) as error:  # it takes images that are cut already
+        Predictor.of_export(exported)
+    assert str(exported / "model.keras") in str(error.value)
+
+
+def test_a_file_that_is_damaged_is_named_when_it_is_asked(exported):
+    (exported / "model.keras").write_bytes(b"no model")
+    predictor = Predictor.of_export(exported)
+    assert (predictor.class_names, predictor.image_shape) == (NAMES, (4, 6, 1))
+    with pytest.raises(DataError) as error:
+        predictor.probabilities([np.zeros((4, 6, 1), np.uint8)])
+    assert error.value.path == str(exported / "model.keras")
