@@ -1,0 +1,130 @@
+"""The graphs that workers run, with their schedulers, in this process: the same steps as without parameter servers."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.batch.compose import make_dataset
+from tests.datasets import write_dataset
+from trainer import plan
+from trainer.cluster.tf_config import ALONE
+from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
+from trainer.parameter_server.columns import ColumnBatches
+from trainer.parameter_server.compute import Compute
+from trainer.parameter_server.coordinator import Coordinator
+from trainer.parameter_server.ledger import Ledger, Tally
+from trainer.parameter_server.roles import CHIEF, Roles, Task
+from trainer.parameter_server.rows import Rows
+from trainer.parameter_server.scheduling import Closures, WorkerLines
+from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
+
+STEPS, EPOCH = 5, 3  # of 11 examples, the last one of an epoch has a row of padding
+FLAGS = {"optimizer": "adam", "rate": 0.01}
+
+
+class Here:
+    """Stands for TensorFlow's coordinator: it runs functions at once, in this process."""
+
+    def schedule(self, function, args):
+        result = function(*args)
+        return types.SimpleNamespace(fetch=lambda: result)
+
+
+@pytest.fixture
+def config(tmp_path, config_of):
+    write_dataset(tmp_path / "data", (5, 0, 4, 2), (4, 3, 1), (2,), 5)
+    return config_of(data_dir=tmp_path / "data", model_dir=tmp_path / "run", global_batch_size=4, distort="none")
+
+
+@pytest.fixture
+def job(config, make_strategy, make_state, monkeypatch):
+    """Returns a function that makes a job: asynchronous, or synchronous by so many shares of a step."""
+    monkeypatch.setattr(
+        tf.distribute.coordinator, "experimental_get_current_worker_index", lambda: tf.constant(0, tf.int64)
+    )
+
+    def make(shares=0):
+        strategy = make_strategy(1, "one_device")
+        state = make_state(strategy, **FLAGS)
+        batches = ColumnBatches(plan.make(config, ALONE).training.first, shares or 1)
+        with strategy.scope():
+            ledger = Ledger()
+        columns, rows = iter(batches.dataset()), Rows(state.measure)
+        compute, closures = Compute(strategy, state, config), Closures(Here(), lambda: None)
+        roles, said = Roles(("localhost:1",), ("localhost:2",), Task(CHIEF)), []
+        coordinator = Coordinator(roles, None, None, 1.0, 1.0, 1, None, said.append, None)
+        lines = WorkerLines(coordinator, every=2)
+        if shares:
+            graph = Synchronous(strategy, state, batches, compute, ledger, rows, shares)
+            scheduler = SyncScheduler(graph, closures, columns, shares, shares, 0, lines)
+        else:
+            graph = Asynchronous(state, batches, compute, ledger, rows)
+            scheduler = AsyncScheduler(graph, closures, columns, 1, 2, lines)
+        return types.SimpleNamespace(state=state, ledger=ledger, rows=rows, scheduler=scheduler, said=said)
+
+    return make
+
+
+def run(job, first=0, last=STEPS):
+    return list(job.scheduler.run(first, last, lambda step: step + 100, lambda: False))
+
+
+def weights(state):
+    return [variable.numpy() for variable in state.model.trainable_variables]
+
+
+@pytest.fixture
+def plain(config, make_stepper):
+    """The weights after the steps of one process without parameter servers, and the loss of each step."""
+    stepper = make_stepper(1, name="one_device", **FLAGS)
+    batches = iter(
+        stepper.strategy.experimental_distribute_dataset(make_dataset(plan.make(config, ALONE).training.request))
+    )
+    losses = []
+    for _ in range(STEPS):
+        result = stepper.run(batches, 1)
+        losses.append(dict(zip(result.names, result.values.numpy().tolist(), strict=True))["loss"])
+    return weights(stepper.state), losses
+
+
+@pytest.mark.parametrize("shares", [0, 2], ids=["asynchronous, one worker", "synchronous, two"])
+def test_the_same_steps_as_without_parameter_servers(job, plain, shares):
+    made = job(shares)
+    reports = run(made)
+    for mine, theirs in zip(weights(made.state), plain[0], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    rows = {step: row for report in reports for step, row in report.rows.items()}
+    assert sorted(rows) == list(range(STEPS))
+    assert [made.rows.loss(rows[step]) for step in range(STEPS)] == pytest.approx(plain[1], rel=1e-4)
+    assert [made.rows.weight(rows[step]) for step in range(STEPS)] == [4, 4, 3, 4, 4]
+    assert all(report.finite for report in reports)
+    assert (made.scheduler.reached, int(made.state.global_step.numpy())) == (STEPS, STEPS)
+    assert made.ledger.read(0, STEPS) == Tally(once=STEPS)
+    assert made.scheduler.tally() == Tally()
+    if shares:
+        assert [report.stop for report in reports] == [1, 2, 3, 4, 5]
+    else:  # blocks of two steps, of one epoch each
+        assert [report.stop for report in reports] == [2, 3, 5]
+        counts = [line.partition(" training steps")[0] for line in made.said]
+        assert counts == ["After 2", "After 4"]
+        assert f"loss on training batch is {plain[1][1]:g}"[:38] in made.said[0]
+
+
+def test_steps_that_are_applied_already_are_left_out(job):
+    made = job()
+    made.ledger.begin(tf.constant(1, tf.int64))
+    made.ledger.applied(tf.constant(1, tf.int64))
+    assert [sorted(report.rows) for report in run(made)] == [[0], [2], [3, 4]]
+    assert int(made.state.global_step.numpy()) == STEPS - 1  # the chief sets it
+    assert made.ledger.read(0, STEPS) == Tally(once=STEPS)
+
+
+@pytest.mark.parametrize("shares", [0, 2])
+def test_a_step_that_is_not_finite_is_told(job, shares):
+    made = job(shares)
+    variable = made.state.model.trainable_variables[0]
+    variable.assign(np.full(variable.shape, np.nan))
+    first = run(made, 0, 2)[0]
+    assert (first.finite, sorted(first.rows)) == (False, [0])  # a block ends with it
