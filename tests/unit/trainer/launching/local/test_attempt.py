@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_how_the_processes_end_on_a_signal_counts(puppets, watch, code, kind):
 
 def test_the_chief_saves_before_its_servers_are_told_to_end(puppets, watch):
     launch = puppets("--num_workers=1", "--num_ps=1")
-    saves = "kill -0 $(cat servers) && echo still there > saved; exit 75"
+    saves = "sleep 0.3; kill -0 $(cat servers) && echo still there > saved; exit 75"
     servers = f"cd {launch.placement.folder}"
     orders = {
         "ps 0": [f"{servers}; echo $$ > servers"],
@@ -140,7 +141,9 @@ def test_a_second_signal_kills_at_once(puppets, watch):
         says(signal.SIGTERM)()
         threading.Timer(0.3, says(signal.SIGTERM)).start()
 
-    outcome, lines, group = watch(launch, {"worker 0": ["trap '' TERM; beat 4"]}, then=twice)
+    began = time.monotonic()
+    outcome, lines, group = watch(launch, {"worker 0": ["trap '' TERM; beat 4"]}, then=twice, stop_timeout=120.0)
+    assert time.monotonic() - began < 60
     assert (outcome.kind, group.processes[0].exit_status.code, len(lines)) == ("stopped", -9, 1)
 
 

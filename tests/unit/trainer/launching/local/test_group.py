@@ -184,6 +184,18 @@ def test_lines_are_held_back_until_the_cause_is_said(puppets, capfd):
     assert capfd.readouterr().out == "worker 0 | more\n"  # at once
 
 
+def test_lines_after_a_failure_are_held_back_too(puppets, capfd):
+    launch = puppets("--num_workers=2")
+    group = launch.start()
+    launch.order("worker 0", "exit 3")
+    launch.wait(group, "worker 0")
+    launch.order("worker 1", "echo after; exit 0")
+    launch.wait(group, "worker 1")
+    assert capfd.readouterr().out == ""
+    group.cause_is_said()
+    assert capfd.readouterr().out == "worker 1 | after\n"
+
+
 def test_a_group_that_cannot_start_leaves_no_process(puppets, monkeypatch):
     launch = puppets("--num_workers=2")
     started, guard = [], launch.guardian.guard
