@@ -48,6 +48,22 @@ def weights_of(folder):
     return {step: float(reader.get_tensor(WEIGHT).flat[0]) for step, reader in readers.items()}
 
 
+@pytest.mark.parametrize(
+    ("flags", "best"),
+    [
+        ({}, 30),
+        ({"best_metric": "loss"}, 30),
+        ({"best_metric": "loss", "best_mode": "max"}, 20),
+        ({"best_mode": "min"}, 20),
+    ],
+)
+def test_the_best_is_that_of_the_metric_and_the_mode(make, tmp_path, flags, best):
+    manager, state, _ = make(keep_best=1, eval_every=10, **flags)
+    for step, loss in ((10, 0.5), (20, 0.9), (30, 0.3)):
+        evaluate(manager, state, step, loss)
+    assert [*weights_of(tmp_path)] == [best]
+
+
 def test_of_an_evaluation_that_the_checkpoint_does_not_know_of_the_file_is_not_believed(make, tmp_path):
     manager, state, _ = make(keep_best=1, eval_every=10)
     evaluate(manager, state, 25, 0.1, weight=1)
