@@ -61,6 +61,7 @@ def test_the_best_is_that_of_the_metric_and_the_mode(make, tmp_path, flags, best
     manager, state, _ = make(keep_best=1, eval_every=10, **flags)
     for step, loss in ((10, 0.5), (20, 0.9), (30, 0.3)):
         evaluate(manager, state, step, loss)
+    manager.save()
     assert [*weights_of(tmp_path)] == [best]
 
 
