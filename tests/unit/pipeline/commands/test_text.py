@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.commands.text import count_of, range_of, scale_of, size_of, sizes_of, table
+from pipeline.commands.text import count_of, range_of, scale_of, shape_of, size_of, sizes_of, table
 
 
 def test_numbers_have_their_noun():
@@ -35,6 +35,10 @@ def test_a_range_of_sizes_names_each_unit_once():
     assert sizes_of([5 << 20, 9 << 20]) == "5.0 to 9.0 MiB"
     assert sizes_of([3 << 10, 9 << 20, 5 << 20]) == "3.0 KiB to 9.0 MiB"
     assert sizes_of([1 << 20, (1 << 20) + 9]) == "1.0 MiB"
+
+
+def test_a_size_that_varies_is_a_question_mark_in_a_shape():
+    assert [shape_of(sizes) for sizes in ((28, 28, 1), (None, 32, 3), ())] == ["28x28x1", "?x32x3", ""]
 
 
 def test_columns_are_aligned():
