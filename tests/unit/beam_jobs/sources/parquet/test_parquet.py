@@ -215,13 +215,17 @@ class Table:
         """Draws `count` rows, of which `firsts` are valid."""
         self._draw = draw
         first = draw(st.integers(0, len(KINDS) - 1), "first kept")
-        kept = [sorted(KINDS)[(first + number) % len(KINDS)] for number in range(draw(st.integers(0, 6), "kept"))]
+        kept = [
+            sorted(KINDS)[(first + number) % len(KINDS)]
+            for number in range(draw(st.sampled_from([6, 6, 6, 0]), "kept"))
+        ]
         key = draw(st.sampled_from([None, pa.string(), pa.binary(), pa.int64()]), "key")
         image, label = draw(st.sampled_from([("image", "label"), ("img", "label"), ("photo", "kind")]), "names")
-        parts = draw(st.permutations([*kept, "image", "label", *(["key"] if key else [])]), "parts")
+        parts = [name for name in kept for _ in (None, *KINDS[name].bad)]  # as often as they have kinds of faults
+        parts = draw(st.permutations([*parts, "image", "label", *(["key"] if key else [])]), "parts")
         others = [number for number in range(count) if number not in firsts]
-        faulty = draw(st.lists(st.sampled_from(others), unique=True), "faulty") if others else []
-        self._faults = dict(zip(faulty, itertools.cycle(parts), strict=False))
+        faulty = st.lists(st.sampled_from(others or [0]), unique=True, min_size=len(others) // 2, max_size=len(others))
+        self._faults = dict(zip(draw(faulty, "faulty"), itertools.cycle(parts), strict=False))
         self.rows = [Row("", 0, b"", b"", "") for _ in range(count)]
         self.features = {name: KINDS[name].feature for name in kept}
         self.flags = {"keep_columns": ",".join(f"{name}:{KINDS[name].given}".rstrip(":") for name in kept)}
@@ -258,9 +262,9 @@ class Table:
     def _column(self, part, values, bad, kind):
         """Returns an array of values, of which faulty ones are replaced by some of `bad`, (value, words)."""
         found = list(values)
-        for number, faulty in self._faults.items():
-            if faulty == part:
-                found[number], self.rows[number].fault = self._draw(st.sampled_from(bad), part)
+        rows = [number for number, faulty in self._faults.items() if faulty == part]
+        for number, (value, words) in zip(rows, itertools.cycle(self._draw(st.permutations(bad), part)), strict=False):
+            found[number], self.rows[number].fault = value, words
         self.values = found
         if pa.types.is_struct(kind):
             found = [{"bytes": value, "path": "a.png"} for value in found]
