@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import hypothesis.strategies as st
+import pytest
 import tensorflow as tf
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -312,4 +313,25 @@ class Runs(RuleBasedStateMachine):
 
 
 TestRuns = Runs.TestCase
-TestRuns.settings = settings(max_examples=80, stateful_step_count=10, phases=[Phase.generate], deadline=None)
+TestRuns.settings = settings(max_examples=60, stateful_step_count=10, phases=[Phase.generate], deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "values", "stopped", "after"),
+    [
+        # Between two checkpoints a better one replaces the best, which is neither of them.
+        ({"checkpoint_every": 3, "eval_every": 1}, [0.1, 0.2, 0.1, 0.1, 0.3, 0.1, 0.1], 0, 4),
+        # The only checkpoint is saved again, with the evaluation that a signal prevented.
+        ({"checkpoint_every": 0, "eval_every": 2, "early_stopping": 1}, [math.nan] * 5, 2, 0),
+    ],
+)
+def test_killed_at_each_change_of_a_file(flags, values, stopped, after):
+    for operations in range(25):
+        runs = Runs()
+        flags = {"max_to_keep": 2, "keep_best": 1, "early_stopping": 0, **flags}
+        Runs.begins(runs, flags=flags, steps_per_epoch=4, values=values)
+        with runs.stubs:
+            if stopped:
+                Runs.is_stopped(runs, steps=stopped, before_evaluation=True)
+            Runs.is_killed(runs, after=after, operations=operations, steps=LAST)
+            runs.teardown()
