@@ -54,7 +54,7 @@ class CropFirst(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class OfCrops(Recipe):
-    """The distortion of a `CropFirst` for crops that are taken already; in evaluation it gets whole images.
+    """The distortion of a `CropFirst` for crops that are taken already; in evaluation they stand for the images.
 
     Attributes:
       recipe: the `CropFirst`.

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _write_sheet(config: InspectConfig, made: Manifest) -> None:
     commandline.require("tensorflow")
     with quiet.loading():
-        import tensorflow  # noqa: F401, PLC0415, by `input_fn` later, when what it says would be shown
+        import tensorflow  # noqa: F401, PLC0415, here, where its startup notes are hidden
 
     recipe = config.distort or _default_recipe(made)
     split = config.split or "train"

@@ -137,7 +137,7 @@ class Shards:
         return in_parallel(function, tasks, is_remote=is_remote, text=text)
 
     def fetch_ahead(self, pieces: NDArray[np.int64]) -> None:
-        """If there is a cache, starts copying the shards of pieces (p, 3) to this machine; they stay until `held`."""
+        """If there is a cache, starts to copy the shards of pieces (p, 3); they stay until `held` releases them."""
         if self.cache:
             self.cache.fetch_ahead(self._entries(self.cache, pieces))
 

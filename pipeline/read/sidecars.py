@@ -1,4 +1,4 @@
-"""The sidecars of shards, read once and kept: where each record begins, and the CRC that the manifest has of it."""
+"""The sidecars of shards, read once and kept: where each record begins, and its CRC, as the manifest has them."""
 
 from __future__ import annotations
 

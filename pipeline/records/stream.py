@@ -37,7 +37,7 @@ class RecordStream:
         self._file, self._size = read, block
         self._compression = compression
         self._inflater: Any = None  # of the member that is being read
-        self._saved: tuple[Any, bytes] = (None, b"")  # a copy of the inflater, and the bytes that were before it then
+        self._saved: tuple[Any, bytes] = (None, b"")  # a copy of the inflater, and the input that it had left then
         self._given = 0  # bytes that it has returned since then
         self._damage: zlib.error | None = None
         self._block, self._pending = memoryview(b""), b""

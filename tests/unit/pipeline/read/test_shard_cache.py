@@ -252,3 +252,77 @@ def test_so_many_files_are_held_at_most(store, monkeypatch):
     assert len(cache._jobs) == 2
     cache.release(entries(cache))
     assert len(cache._jobs) == 0
+
+
+DATA = {"a": bytes(range(250)) * 4, "b": b"b" * 1000, "c": b"c" * 1000, "empty": b""}
+
+
+@pytest.fixture
+def cache_of(tmp_path):
+    """Returns a function that makes the cache of a folder with the files of `DATA`."""
+    for name, data in DATA.items():
+        (tmp_path / name).write_bytes(data)
+    return lambda most_bytes=100_000, skips=False: ShardCache(
+        str(tmp_path), DIGEST, CacheFolder(tmp_path / "cache", most_bytes), skips
+    )
+
+
+def entry_of(cache, name, crc=None):
+    return cache.entry(name, len(DATA[name]), crc or f"{crc32c.crc32c(DATA[name]):08x}")
+
+
+def content(cache, entry):
+    """Returns the bytes of a file's copy; None: there is none."""
+    with cache.opened(entry) as file:
+        return file and bytes(file.read_at(0, entry.num_bytes))
+
+
+def test_blocks_and_short_writes_make_the_file_whole(cache_of, monkeypatch):
+    pwrite = os.pwrite
+    monkeypatch.setattr(shard_cache, "_BLOCK", 400)
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: pwrite(file, data[:150], offset))
+    cache = cache_of()
+    assert content(cache, entry_of(cache, "a")) == DATA["a"]
+
+
+def test_a_reason_is_told_once(cache_of, caplog):
+    cache, before = cache_of(1500), cache_counts()
+    cache.fetch_ahead([entry_of(cache, "a")])
+    for name in "abcbc":
+        assert content(cache, entry_of(cache, name)) == (DATA["a"] if name == "a" else None)
+    assert cache_counts().plus(before, -1).uncached == 4
+    assert caplog.text.count("cache_bytes, ") == 1
+
+
+def test_what_is_known_to_be_wrong_or_is_empty_is_not_fetched(cache_of, monkeypatch):
+    fetched, fetch = [], shard_cache.Copies._fetch
+    monkeypatch.setattr(shard_cache.Copies, "_fetch", lambda *given: fetched.append(1) or fetch(*given))
+    cache, before = cache_of(skips=True), cache_counts()
+    wrong, empty = entry_of(cache, "b", "12345678"), entry_of(cache, "empty")
+    assert content(cache, wrong) is None
+    for entry in (wrong, empty):
+        cache.fetch_ahead([entry])
+        assert content(cache, entry) is None
+    assert (len(fetched), cache._ahead) == (2, {})
+    assert cache_counts().plus(before, -1) == CacheCounts(uncached=1)
+    with pytest.raises(DataError, check=at("b", "CRC32C", "12345678")):
+        content(cache_of(), wrong)
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        (CacheCounts(), ""),
+        (CacheCounts(1, 2, 0, 3 << 20), "cache 1 hit, 2 misses (3.0 MiB fetched)"),
+        (CacheCounts(1200, 1, 4, 700), "cache 1,200 hits, 1 miss (700 bytes fetched), 4 read from the store"),
+    ],
+)
+def test_counts_as_one_line(counts, text):
+    assert str(counts) == text
+
+
+def test_counts_add_up():
+    before = cache_counts()
+    shard_cache._count(CacheCounts(hits=2))
+    shard_cache._count(CacheCounts(misses=1, fetched_bytes=5))
+    assert cache_counts().plus(before, -1) == CacheCounts(2, 1, 0, 5)

@@ -1,8 +1,12 @@
 """The shards of a selection: what is missing, cut or written again is named, before and between reads."""
 
+import multiprocessing
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -101,3 +105,32 @@ def test_a_remote_folder_is_checked_alike(folder):
         Shards.found(url, segments, Corruption(url))
     with pytest.raises(DataError, check=at(f"{url}/{FILE}", "cannot be read")), shards.opened(2):
         pass
+
+
+AT_EXIT = """
+import atexit
+from pipeline.errors import DataError
+from pipeline.read.shards import in_parallel
+
+@atexit.register
+def read_on():
+    try:
+        in_parallel(abs, [-1])
+    except DataError as error:
+        print(error)
+
+print(in_parallel(abs, [-1]))
+"""
+
+
+def test_reading_while_the_interpreter_ends_is_an_error_of_one_line():
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("[1]\nnothing more can be read: cannot schedule new futures after")
+    assert done.stdout.count("\n") == 2
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    assert read.in_parallel(abs, [-1, -2, -3]) == [1, 2, 3]  # its threads wait now; a fork has none of them
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+        assert pool.submit(read.in_parallel, abs, [-4, -5]).result(timeout=60) == [4, 5]

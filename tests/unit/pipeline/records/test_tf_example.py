@@ -4,10 +4,11 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.records import tf_example
+from pipeline.records.tf_example import Layout
 
 
 def test_arrays_are_laid_out_row_by_row_and_only_wanted_features_decoded():
@@ -85,9 +86,35 @@ def test_values_that_no_example_holds_are_refused(value, reason):
 def test_lives_beside_tensorflows_classes(order):
     code = f"""
 from pipeline.records import tf_example
+from pipeline.records.tf_example import Layout
 ours = lambda: tf_example.decode(tf_example.encode({{"a": 7}}))
 {order}
 record = tf.train.Example.FromString(tf_example.encode({{"a": 7}})).SerializeToString()
 assert tf_example.decode(record)["a"].tolist() == [7] and ours()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def row_of(image, label, key):
+    return np.frombuffer(tf_example.encode({"image": image, "label": label, "key": key}), np.uint8)
+
+
+@given(st.one_of(st.integers(1, 4000), st.integers(16_000, 70_000)), st.integers(0, 400))
+@example(128, 127)  # their lengths take two bytes, and one
+def test_the_layout_of_a_record_finds_its_features(image_size, key_size):
+    image, key = np.random.default_rng(image_size).bytes(image_size), b"k" * key_size
+    found = row_of(image, 9, key)
+    layout = Layout.fit(len(found), image_size)
+    assert (found[layout.image].tobytes(), found[layout.key].tobytes()) == (image, key)
+    assert found[layout.label].tolist() == [9]
+    assert not layout.mismatch(found[None]).any()
+
+
+def test_a_record_of_another_structure_is_a_mismatch():
+    layout = Layout.build(100, 8)
+    rows = np.stack([row_of(bytes(100), 9, bytes(8))] * 4)
+    rows[1, 3] ^= 1  # a length in the prefix
+    rows[2, layout.label.start] = 200  # a label of two bytes
+    rows[3, layout.image.start] = 200  # a pixel: fine
+    assert layout.mismatch(rows).tolist() == [False, True, True, False]
+    assert Layout.fit(50, 100) is None  # smaller than its image
