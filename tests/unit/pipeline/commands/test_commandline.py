@@ -42,7 +42,7 @@ def test_whole_numbers_may_have_an_exponent(text, number):
 @pytest.mark.parametrize("text", ["1.5", "1e-3", "1e400", "inf", "nan", "many", ""])
 @pytest.mark.parametrize("flag", ["--steps", "--most"])
 def test_other_numbers_are_refused(flag, text):
-    with pytest.raises(errors.UsageError, match=f"^{flag}: '{text}' is not a whole number, such as 1000 or 1e3$"):
+    with pytest.raises(errors.UsageError, match=f"^{flag}: '{text}' "):
         parse("--data_dir=a", f"{flag}={text}")
 
 

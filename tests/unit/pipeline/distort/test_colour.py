@@ -49,7 +49,7 @@ def test_color_jitter_is_its_steps_within_rounding(arguments, shape):
 
 
 def test_images_without_colours_are_told():
-    with pytest.raises(UsageError, match=r"^distort: color_jitter\(hue=0.1\): must be 0 for images of one channel$"):
+    with pytest.raises(UsageError, match=r"^distort: color_jitter\(hue=0.1\): .* 0 "):
         make_recipe("color_jitter(saturation=0)").check((8, 8, 1))
     with pytest.raises(UsageError, match="^distort: color_jitter: .* 4$"):
         make_recipe("color_jitter").check((8, 8, 4))

@@ -244,7 +244,7 @@ def test_a_table_that_does_not_fit_is_named(folder):
         with pytest.raises(DataError, check=at(path, "CRC32C")):
             read(reader_of(folder), [0, 0, 29])
     path.unlink()
-    with pytest.raises(DataError, match=f"; it belongs to the shard {FILE}: ", check=at(path, "No such file")):
+    with pytest.raises(DataError, match=f" {FILE}: ", check=at(path, "No such file")):
         read(reader_of(folder), [0, 0, 29])
 
 
