@@ -147,9 +147,6 @@ def resident(run: Run, batches: Batches, rows: ResidentRows, plans: tf.data.Data
         plan = plan._replace(take=tf.gather(plan.records, plan.take))
         return (_cut(plan, between) if between else plan), first
 
-    def numbered(plan: WindowPlan, first: tf.Tensor) -> tf.data.Dataset:
-        return _with_numbers(plan, first, plan.num_elements, size)
-
     def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
         return batches.element(rows.take(plan.epoch, tf.gather(plan.take, number)), plan, number)
 
@@ -161,19 +158,17 @@ def resident(run: Run, batches: Batches, rows: ResidentRows, plans: tf.data.Data
         together = element(plan, _cut_numbers(numbers, between) if between else numbers)
         return _joined(run, together, between, plan.num_elements - first)
 
-    found = (run.plans() if plans is None else plans).map(of_records).prefetch(1).flat_map(numbered)
+    planned = (run.plans() if plans is None else plans).map(of_records).prefetch(1)
+    found = planned.flat_map(lambda plan, first: _with_numbers(plan, first, plan.num_elements, size))
     if size == 1:
         return _finished(run, found.map(one, num_parallel_calls=tf.data.AUTOTUNE))
     return _from_groups(run, found.map(group, num_parallel_calls=tf.data.AUTOTUNE), between)
 
 
+@tf.autograph.experimental.do_not_convert
 def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
     """Returns the elements of a run that is read by windows; while one is consumed, the next one is read."""
-    return of_windows(run, batches, _windows(run, reader), reader.assigns_rows)
 
-
-@tf.autograph.experimental.do_not_convert
-def _windows(run: Run, reader: WindowReader) -> tf.data.Dataset:
     def on_its_way(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
         return plan._replace(pieces=reader.fetch_ahead(plan.pieces)), first
 
@@ -181,7 +176,8 @@ def _windows(run: Run, reader: WindowReader) -> tf.data.Dataset:
         return plan, first, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots)}
 
     # While a window is consumed, the next one is read and the shards of the one after it are fetched.
-    return with_tails(run.plans(contiguous=reader.assigns_rows).map(on_its_way).prefetch(1).map(load))
+    planned = run.plans(contiguous=reader.assigns_rows).map(on_its_way).prefetch(1)
+    return of_windows(run, batches, with_tails(planned.map(load)), reader.assigns_rows)
 
 
 @tf.autograph.experimental.do_not_convert
