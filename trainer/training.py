@@ -150,7 +150,7 @@ class Run(abc.ABC):
         result = self._evaluate_at_end() if self.evaluations else None
         self.callbacks.on_end(self.state.step)
         self.summary.end(self.checkpoints)
-        self.state.take_averages()
+        self.state.take_averages()  # once no checkpoint is saved any more
         if self.is_chief:
             self.task.after_train(self.state.model, result)
         self._say_bottleneck()  # last, as it changes the weights
@@ -175,6 +175,7 @@ class Run(abc.ABC):
             config, plan, self.state, self.parts, is_chief=self.is_chief, say=line, io_device=self.io_device
         )
         restored = self.checkpoints.restore()
+        # Without a shared --model_dir, workers would go on from different steps.
         self.agreement.check_equal("the step to resume from", self.state.step)
         if restored:
             self.checkpoints.complete_best()
@@ -218,7 +219,7 @@ class Run(abc.ABC):
                 if self.evaluations and not self.evaluations.before(start):
                     raise self._stopped("evaluation")
                 stopped = checkpoints.ends_early or train(self.callbacks.actions())
-                self._save()
+                self._save()  # also after a signal: the run resumes from here
         if stopped and not checkpoints.ends_early:
             raise self._stopped("training")
 

@@ -89,6 +89,7 @@ class CheckpointFiles:
                 finally:
                     self._check_folder()  # TensorFlow makes the folders that it misses
                 written = pathlib.Path(scratch).glob(f"{path.name}.*")
+                # The index last: until it is there, the checkpoint is absent.
                 for file in sorted(written, key=lambda file: file.suffix == ".index"):
                     file.replace(self.folder / file.name)
 

@@ -227,7 +227,7 @@ class CheckpointManager:
         """
         if self._version() != self._saved:
             self._write_with(self._files.add)
-            if self._is_chief:
+            if self._is_chief:  # after the checkpoint: its flags are those of a run that can be resumed
                 with errors.named(self._files.folder, "cannot be written to"):
                     file.write(self._config.run.folder.config, dataclasses.asdict(self._config))
             self._saved = self._version()

@@ -44,6 +44,7 @@ class Agreement:
         """Returns every worker's value (>= 0), by rank."""
         if self._cluster.size == 1:
             return [value]
+        # A gather made of a sum: each worker has its own place. All of its replicas add the value there.
         mine = [value if rank == self._cluster.rank else 0 for rank in range(self._cluster.size)]
         sums = self._all_sum(tf.constant(mine, tf.int64)).numpy()
         local_replicas = self._strategy.num_replicas_in_sync // self._cluster.size

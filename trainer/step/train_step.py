@@ -324,6 +324,7 @@ class TrainStep:
 
         def add(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             structure.append(self._first(self.strategy.run(self._replica_sums, next(iterator))))
+            # In float64: sums over a whole split would lose digits.
             values = [tf.reshape(tf.cast(v, tf.float64), [-1]) for v in tf.nest.flatten(structure[-1])]
             new = tf.concat(values, axis=0)
             return done + 1, tf.cond(done > 0, lambda: total + new, lambda: new)
