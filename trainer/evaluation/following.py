@@ -45,7 +45,7 @@ def follow(
         new = {step: written for step, written in _found(path).items() if looked_at.get(step) != written}
         is_there = path.is_dir()
         if was_there and not is_there:
-            raise DataError(f"{path}: was removed or moved while its checkpoints were evaluated")
+            raise DataError("was removed or moved while its checkpoints were evaluated", path=path)
         was_there = is_there
         if not new:
             if not waits:

@@ -161,8 +161,9 @@ def test_a_run_that_ended_early_has_no_later_checkpoint(follow):
 
 
 def test_a_folder_that_is_removed_ends_it(follow, tmp_path):
-    with pytest.raises(DataError, match=f"^{tmp_path}/run: was removed or moved while "):
+    with pytest.raises(DataError) as error:
         follow(nothing, writes(20), nothing, shutil.rmtree)
+    assert error.value.path == str(tmp_path / "run")
 
 
 def begins_anew(*steps):

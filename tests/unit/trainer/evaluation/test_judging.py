@@ -95,14 +95,16 @@ def test_no_mistake_may_be_asked_for():
 def test_an_output_that_is_not_finite_is_named(keys, name):
     logits = sure_of(0, 1)
     logits[1, 2] = np.nan
-    with pytest.raises(DataError, match=f"{name}: the model's output is NaN or infinite"):
+    with pytest.raises(DataError) as error:
         tally_of([0, 1], logits, keys=keys)
+    assert str(error.value).startswith(f"{name}: ")
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (2, 4, 1)])
 def test_outputs_that_are_not_a_logit_per_class_are_refused(shape):
-    with pytest.raises(UsageError, match=r"which are not one logit for each of the 4 classes"):
+    with pytest.raises(UsageError) as error:
         Tally(NAMES, 3).add(np.arange(2), None, np.zeros(2, int), np.zeros(shape), np.zeros((2, 1)))
+    assert str(shape[1:]) in str(error.value)
 
 
 def answers(trained, folder):

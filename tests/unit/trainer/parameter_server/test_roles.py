@@ -77,7 +77,7 @@ def test_tf_config(monkeypatch):
     ],
 )
 def test_wrong_clusters(flags, said):
-    with pytest.raises(UsageError, match=r".*") as error:
+    with pytest.raises(UsageError) as error:
         of(*flags)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
@@ -94,8 +94,9 @@ def test_a_port_is_of_the_flag_that_gives_it(task, flag):
 
 def test_both_ways_at_once(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {}}')
-    with pytest.raises(UsageError, match="give one of them"):
+    with pytest.raises(UsageError) as error:
         of(*CLASSIC, "--job_name=ps")
+    assert all(name in str(error.value) for name in ("--worker_hosts=a:1,b:2", "TF_CONFIG"))
 
 
 @pytest.mark.parametrize(
