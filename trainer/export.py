@@ -17,7 +17,7 @@ from trainer.exporting.flags import LIBRARIES, ExportConfig
 COMMAND = "trainer.export"
 _DESCRIPTION = (
     "Exports a checkpoint of trainer.run, with the preprocessing inside: raw uint8 images in, probabilities and class "
-    "names out. Each file is reloaded in a process of its own, and compared with the trained model on real examples."
+    "names out. Each file is reloaded in another process, and compared with the trained model on real examples."
 )
 
 

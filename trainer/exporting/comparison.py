@@ -1,4 +1,4 @@
-"""Compares exported files, reloaded in a process of their own, with the trained model on real examples of the split."""
+"""Compares exported files, reloaded in another process, with the trained model on real examples of the split."""
 
 from __future__ import annotations
 

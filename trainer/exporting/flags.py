@@ -11,7 +11,7 @@ from trainer.config.run import WEIGHTS, CheckpointFlags
 
 EXPORT = "export.json"  # describes the exported files, beside them
 OUTPUTS = (".jsonl", ".csv")  # of predictions
-LIBRARIES = {  # that each format needs besides TensorFlow
+LIBRARIES = {  # that each format needs in addition to TensorFlow
     "saved_model": (),
     "keras": (),
     "onnx": ("tf2onnx", "onnxruntime"),

@@ -149,7 +149,7 @@ class KubernetesFlags:
         paths = [mount.path for mount in mounts]
         for path in paths:
             if paths.count(path) > 1:
-                raise UsageError(f"--volume={self.volume}: {path} is there twice; give each claim a folder of its own")
+                raise UsageError(f"--volume={self.volume}: {path} is there twice; give each claim its own folder")
         return mounts
 
     @property
@@ -348,7 +348,7 @@ def check_local_only(flags: object, names: Sequence[str], target: str) -> None:
         if value != defaults[name]:
             raise UsageError(
                 f"--{name}={value} with --target={target}: is for --target=local; there, the scheduler restarts "
-                f"processes by rules of its own; leave --{name} out"
+                f"processes by its own rules; leave --{name} out"
             )
 
 

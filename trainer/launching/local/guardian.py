@@ -2,7 +2,7 @@
 
 It reads from a pipe which processes there are. The pipe ends with the launcher, whatever happens to it. The system then
 asks them to save and end (`process.py` has it send SIGTERM; twice would mean: without saving), and the guardian kills
-after a while what is left of their groups. It runs as a file of its own, with nothing but the standard library.
+after a while what is left of their groups. It runs as a separate program, with nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Guardian:
             os.write(self._pipe, f"{line}\n".encode())
 
     def __enter__(self) -> Self:
-        """Starts the guardian, in a session of its own: what ends the launcher's does not end it."""
+        """Starts the guardian in its own session: what ends the launcher's does not end it."""
         read, self._pipe = os.pipe()
         # -I and -S: it starts in 10 ms, whatever the environment.
         command = [sys.executable, "-I", "-S", __file__, str(self._grace)]

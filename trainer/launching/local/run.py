@@ -25,7 +25,7 @@ from trainer.launching.local.restarts import AsynchronousWorkers, WorkerPool
 from trainer.launching.local.screen import Screen
 from trainer.launching.local.supervisor import Supervisor
 
-_MOST_PROCESSES = 64  # on a machine of 8 cores or fewer: each is a TensorFlow of its own
+_MOST_PROCESSES = 64  # on a machine of 8 cores or fewer: each runs its own TensorFlow
 _CALLED = {"ps": "parameter server"}
 
 

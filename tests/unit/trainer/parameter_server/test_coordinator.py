@@ -282,9 +282,11 @@ def test_what_is_not_of_the_job_gets_no_answer(chief_of):
 
 
 def test_a_worker_that_waits_no_longer_ends_the_job_before_it_begins(chief_of):
-    chief = chief_of()
+    chief = chief_of(timeout=2 * SECONDS)
     with chief.coordinator as coordinator:
+        began = time.monotonic()
         Other(chief, FIRST).send({"late": ""})
         with pytest.raises(RerunError) as error:
             coordinator.wait()
+        assert time.monotonic() - began < SECONDS  # not at the chief's own end of waiting
     assert "ps 0 (localhost:3)" in str(error.value)
