@@ -51,7 +51,7 @@ class Chief:
 
     def __init__(self, roles, interrupt, timeout=SECONDS, silence=SECONDS, least=1):
         self.roles, self.lines, self.lost = roles, [], []
-        port = ports.listen_at(roles.address(Task(CHIEF)), "the chief", "a test")
+        port = ports.listen(roles.address(Task(CHIEF)), "the chief", "a test")
         expected = lambda task: SAME  # noqa: E731
         self.coordinator = Coordinator(
             roles, expected, port, timeout, silence, least, interrupt, self.lines.append, self.lost.append
