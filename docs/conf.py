@@ -154,7 +154,8 @@ def _messages(_: str) -> Iterator[str]:
             said = re.findall(rf"^!\| {re.escape(module)}: (.*)$", case, re.MULTILINE)
             code = re.findall(r"^exit code (\d+)$", case, re.MULTILINE)
             if said:
-                yield f"| {_plain(case.partition(':')[0])} | {code[0]} | {_plain(said[-1].replace('TMP/', ''))} |"
+                text = "<br>".join(_plain(one.replace("TMP/", "")) for one in said)
+                yield f"| {_plain(case.partition(':')[0])} | {code[0]} | {text} |"
         yield ""
 
 

@@ -75,7 +75,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Restores the newest checkpoint, if there is one.
 
         Returns:
-          The step to resume at; 0: nothing was saved.
+          The step to resume at, 0 if nothing was saved.
 
         Raises:
           UsageError: it was saved with another order of examples, model or optimizer.

@@ -109,9 +109,9 @@ class RandomAccess:
         """Returns one example, or a list for a slice or a sequence of numbers.
 
         Returns:
-          A dict by feature: `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others as in
-          the manifest: arrays of their shape and dtype (object for strings), or if the shape is (), NumPy scalars or
-          bytes. {"record": bytes} if `pipeline.index` made the data set.
+          A dict by feature, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others as
+          in the manifest: arrays of their shape and dtype (object for strings), or if the shape is (), NumPy scalars
+          or bytes. {"record": bytes} if `pipeline.index` made the data set.
 
         Raises:
           DataError: the record is corrupt, or not as the manifest says; with its location.

@@ -237,7 +237,8 @@ def distort_fn(data_dir: PathLike | Sources, split: str = "train", **options: Un
             images, labels, weights = distort(*batch)
 
     Args:
-      data_dir, split, **options: those of the `input_fn` or `distribute` that makes the batches.
+      data_dir, split: those of the `input_fn` or `distribute` that makes the batches.
+      **options: likewise.
 
     Raises:
       DataError: no valid data set in `data_dir`.

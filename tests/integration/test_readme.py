@@ -15,10 +15,11 @@ import pytest
 from pipeline import RandomAccess
 from stepfeed.command import COMMANDS
 from tests import forked
+from tests.datasets import write_dataset
 from tests.loopback import free_ports
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/distortions.md", "docs/feeding.md", "docs/reading.md", "docs/using.md")
+PAGES = ("README.md", "docs/distortions.md", "docs/feeding.md", "docs/reading.md", "docs/topology.md", "docs/using.md")
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 SNIPPETS = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL)]
 MORE = {  # flags of Beam, and those of a file
@@ -197,6 +198,20 @@ def test_a_script_is_ported_in_as_few_lines_as_the_page_says(folder, follow):
     assert said == counts
 
 
+def test_the_towers_of_cifar10_are_ported_in_two_commands(folder):
+    """With less data and fewer steps: what the first line says, and the flags of which the page's table speaks."""
+    page = page_text("porting.md").partition("## `cifar10_multi_gpu_train.py`")[2]
+    convert, train = re.findall(r"^    (stepfeed .*(?:\\\n.*)*)$", page, re.MULTILINE)
+    assert f"and {len([convert, train])} commands come" in page
+    write_dataset(folder / "cifar10", (300, 220), (32, 32, 3), (64,))
+    words = shlex.split(train.replace("\\\n", " ").replace("--train_steps=1000000", "--train_steps=2"))
+    assert set(words) > {"--fresh", "--strategy=central_storage", "--num_replicas=2", "--ema=0.9999"}
+    done = forked.run(["-m", *words], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"central_storage: 2 replicas, .*; cifar10_cnn with .*; distort cifar10_tutorial; ", done.stdout)
+    assert "step 0 to 2 of 256 examples, 3 per epoch; a new run" in done.stdout
+
+
 def test_code_of_ones_own_trains_as_the_page_says(folder):
     """The model, the compiled model and the call from Python of docs/training.md; the tracker of docs/outputs.md."""
     model, compiled, call = re.findall(r"```python\n(.*?)```", page_text("training.md"), re.DOTALL)
@@ -218,8 +233,9 @@ def test_code_of_ones_own_trains_as_the_page_says(folder):
 
 
 def test_a_run_is_resumed_as_the_page_says(follow):
-    first, second = follow("resume.md").values()
+    first, second, fresh = follow("resume.md").values()
     assert "step 0 to 30 of 96 examples" in first
+    assert "step 0 to 15 of 96 examples, 15 per epoch; a new run" in fresh
     line = next(line for line in page_text("resume.md").splitlines() if line.startswith("mirrored"))
     assert f"{line}\n" in second
 

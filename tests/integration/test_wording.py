@@ -14,6 +14,7 @@ import pathlib
 import re
 import shutil
 
+import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -130,6 +131,30 @@ CASES = {
         "a tolerance of nothing": "--model_dir={tmp}/trained --output={tmp}/new --tolerance=0",
         "numbers too far apart": "--model_dir={tmp}/trained --output={tmp}/new --tolerance=1e-15 --format=stablehlo",
     },
+    "trainer.launch": {
+        "nothing given": "",
+        "several mistakes": "--num_worker=2 --elastic=4 --lr=1 -- --data_dir={tmp}/made --sed=1 --task_index=2",
+        "a flag of the trainer": "--num_workers=2 --seed=3 -- --data_dir={tmp}/made --model_dir={tmp}/out",
+        "a flag of the launcher": "-- --data_dir={tmp}/made --model_dir={tmp}/out --num_workers=2",
+        "a strategy of one process": "--num_workers=2 -- --data_dir={tmp}/made --model_dir={tmp}/out "
+        "--strategy=mirrored",
+        "no parameter server": "-- --data_dir={tmp}/made --model_dir={tmp}/out --strategy=parameter_server",
+        "workers that do not divide": "--num_workers=3 -- --data_dir={tmp}/made --model_dir={tmp}/out " + BATCH,
+        "no manifest": "--num_workers=2 -- --data_dir={tmp}/nothing --model_dir={tmp}/out " + BATCH,
+        "no image": "--target=kubernetes -- --data_dir=/data --model_dir=/runs " + BATCH,
+        "a flag of another scheduler": "--target=slurm --image=a/b -- --data_dir=/data --model_dir=/runs " + BATCH,
+    },
+    "trainer.predict": {
+        "nothing given": "",
+        "no model": "{tmp}/photo.png",
+        "a run and a file": "{tmp}/photo.png --model_dir={tmp}/trained --exported={tmp}/exported",
+        "no run": "{tmp}/photo.png --model_dir={tmp}/nothing",
+        "no export": "{tmp}/photo.png --exported={tmp}/nothing",
+        "no such image": "{tmp}/nothing.png --model_dir={tmp}/trained",
+        "a folder without images": "{tmp}/files --model_dir={tmp}/trained",
+        "an image that cannot be read": "{tmp}/file --model_dir={tmp}/trained",
+        "an output of another name": "{tmp}/photo.png --model_dir={tmp}/trained --output={tmp}/said.txt",
+    },
     "pipeline.inspect": {
         "a data set": "{tmp}/made",
         "a contact sheet": "{tmp}/made --png={tmp}/sheet.png",
@@ -199,6 +224,7 @@ def tmp(tmp_path_factory):
         (folder / name).mkdir()
         shutil.copy(shard, folder / name / "one.rec")
     (folder / "file").touch()
+    PIL.Image.new("RGB", (8, 6)).save(folder / "photo.png")
     rows = [{"img": {"bytes": b"", "path": "0.png"}, "animal": "ape", "weight": 0.5}] * 3
     pq.write_table(pa.Table.from_pylist(rows), folder / "animals.parquet")
     (folder / "cut.parquet").write_bytes((folder / "animals.parquet").read_bytes()[:-9])
@@ -228,7 +254,7 @@ def said(command, arguments, tmp, capsys):
 @pytest.mark.parametrize("command", CASES)
 def test_wording(command, tmp, capsys, snapshot, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    if command in ("trainer.evaluate", "trainer.export"):
+    if command in ("trainer.evaluate", "trainer.export", "trainer.predict"):
         run = f"--data_dir={tmp}/made --model_dir={tmp}/trained --train_steps=6 {BATCH}"
         assert said("trainer.run", run, tmp, capsys).startswith("exit code 0")
     cases = CASES[command].items()
