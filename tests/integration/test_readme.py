@@ -201,7 +201,7 @@ def test_a_script_is_ported_in_as_few_lines_as_the_page_says(folder, follow):
 def test_the_towers_of_cifar10_are_ported_in_two_commands(folder):
     """With less data and fewer steps: what the first line says, and the flags of which the page's table speaks."""
     page = page_text("porting.md").partition("## `cifar10_multi_gpu_train.py`")[2]
-    convert, train = re.findall(r"^    (stepfeed .*(?:\\\n.*)*)$", page, re.MULTILINE)
+    convert, train = re.findall(r"^    (stepfeed (?:.*\\\n)*.*)$", page, re.MULTILINE)
     assert f"and {len([convert, train])} commands come" in page
     write_dataset(folder / "cifar10", (300, 220), (32, 32, 3), (64,))
     words = shlex.split(train.replace("\\\n", " ").replace("--train_steps=1000000", "--train_steps=2"))
