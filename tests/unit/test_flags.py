@@ -300,6 +300,10 @@ SEEN: dict[str, dict[str, str]] = {
         "steps": "unit/pipeline/bench/test_command.py::test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps",
         "json": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
     },
+    "ExactResume": {
+        "every": "unit/pipeline/test_keras.py::test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept",
+        "keep": "unit/pipeline/test_keras.py::test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept",
+    },
     "InputMeter": {"weights": "unit/pipeline/test_input_meter.py::test_without_weights_padding_is_unknown"},
     "RandomAccess": {
         "decode": "unit/pipeline/test_random_access.py::test_files_are_decoded_or_given_as_they_are",

@@ -274,6 +274,7 @@ def test_importing_pipeline_loads_no_tensorflow_and_unknown_names_fail():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = pipeline.nothing
     assert set(pipeline.__all__) == {"Shard", "distribute", "input_fn", "order_spec", "steps_per_epoch", "uniform"} | {
+        "ExactResume",
         "InputMeter",
         "RandomAccess",
         "StepIterator",

@@ -20,14 +20,14 @@ def data(tmp_path_factory):
     return path
 
 
-def made(data, folder, *, optimizer="adam", width=3, every=2, seed=0, compiled=True, **options):
+def made(data, folder, *, optimizer="adam", width=3, every=2, seed=0, compiled=True, keep=2, **options):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), keras.layers.Dense(width)])
     if compiled:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, **options)
     spec = order_spec(data, global_batch_size=8, training=True, seed=seed)
-    return model, ExactResume(model, folder, spec, every=every)
+    return model, ExactResume(model, folder, spec, every=every, keep=keep)
 
 
 class Dies(keras.callbacks.Callback):
@@ -89,6 +89,11 @@ def test_several_steps_per_call_are_saved_after_the_call_that_reaches_them(data,
     assert saved_in(tmp_path) == [5]
     with pytest.raises(UsageError, match="steps_per_execution=3 must divide steps_per_epoch=5"):
         trained(data, tmp_path / "other", steps_per_execution=3)
+
+
+@pytest.mark.parametrize(("every", "keep", "saved"), [(2, 1, [5]), (2, 9, [2, 4, 5]), (3, 9, [3, 5])])
+def test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept(every, keep, saved, data, tmp_path):
+    assert trained(data, tmp_path, epochs=1, every=every, keep=keep)[2] == saved
 
 
 def test_a_callback_that_stops_ends_it(data, tmp_path):
