@@ -69,6 +69,7 @@ index.main([f"{data}/raw", "--split=train:train-*.tfrecord"])
 """
 
 
+@pytest.mark.slow
 def test_reading_and_training_work_without_what_conversion_needs(tmp_path):
     for name, kind in (("raw", Kind()), ("png", Kind("png")), ("gzip", Kind(compression="GZIP"))):
         write_dataset(tmp_path / name, kind=kind)

@@ -36,7 +36,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["default", "mirrored x4", "multiworker x1"])  # others: test_topologies
 def test_each_replica_gets_exactly_its_rows(folder, whole, name, prefetch):
     strategy = STRATEGIES[name]()
@@ -54,7 +54,7 @@ def test_each_replica_gets_exactly_its_rows(folder, whole, name, prefetch):
             np.testing.assert_allclose(np.concatenate(rows), whole_component, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["default", "mirrored x2", "mirrored x4"])
+@pytest.mark.parametrize("name", ["default", "mirrored x4"])
 @pytest.mark.parametrize("what", ["features", "parse"])
 def test_every_part_of_an_element_is_split(tmp_path, name, what):
     """Dictionaries, strings, and vectors whose length varies, which are ragged."""

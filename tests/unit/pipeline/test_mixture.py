@@ -89,6 +89,7 @@ def test_the_global_batch_is_the_same_on_any_number_of_replicas(mixture, memory,
                 np.testing.assert_array_equal(component, all_rows[replica * rows : (replica + 1) * rows])
 
 
+@pytest.mark.slow
 def test_several_replicas_of_a_worker_take_turns(mixture):
     got = taken(mixture, **WINDOWS, shard=Shard(1, 2, local_replicas=2))
     expected = taken(mixture, **WINDOWS)
@@ -200,6 +201,7 @@ def test_replicas_of_a_strategy_get_equal_shares(folders, tmp_path):
         distribute(four, mixture, **options)
 
 
+@pytest.mark.slow
 def test_it_reads_in_other_processes_and_inside_a_function(mixture):
     options = {**WINDOWS, "portable": True, "start_step": 2}
 

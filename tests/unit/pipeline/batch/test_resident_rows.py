@@ -28,8 +28,8 @@ def rows_of(folder, **options):
 @pytest.mark.parametrize(
     ("distort", "options"),
     [
-        *((distort, {}) for distort in PARTS),
-        (PARTS[0], {"start_step": 5}),
+        *(pytest.param(distort, {}, marks=pytest.mark.slow if i else ()) for i, distort in enumerate(PARTS)),
+        pytest.param(PARTS[0], {"start_step": 5}, marks=pytest.mark.slow),
         (PARTS[2], {"shard": Shard(1, 2)}),
         ("shift(pixels=3) | cutout(size=2) | mixup", {"start_step": 5, "shard": Shard(1, 2)}),
     ],

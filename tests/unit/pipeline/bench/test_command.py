@@ -61,6 +61,7 @@ def test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps(folder, capsys,
     assert {part.count for part in taken if part.by_steps} == {4}
 
 
+@pytest.mark.slow
 def test_the_table_has_a_bar_per_stage_and_what_bounds_the_input(folder, capsys):
     flags = ["--split=train[10:50]", "--shuffle_bytes=3000", "--streams=4", "--distort=shift", "--distort_on=device"]
     bench.main([str(folder), *flags, *SHORT])

@@ -50,7 +50,7 @@ def measured(subject, steps=2):
         pytest.param("raw", {}, "cifar10_tutorial(crop=5)", marks=pytest.mark.slow),
         ("raw", WINDOWS, "cifar10_tutorial(crop=5)"),
         pytest.param("png", {}, "cifar10_tutorial(crop=5)", marks=pytest.mark.slow),
-        ("png", WINDOWS, None),
+        pytest.param("png", WINDOWS, None, marks=pytest.mark.slow),
         pytest.param("gzip", {}, None, marks=pytest.mark.slow),
         pytest.param("gzip", WINDOWS, "cifar10_tutorial(crop=5)", marks=pytest.mark.slow),
     ],
@@ -66,6 +66,7 @@ def test_batches_of_the_window_in_memory_are_those_of_the_input(folders, name, w
     assert subject.is_resident == (not windows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", [pytest.param({}, marks=pytest.mark.slow), WINDOWS])
 def test_each_prefix_has_an_element_per_step(folders, windows):
     """Else a stage's cost would be that of another number of rows; these are made in groups."""
@@ -111,7 +112,7 @@ def test_a_window_is_planned_once_and_comes_again_and_again(folders):
             "raw", {"distort": "shift", **WINDOWS}, set(), {"decode", "copy to device"}, marks=pytest.mark.slow
         ),
         ("png", {}, {"read", "check", "decode"}, {"distort", "copy to device"}),
-        ("png", {"distort": "shift", **WINDOWS}, set(), {"copy to device"}),
+        pytest.param("png", {"distort": "shift", **WINDOWS}, set(), {"copy to device"}, marks=pytest.mark.slow),
         pytest.param("gzip", WINDOWS, set(), {"distort", "copy to device"}, marks=pytest.mark.slow),
         ("varied", {"distort": "random_crop(size=6)"}, {"read", "check"}, {"copy to device"}),
         ("varied", {"resize": "9x9", "training": False}, {"read", "check", "decode"}, {"distort", "copy to device"}),

@@ -76,6 +76,7 @@ def test_each_operation_is_its_definition(m, sign, shape):
         assert np.abs(out - wanted).max() <= atol, OPERATIONS[number]
 
 
+@pytest.mark.slow
 def test_each_row_gets_the_operations_that_it_draws():
     images, keys = reference.images_of(40, 9, 9), reference.keys_of(40)
     got = run("randaugment(n=2, m=20)", images, keys)

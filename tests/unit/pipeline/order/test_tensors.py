@@ -43,7 +43,14 @@ def some_feeds(count):
         count -= 1
 
 
-@pytest.mark.parametrize(("order", "rows"), [(order, (0, 1, order.global_batch_size)) for order in CASES], ids=str)
+@pytest.mark.parametrize(
+    ("order", "rows"),
+    [
+        pytest.param(order, (0, 1, order.global_batch_size), marks=pytest.mark.slow if i % 3 else ())
+        for i, order in enumerate(CASES)
+    ],
+    ids=str,
+)
 def test_plans_are_those_of_numpy(order, rows):
     check_plans(order, rows, 0, 12345678901)
 

@@ -107,9 +107,9 @@ def with_keys(rows):
 @pytest.mark.parametrize(
     ("recipe", "replicas"),
     [
-        *(("adam, averaged, clipped", 2), ("XLA", 1)),
+        ("adam, averaged, clipped", 2),
         *(pytest.param(one, 2, marks=pytest.mark.slow) for one in RECIPES if one != "adam, averaged, clipped"),
-        *(pytest.param(one, 1, marks=pytest.mark.slow) for one in RECIPES if one != "XLA"),
+        *(pytest.param(one, 1, marks=pytest.mark.slow) for one in RECIPES),
     ],
 )
 def test_neither_summaries_nor_a_key_log_change_a_bit_of_the_state(recipe, replicas, make_stepper, batch):
@@ -161,7 +161,7 @@ def test_the_gradient_of_a_layer_that_is_used_often_has_the_same_bits_each_time(
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("virtual", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_summaries_are_those_of_the_update(virtual, make_stepper, batch):
     rows, flags = batch, {}
     if virtual:
@@ -283,6 +283,7 @@ def test_the_means_of_an_epoch_go_on_after_a_resume_to_the_bit(make_stepper, bat
     assert means(resumed, result) == pytest.approx(values)
 
 
+@pytest.mark.slow
 def test_virtual_replicas_have_the_same_means_to_the_bit(make_stepper, batch):
     images, labels, _ = batch
     found = []

@@ -70,6 +70,7 @@ def test_an_update_is_that_of_keras_on_the_real_rows(replicas, steps, rows):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_virtual_replicas_the_metrics_have_the_same_bits(steps):
     one, two = (steps(replicas, compiled(), virtual_replicas=4, global_batch_size=16)[1:] for replicas in (1, 2))
     assert one == two

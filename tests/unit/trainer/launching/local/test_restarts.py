@@ -201,7 +201,7 @@ class Workers(RuleBasedStateMachine):
 
 test_a_worker_is_started_again_given_up_or_ends_the_job_as_its_history_says = Workers.TestCase
 test_a_worker_is_started_again_given_up_or_ends_the_job_as_its_history_says.settings = settings(
-    max_examples=20, stateful_step_count=10
+    max_examples=6, stateful_step_count=10
 )
 
 
