@@ -148,6 +148,7 @@ def test_three_workers_then_two_then_four(tmp_path, capsys):
     check_audit(play_all(stages, tmp_path, capsys))
 
 
+@pytest.mark.slow
 def test_a_run_that_changes_its_strategy(digits, tmp_path):
     """Sums of floats depend on the number of replicas, in their last bits only: the batches are the same."""
     stages = [

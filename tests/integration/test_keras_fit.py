@@ -86,7 +86,11 @@ def test_weighted_metrics_are_exact_over_a_padded_split(folder, name, size):
 
 
 @pytest.mark.parametrize(
-    ("name", "jit"), [("none", False), pytest.param("none", True, marks=pytest.mark.slow), ("mirrored x2", False)]
+    ("name", "jit"),
+    [
+        ("none", False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("none", True), ("mirrored x2", False))),
+    ],
 )
 def test_evaluations_without_weights_are_exact_over_the_split(folder, name, jit):
     """13 records: 8 + 5 rows of 8, 12 or 64; plain metrics, loss and predictions, of `evaluate` and of `fit`.

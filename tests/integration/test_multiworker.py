@@ -47,6 +47,7 @@ def uninterrupted(digits, tmp_path_factory):
 LOST = r"trainer.run: lost another worker \(.+\);.* all 2 .*\n"
 
 
+@pytest.mark.slow
 def test_stopped_by_a_signal_then_losing_the_chief_then_going_on(digits, tmp_path, uninterrupted):
     workers = start_workers(digits, [tmp_path] * 2, *FLAGS)
     wait_for_step(workers[0], 30)

@@ -235,6 +235,7 @@ def test_a_stopped_chief_ends_all(line, tmp_path):
     assert chief.returncode == 75, err
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_late_worker_and_it_is_taken_in(line, tmp_path):
     job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=600", "--log_every=10", absent=["worker 1"])
     wait_for_line(job.chief, r"begins without worker 1 \(localhost:\d+\); a worker is taken in when it comes")

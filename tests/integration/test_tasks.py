@@ -75,6 +75,7 @@ def test_regression_learns_on_every_strategy_and_comes_to_the_same_bits(topology
     assert not virtual or checkpoint_bytes(project / topology, STEPS) == whole
 
 
+@pytest.mark.slow
 def test_a_task_is_killed_and_resumed_on_another_topology(project, whole):
     flags = (*TRAINING, "--virtual_replicas=4", "--steps_per_loop=2")
     often = ("--log_every=2", "--checkpoint_every=10", "--collective_timeout=30")
