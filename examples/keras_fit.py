@@ -11,7 +11,7 @@ are bit-identical.
 import argparse
 import sys
 
-from pipeline import ExactResume, input_fn, manifest, order_spec, steps_per_epoch
+from pipeline import input_fn, manifest, order_spec, steps_per_epoch
 from pipeline.errors import PipelineError
 
 parser = argparse.ArgumentParser(description="Keras fit with exact resume: rerun the command to resume.")
@@ -24,6 +24,8 @@ args = parser.parse_args()
 
 import keras  # after parsing, so that --help answers at once
 import tensorflow as tf
+
+from pipeline import ExactResume  # it loads Keras
 
 
 def make_model() -> keras.Model:

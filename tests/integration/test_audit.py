@@ -224,8 +224,8 @@ def parsed(self, records):
     return tf.roll(found, 1, 0) if what == "image" else found, labels, features
 
 
-def columns(self, pieces, row_of):
-    found = arrays(self, pieces, row_of)
+def columns(self, *arguments):
+    found = arrays(self, *arguments)
     return {**found, what: np.roll(found[what], 1, 0)}
 
 
