@@ -167,6 +167,7 @@ def programs_of(folder):
     return found
 
 
+@pytest.mark.slow
 def test_the_programs_of_its_readme_run_to_the_letter(exported, digits):
     folder, _ = exported
     split = RandomAccess(digits, "test")

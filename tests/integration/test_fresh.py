@@ -126,6 +126,7 @@ def test_of_several_workers_the_chief_removes_and_all_begin_at_the_first_step(ru
     assert checkpoint_bytes(run, 30) == checkpoint_bytes(first, 30)
 
 
+@pytest.mark.slow
 def test_what_the_chief_refuses_ends_the_other_workers_with_its_words(run, data):
     (run / "notes.txt").write_text("mine")
     (code, _, err), (other, _, said) = finish(*start_workers(data, [run] * 2, *FLAGS, "--fresh"))

@@ -54,6 +54,7 @@ def failing(*starts):
     return {"worker 1": list(starts)}
 
 
+@pytest.mark.slow
 def test_a_folder_is_emptied_once_and_not_by_a_restart(launch, tmp_path):
     model = tmp_path / "model"
     model.mkdir()

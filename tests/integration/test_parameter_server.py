@@ -85,6 +85,7 @@ def test_two_servers_three_workers_and_the_recipes(digits, tmp_path):
     assert f"step 120 to 150 of 48 examples, 30 per epoch; resumed from {tmp_path}/ckpt-120" in resumed
 
 
+@pytest.mark.slow
 def test_a_worker_comes_back_then_a_server_is_lost_then_the_job_resumes(digits, tmp_path):
     flags = ["--model=softmax_regression", "--global_batch_size=32", "--checkpoint_every=100", "--log_every=20"]
     flags += ["--steps_per_loop=5", "--train_steps=100000"]

@@ -68,10 +68,10 @@ def undisturbed(data, tmp_path_factory):
 @pytest.mark.parametrize(
     ("dies", "begins"),
     [
-        (1, [(0, 0, 3, 5)]),  # before the first save
+        pytest.param(1, [(0, 0, 3, 5)], marks=pytest.mark.slow),  # before the first save
         (4, [(2, 0, 1, 3), (5, 1, 3, 5)]),  # on step 4, before it is saved
         (9, [(8, 1, 2, 2), (10, 2, 3, 5)]),
-        (11, [(10, 2, 3, 5)]),  # between two epochs
+        pytest.param(11, [(10, 2, 3, 5)], marks=pytest.mark.slow),  # between two epochs
     ],
 )
 def test_a_run_that_dies_in_an_epoch_ends_with_the_same_bits(dies, begins, data, tmp_path, undisturbed):

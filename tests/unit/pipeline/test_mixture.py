@@ -43,7 +43,9 @@ def of_sources(values):
     return blocks[:, :2].reshape(24, *values.shape[1:]), blocks[:, 2]
 
 
-@pytest.fixture(scope="module", params=[{}, WINDOWS], ids=["in memory", "windows"])
+@pytest.fixture(
+    scope="module", params=[pytest.param({}, marks=pytest.mark.slow), WINDOWS], ids=["in memory", "windows"]
+)
 def memory(request):
     return request.param
 
