@@ -67,6 +67,7 @@ def undisturbed(data, tmp_path):
     return undisturbed
 
 
+@pytest.mark.slow
 def test_two_workers(launch, undisturbed, tmp_path):
     job = launch("--num_workers=2", steps=30)
     code, out, err = job.end()

@@ -66,7 +66,8 @@ def whole(project):
     return checkpoint_bytes(project / "whole", STEPS)
 
 
-@pytest.mark.parametrize("topology", [pytest.param("c2", marks=pytest.mark.slow), "w2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["c2", "w2"])
 def test_regression_learns_on_every_strategy_and_comes_to_the_same_bits(topology, project, whole):
     virtual = [] if topology == "c2" else ["--virtual_replicas=4"]
     outputs = finish(*start_on(project, topology, *TRAINING, f"--model_dir={topology}", *virtual))

@@ -38,6 +38,7 @@ def test_a_sound_input_keeps_all_promises_on_any_number_of_ranks(verdicts):
     assert all(verdict.kept for verdict in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
