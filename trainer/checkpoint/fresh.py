@@ -56,6 +56,8 @@ def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
             _note(folder, f"{state} {job}")
             # What `--model_dir` alone goes on with, also before the first checkpoint.
             file.write(folder.config, dataclasses.asdict(settled))
+        elif state == _REMOVING:
+            _check(folder, None)  # other files may have come since the kill
         if state == _REMOVING:
             _remove(folder)
             _note(folder, f"{_BEGUN} {job}")

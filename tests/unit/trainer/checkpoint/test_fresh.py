@@ -123,6 +123,18 @@ def test_the_next_start_removes_what_a_kill_left(folder, monkeypatch):
     assert kills == 7  # the last two removed all seven files outside best and logs
 
 
+@pytest.mark.parametrize("name", ["mine.tmp", "logs/mine.txt"])
+def test_what_has_come_since_a_kill_is_not_removed_with_the_rest(name, folder):
+    folder.fresh_note.write_text("removing \n")
+    (folder.path / name).touch()
+    before = files_in(folder)
+    for flags in ({}, {"fresh": True}):
+        with pytest.raises(UsageError) as caught:
+            fresh.begin(config_of(folder, **flags))
+        assert caught.value.path == str(folder.path / name)
+    assert files_in(folder) == before
+
+
 def test_a_job_with_a_name_begins_anew_once(folder, monkeypatch):
     monkeypatch.setenv(fresh.VARIABLE, "job 12")
     fresh.begin(config_of(folder, fresh=True))
