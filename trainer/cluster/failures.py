@@ -99,7 +99,7 @@ def is_port_taken(error: tf.errors.OpError) -> bool:
 
 def _disk_full(reason: str) -> DataError:
     return DataError(
-        f"the disk is full ({reason}); make room, then rerun the same command to resume from the last checkpoint"
+        f"the disk is full ({reason}); make room and rerun the same command; training resumes from the last checkpoint"
     )
 
 
