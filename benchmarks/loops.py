@@ -63,7 +63,7 @@ def ours(made: Made, constant: bool) -> Take:
 
     def take() -> tuple[int, float]:
         begin = made.stepper.state.step
-        actions = LogLine(made.config.steps.log_every, rows, silent).actions()
+        actions = LogLine(made.config.steps.period("log", 1), rows, silent).actions()
         inner_loop, most = functools.partial(made.stepper.run, feed), made.config.steps.steps_per_loop
         loop.train(inner_loop, begin, begin + _STEPS, most, actions, lambda due: (False, set()))
         return _STEPS * rows, 0.0

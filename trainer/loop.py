@@ -7,10 +7,12 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pipeline.errors import PipelineError
 from trainer.checkpoint import NotFiniteError
+from trainer.config.interval import Period
 
 if TYPE_CHECKING:
     from pipeline.audit.key_log import SourceLogs
@@ -88,7 +90,7 @@ class Action:
     """Something to do between inner loops, at some steps.
 
     Attributes:
-      every: due at each multiple of this number of steps; 0: never.
+      every: due at each multiple of this number of steps, rounded up; 0: never.
       do: does it.
       seconds: also due after the first inner loop that ends this long after it was last done; 0: never.
       at: also due at these steps.
@@ -96,7 +98,7 @@ class Action:
       pauses: whether it needs the state as of this step; with parameter servers, workers pause for it.
     """
 
-    every: int
+    every: Fraction | int
     do: Callable[[Progress], None]
     seconds: float = 0.0
     at: tuple[int, ...] = ()
@@ -105,12 +107,11 @@ class Action:
 
     def next_after(self, step: int) -> float:
         """Returns the next step at which it is due, infinity if there is none."""
-        periodic = step - step % self.every + self.every if self.every else math.inf
-        return min([periodic, *(at for at in self.at if at > step)])
+        return min([Period(self.every).next_after(step), *(at for at in self.at if at > step)])
 
     def is_due(self, step: int) -> bool:
         """Whether a step is one of its steps."""
-        return bool(self.every and step % self.every == 0) or step in self.at
+        return Period(self.every).is_due(step) or step in self.at
 
 
 class Clocks:

@@ -39,6 +39,7 @@ from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.rendezvous import Ties
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
+from trainer.config.interval import Period
 from trainer.loop import Action, InnerLoop, Progress
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
@@ -188,24 +189,25 @@ class Run(abc.ABC):
         config, plan, output, last_step = self.config, self.plan, self.output, self.plan.last_step
         start, rows, is_chief = self.state.step, config.order.global_batch_size, self.is_chief
         unit = "img" if train_step.are_images(self.task.data.features) else "rows"
-        folder, path = config.run.folder, config.output.metrics_jsonl
+        folder, path, in_epoch = config.run.folder, config.output.metrics_jsonl, plan.training.steps_per_epoch
+        period = functools.partial(config.steps.period, steps_per_epoch=in_epoch)
         if splits := plan.evaluation:
             stepper, batches = self.evaluation_input({name: split.request for name, split in splits.items()})
             flags, best = config.steps, self.checkpoints.best
             evaluator = Evaluator(stepper, batches, splits, plan.may_skip, flags.steps_per_loop, self._stops_evaluation)
-            self.evaluations = Evaluations(evaluator, best, output, flags.eval_every, last_step, self.callbacks)
-        self.progress_bar = ProgressBar(output.live, last_step, plan.training.steps_per_epoch, rows, unit)
+            self.evaluations = Evaluations(evaluator, best, output, period("eval"), last_step, self.callbacks)
+        self.progress_bar = ProgressBar(output.live, last_step, in_epoch, rows, unit)
         callbacks: list[Callback | None] = [
             self.progress_bar,
             self.bottleneck,
             *self.observers,
-            LogLine(config.steps.log_every, rows, output),
-            TrainScalars(config.steps, rows, self.state.rate, self.callbacks.on_metrics),
-            TensorBoard(config, start, is_chief, self.graph_of),
+            LogLine(period("log"), rows, output),
+            TrainScalars(period("summary"), rows, self.state.rate, self.callbacks.on_metrics),
+            TensorBoard(config, in_epoch, start, is_chief, self.graph_of),
             MetricsFile(path, start, folder) if path and is_chief else None,
             TaskMetrics(self.task) if is_chief else None,
             self.evaluations,
-            _Saver(config, self._save),
+            _Saver(period("checkpoint"), self._save),
             Profiler(config.output.profiled, folder.logs, is_chief),
             KubeflowReporter(last_step, is_chief, output.line),
         ]
@@ -368,10 +370,9 @@ class AllReduceRun(Run):
 class _Saver(Callback):
     """Saves checkpoints as --checkpoint_every and --checkpoint_secs say."""
 
-    def __init__(self, config: TrainConfig, save: Callable[[], None]) -> None:
-        self._flags, self._save = config.steps, save
+    def __init__(self, period: Period, save: Callable[[], None]) -> None:
+        self._period, self._save = period, save
 
     def actions(self) -> list[Action]:
         """Returns the action that saves."""
-        every, seconds = self._flags.checkpoint_every, self._flags.checkpoint_secs
-        return [Action(every, lambda progress: self._save(), seconds=seconds, pauses=True)]
+        return [Action(self._period.steps, lambda progress: self._save(), seconds=self._period.seconds, pauses=True)]

@@ -70,8 +70,8 @@ class _Switch(argparse.Action):
         setattr(namespace, self.dest, option == self.option_strings[0])
 
 
-class _NoNumber(NamedTuple):
-    """In place of a value that is not a number: what is wrong. argparse itself would only report the first one."""
+class _NoValue(NamedTuple):
+    """In place of a value that cannot be parsed: what is wrong. argparse itself would only report the first one."""
 
     problem: str
 
@@ -148,7 +148,7 @@ class _Parser(argparse.ArgumentParser):
                 mistakes.found += error.mistakes
                 self.is_mended = False
         values = vars(known)
-        for name in [name for name, value in values.items() if isinstance(value, _NoNumber)]:
+        for name in [name for name, value in values.items() if isinstance(value, _NoValue)]:
             self.wrong.add(name)
             mistakes.found.append(errors.UsageError(f"--{name}: {values.pop(name).problem}"))
         for name in self.free:  # argparse itself takes only those before the first flag
@@ -183,12 +183,27 @@ def options_of(flag: Flag, default: Any) -> dict[str, Any]:
     if flag.kind is bool:
         return {**options, "action": _Switch, "nargs": 0}
     options |= {
-        "type": {int: _whole_number, float: _number}.get(flag.kind, str),
+        "type": _parser_of(flag),
         "metavar": metadata.get("metavar") or flag.kind.__name__,
     }
     if metadata.get("repeated"):
         return {**options, **({"nargs": "*"} if metadata.get("positional") else {"action": "append"})}
     return options if metadata.get("positional") else {**options, "required": default is dataclasses.MISSING}
+
+
+def _parser_of(flag: Flag) -> Callable[[str], Any]:
+    """Returns what makes the value of a flag of its text."""
+    parse = flag.field.metadata.get("parse")
+    if parse is None:
+        return {int: _whole_number, float: _number}.get(flag.kind, str)
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            return _NoValue(f"{text!r} {error}")
+
+    return parsed
 
 
 def _nearest(name: str, flags: Sequence[str]) -> str | None:
@@ -204,7 +219,7 @@ def _unknown(name: str, flags: Sequence[str]) -> errors.UsageError:
     return errors.UsageError(f"flag: unknown {name!r}; {asked}{errors.names_that_work(flags)}")
 
 
-def _whole_number(text: str) -> int | _NoNumber:
+def _whole_number(text: str) -> int | _NoValue:
     """Returns the number that a text such as 1000 or 1e3 stands for."""
     with contextlib.suppress(ValueError):
         return int(text)
@@ -212,14 +227,14 @@ def _whole_number(text: str) -> int | _NoNumber:
         number = float(text)
         if number.is_integer():
             return int(number)
-    return _NoNumber(f"{text!r} is not a whole number, such as 1000 or 1e3")
+    return _NoValue(f"{text!r} is not a whole number, such as 1000 or 1e3")
 
 
-def _number(text: str) -> float | _NoNumber:
+def _number(text: str) -> float | _NoValue:
     try:
         return float(text)
     except ValueError:
-        return _NoNumber(f"{text!r} is not a number, such as 0.1 or 1e-3")
+        return _NoValue(f"{text!r} is not a number, such as 0.1 or 1e-3")
 
 
 def refuse(arguments: Sequence[str], flags: Sequence[str]) -> None:

@@ -98,6 +98,7 @@ def flag(
     alias: str | None = None,
     positional: bool = False,
     repeated: bool = False,
+    parse: Callable[[Any], Any] | None = None,
     meaning: Mapping[str, Any] | None = None,
 ) -> Any:
     """Returns a field of a dataclass that is a flag of a command.
@@ -115,6 +116,8 @@ def flag(
       alias: a second name.
       positional: whether it is given by its place, without its name.
       repeated: whether it may be given several times; its value is a list, empty without a default.
+      parse: makes its value of a text, or of what a Python caller gives, and returns a value as it is; raises
+        ValueError that says what it must be. Bounds are those of numbers. None: the type of the field tells.
       meaning: more metadata of the field.
     """
     bounds = {"least": least, "above": above, "below": below, "most": most}
@@ -127,6 +130,7 @@ def flag(
         "alias": alias,
         "positional": positional,
         "repeated": repeated,
+        "parse": parse,
         **(meaning or {}),
     }
     if repeated and default is dataclasses.MISSING:
@@ -240,6 +244,13 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
         return
     if known is not None:
         check_name(field.name, value, known)
+    if parse := field.metadata.get("parse"):
+        try:
+            parse(value)
+        except ValueError as error:
+            raise UsageError(f"--{field.name}={value}: {error}") from None
+        if isinstance(value, str):
+            return
     bounds = {name: bound for name, bound in field.metadata.get("bounds", {}).items() if name != "most"}
     if not all(_BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
         raise UsageError(f"--{field.name}={value}: must be {words(bounds)}")

@@ -193,6 +193,17 @@ def test_scalars_have_their_own_steps_and_each_split_its_tags(train, tmp_path):
     assert evaluated == tests | {("eval/train[:100]/accuracy", 20), ("eval/train[:100]/loss", 20)}
 
 
+def test_what_happens_every_so_many_epochs(train, tmp_path):
+    """15 steps are an epoch: half of one ends after step 8, 23, ..."""
+    flags = ("--train_steps=50", "--max_to_keep=9", "--summary_every=0.5 epochs", "--checkpoint_every=2 epochs")
+    lines = train(*flags, "--log_every=1 epoch", "--eval_every=1.5 epochs", "--steps_per_loop=4")
+    assert [int(LOG_LINE.fullmatch(line)[1]) for line in lines if "examples/sec" in line] == [15, 30, 45]
+    assert sorted(int(path.stem.split("-")[1]) for path in tmp_path.glob("*.index")) == [30, 50]
+    found = scalars(tmp_path / "logs")
+    assert [step for tag, step in found if tag == "train/loss"] == [8, 15, 23, 30, 38, 45]
+    assert [step for tag, step in found if tag == "eval/test/loss"] == [23, 45, 50]
+
+
 def test_without_scalars_there_are_no_logs(train, tmp_path):
     lines = train("--train_steps=20", "--summary_every=0", "--eval_every=10")
     assert lines[-1] == f"checkpoint: {tmp_path}/ckpt-20"
@@ -215,6 +226,12 @@ def test_by_the_clock_scalars_are_written_and_checkpoints_saved(train, tmp_path)
     saved = {int(path.stem.partition("-")[2]) for path in tmp_path.glob("ckpt-*.index")}
     assert len(steps) >= 7  # after every second loop: what is due by the clock is agreed after one
     assert len(saved) >= 7
+    shorter = ("--summary_every=0.0001s", "--checkpoint_every=0.0001s", "--eval_every=0.0001s", "--eval_split=test")
+    lines = train(*flags[1:], "--train_steps=40", *shorter)
+    steps = {step for tag, step in scalars(tmp_path / "logs") if step > 20 and tag == "train/loss"}
+    saved = {int(path.stem.partition("-")[2]) for path in tmp_path.glob("ckpt-*.index")} - saved
+    evaluated = [line for line in lines if re.match(r"step \d+, test ", line)]
+    assert min(len(steps), len(saved), len(evaluated)) >= 7
 
 
 @pytest.mark.parametrize(("prefetch", "place"), [(0, "host"), (3, "device")])

@@ -1,4 +1,4 @@
-"""The evaluations of a run: every --eval_every steps and at the end, printed, ranked and told to the callbacks."""
+"""The evaluations of a run: as --eval_every says and at the end, printed, ranked and told to the callbacks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pipeline.resolved import ResolvedRequest
 from trainer.callbacks.base import Callback, Phase
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint.best import BestCheckpoints
+from trainer.config.interval import Period
 from trainer.loop import Action, Progress
 from trainer.step.train_step import TrainStep
 from trainer.task.base import Evaluation, added, result_of
@@ -74,7 +75,7 @@ class Evaluations(Callback):
       evaluator: evaluates.
       best: ranks the results and keeps the best states; None: they are not ranked.
       output: prints the lines.
-      every: steps between two evaluations; 0: only at the end.
+      period: of the evaluations, besides that at the end.
       last_step: at which training ends.
       tell: is told of each evaluation, before it is ranked.
     """
@@ -84,16 +85,16 @@ class Evaluations(Callback):
         evaluator: Evaluator,
         best: BestCheckpoints | None,
         output: Output,
-        every: int,
+        period: Period,
         last_step: int,
         tell: Callback,
     ) -> None:
         self._evaluator, self._best, self._output, self._tell = evaluator, best, output, tell
-        self._every, self._last_step = every, last_step
+        self._period, self._last_step = period, last_step
         self._latest: tuple[int, Evaluation] | None = None
 
     def actions(self) -> list[Action]:
-        return [Action(self._every, self.during, pauses=True)]
+        return [Action(self._period.steps, self.during, seconds=self._period.seconds, pauses=True)]
 
     def during(self, progress: Progress) -> None:
         """Evaluates between two steps; the evaluation of the last step is left to `at_end`."""
@@ -112,7 +113,7 @@ class Evaluations(Callback):
         if self._best is None:
             return True
         self._best.ranking.check(self._evaluator.names)
-        return not self._best.is_missing(start, self._every) or self._evaluate(start)
+        return not self._best.is_missing(start, self._period.is_due(start)) or self._evaluate(start)
 
     def at_end(self, step: int) -> Evaluation | None:
         """Returns the evaluation of the last state; None: it was stopped."""

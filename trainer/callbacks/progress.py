@@ -12,6 +12,7 @@ import tqdm
 
 from trainer.callbacks.base import Callback
 from trainer.callbacks.terminal import LiveLine, Output
+from trainer.config.interval import Period
 from trainer.loop import Action, Progress
 from trainer.step.train_step import REGULARIZATION, TOTAL_LOSS
 from trainer.task.base import LOSS
@@ -28,17 +29,17 @@ class LogLine(Callback):
     Speeds leave out updates that were traced and compiled, unless there were no others since the last line.
 
     Args:
-      every: steps between two lines; 0: no lines.
+      period: of the lines.
       rows: per step.
       output: prints the lines.
     """
 
-    def __init__(self, every: int, rows: int, output: Output) -> None:
-        self._every, self._rows, self._output = every, rows, output
+    def __init__(self, period: Period, rows: int, output: Output) -> None:
+        self._period, self._rows, self._output = period, rows, output
         self._earlier: Progress | None = None
 
     def actions(self) -> list[Action]:
-        return [Action(self._every, self.print)]
+        return [Action(self._period.steps, self.print, seconds=self._period.seconds)]
 
     def print(self, progress: Progress) -> None:
         """Prints the log line of the CIFAR-10 tutorial (cifar10_train.py)."""

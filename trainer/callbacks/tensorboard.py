@@ -16,7 +16,7 @@ import tensorflow as tf
 from pipeline.images import as_pixels
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
-from trainer.config.steps import StepFlags
+from trainer.config.interval import Period, period_of
 from trainer.loop import Action, Progress
 from trainer.step.train_step import AVERAGED, BUCKETS, HISTOGRAMS, IMAGES, NORM, TrainStep, are_images
 
@@ -28,7 +28,7 @@ class TrainScalars(Callback):
     """Passes the numbers of a step to `write`, with the speed since the last time, as in the log line.
 
     Args:
-      flags: how often to write.
+      period: of writing.
       rows: per step.
       rate: returns the learning rate of a global step, int64 scalar.
       write: takes a global step and values by tag.
@@ -36,18 +36,16 @@ class TrainScalars(Callback):
 
     def __init__(
         self,
-        flags: StepFlags,
+        period: Period,
         rows: int,
         rate: Callable[[tf.Tensor], tf.Tensor],
         write: Callable[[int, dict[str, float]], None],
     ) -> None:
-        self._flags, self._rows, self._rate, self._write = flags, rows, rate, write
+        self._period, self._rows, self._rate, self._write = period, rows, rate, write
         self._earlier: Progress | None = None
 
     def actions(self) -> list[Action]:
-        return [
-            Action(self._flags.summary_every, self.write, seconds=self._flags.summary_secs, needs=frozenset({NORM}))
-        ]
+        return [Action(self._period.steps, self.write, seconds=self._period.seconds, needs=frozenset({NORM}))]
 
     def write(self, progress: Progress) -> None:
         """Writes the scalars of a step, whose summaries must include NORM."""
@@ -71,6 +69,7 @@ class TensorBoard(Callback):
 
     Args:
       config: of the run.
+      steps_per_epoch: T.
       start_step: global step of the state that training begins with.
       is_chief: whether this worker writes.
       stepper: whose graph, histograms and images are written; None: only scalars are.
@@ -79,10 +78,18 @@ class TensorBoard(Callback):
       file: the events file.
     """
 
-    def __init__(self, config: TrainConfig, start_step: int, is_chief: bool, stepper: TrainStep | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        steps_per_epoch: int,
+        start_step: int,
+        is_chief: bool,
+        stepper: TrainStep | None = None,
+    ) -> None:
         shows = bool(config.steps.summary_every or config.steps.summary_secs)
         self.file = EventFile(config.run.folder.logs, start_step, is_chief and shows)
         self._flags, self._start_step, self._stepper = config.output, start_step, stepper
+        self._steps_per_epoch = steps_per_epoch
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
         """Writes numbers."""
@@ -95,10 +102,13 @@ class TensorBoard(Callback):
         first = () if self._start_step else (1,)
         found = [Action(0, self._write_graph, at=(self._start_step + 1,))]
         if self._flags.histogram_every:
+            steps, seconds = period_of(self._flags.histogram_every, self._steps_per_epoch)
             needs = frozenset({HISTOGRAMS})
-            found.append(Action(self._flags.histogram_every, self._write_histograms, at=first, needs=needs))
+            found.append(Action(steps, self._write_histograms, seconds=seconds, at=first, needs=needs))
         if self._flags.image_every and are_images(self._stepper.state.task.data.features):
-            found.append(Action(self._flags.image_every, self._write_images, at=first, needs=frozenset({IMAGES})))
+            steps, seconds = period_of(self._flags.image_every, self._steps_per_epoch)
+            needs = frozenset({IMAGES})
+            found.append(Action(steps, self._write_images, seconds=seconds, at=first, needs=needs))
         return found
 
     def _write_graph(self, progress: Progress) -> None:

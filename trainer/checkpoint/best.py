@@ -178,12 +178,11 @@ class BestCheckpoints:
             self._write(step)
         self._keep([best for best, _ in self.ranking.state_dict()["best"]], upto=0)
 
-    def is_missing(self, step: int, every: int) -> bool:
-        """Returns whether the restored step must still be evaluated before training goes on.
+    def is_missing(self, step: int, is_due: bool) -> bool:
+        """Returns whether the restored step, at which an evaluation is due or not, must still have one.
 
         Its evaluation is missing if a signal prevented it, or if it came after the checkpoint, which lacks its result.
         """
-        is_due = every and step % every == 0
         return bool(step and (is_due or step in self._files.steps) and self.ranking.evaluated < step)
 
     def add(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:

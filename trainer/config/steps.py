@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pipeline.commands.flags import check, check_all
 from pipeline.errors import UsageError
+from trainer.config.interval import Every, Interval, Period, period_of
 from trainer.config.meaning import flag
 
 MODES = ("auto", "max", "min")
 _LOOP = 10**6  # steps: a signal waits for the end of a loop
 _WITH_SERVERS = "is not supported; use --strategy=one_device or mirrored"
+_INTERVAL: dict[str, Any] = {"least": 0, "parse": Interval.value_of, "metavar": "interval"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +34,16 @@ class StepFlags:
     steps_per_loop: int = flag(
         20, "steps inside one tf.function; a signal waits for the end of it", least=1, most=_LOOP
     )
-    log_every: int = flag(100, "steps between lines; 0: none", least=0)
-    summary_every: int = flag(100, "steps between scalars for TensorBoard; 0: none, not even of evaluations", least=0)
-    eval_every: int = flag(0, "steps between evaluations; 0: only at the end", least=0)
-    checkpoint_every: int = flag(1000, "steps between checkpoints; 0: none but the one at the end", least=0)
-    summary_secs: float = flag(0.0, "also scalars after so many seconds without; 0: by steps alone", least=0)
-    checkpoint_secs: float = flag(0.0, "also a checkpoint after so many seconds without; 0: by steps alone", least=0)
+    log_every: Every = flag(
+        100, "a line every so many steps, or every '1 epoch', '0.5 epochs', 30s, 5m; 0: none", **_INTERVAL
+    )
+    summary_every: Every = flag(100, "scalars for TensorBoard, likewise; 0: none, not even of evaluations", **_INTERVAL)
+    eval_every: Every = flag(0, "an evaluation, likewise; 0: only at the end", **_INTERVAL)
+    checkpoint_every: Every = flag(1000, "a checkpoint, likewise; 0: none but the one at the end", **_INTERVAL)
+    summary_secs: float = flag(0.0, "scalars also after so many seconds without; 0: by --summary_every alone", least=0)
+    checkpoint_secs: float = flag(
+        0.0, "a checkpoint also after so many seconds without; 0: by --checkpoint_every alone", least=0
+    )
     max_to_keep: int = flag(5, "newest checkpoints kept, besides two that are an epoch apart", least=1)
     keep_best: int = flag(
         0, "checkpoints with the best evaluations, kept in model_dir/best; needs --eval_every", least=0
@@ -51,16 +58,30 @@ class StepFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_ranked, self._check_length)
+        check_all(lambda: check(self), self._check_ranked, self._check_length, self._check_clocks)
 
     def _check_ranked(self) -> None:
         if self.ranks and not self.eval_every:
             flag = f"--keep_best={self.keep_best}" if self.keep_best else f"--early_stopping={self.early_stopping}"
-            raise UsageError(f"{flag}: needs evaluations to compare; give --eval_every=STEPS")
+            raise UsageError(f"{flag}: needs evaluations to compare; give --eval_every=STEPS, or '1 epoch'")
 
     def _check_length(self) -> None:
         if self.train_steps is not None and self.epochs is not None:
             raise UsageError(f"--train_steps={self.train_steps} and --epochs={self.epochs}: give one of them")
+
+    def _check_clocks(self) -> None:
+        for name in ("summary", "checkpoint"):
+            every, seconds = getattr(self, f"{name}_every"), getattr(self, f"{name}_secs")
+            is_time = False
+            with contextlib.suppress(ValueError):  # `check` tells
+                is_time = Interval.of(every).is_time
+            if seconds and is_time:
+                raise UsageError(f"--{name}_every={every} and --{name}_secs={seconds:g}: give one of them")
+
+    def period(self, name: str, steps_per_epoch: int) -> Period:
+        """Returns how often it is time for a `log` line, a `summary`, an `eval`uation or a `checkpoint`, given T."""
+        every, seconds = getattr(self, f"{name}_every"), getattr(self, f"{name}_secs", 0.0)
+        return period_of(every, steps_per_epoch, seconds)
 
     @property
     def ranks(self) -> bool:
@@ -74,17 +95,17 @@ class OutputFlags:
 
     shapes_training: ClassVar[bool] = False
 
-    histogram_every: int = flag(
+    histogram_every: Every = flag(
         0,
-        "steps between histograms of all weights and summed gradients for TensorBoard; 0: none",
-        least=0,
+        "histograms of all weights and summed gradients for TensorBoard, as --log_every says it; 0: none",
         parameter_server=_WITH_SERVERS,
+        **_INTERVAL,
     )
-    image_every: int = flag(
+    image_every: Every = flag(
         0,
-        "steps between images of a distorted batch for TensorBoard; 0: none",
-        least=0,
+        "images of a distorted batch for TensorBoard, likewise; 0: none",
         parameter_server=_WITH_SERVERS,
+        **_INTERVAL,
     )
     profile: str | None = flag(
         None,

@@ -369,6 +369,11 @@ def _as_flag(flag: Flag, given: Any) -> Any:
     numpy = sys.modules.get("numpy")  # whoever made a value of its types has loaded it
     if numpy is not None and isinstance(value, numpy.generic):
         value = value.item()
+    if parse := flag.field.metadata.get("parse"):
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise UsageError(f"{flag.name}={given!r}: {error}") from None
     if type(value) is int and float in kinds:
         return float(value)
     if type(value) is float and int in kinds and value.is_integer():

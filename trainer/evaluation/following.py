@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from pipeline.errors import DataError, PipelineError
 from pipeline.resolved import resolve_all
 from trainer import lazy_imports, plan
 from trainer.checkpoint import files, reader
 from trainer.checkpoint.reader import Record, UnreadableError
+from trainer.config.interval import Every, Period, period_of
 from trainer.run_folder import RunFolder
 
 
@@ -26,7 +28,7 @@ def follow(
 
     The folder is only read, and need not exist yet. Damaged checkpoints are skipped. If the run starts over or goes
     back, the checkpoints that it writes again are evaluated again. Checkpoints that it removed before they were read
-    are missed: they are multiples of its --checkpoint_every, and a line names them and what helps.
+    are missed: their steps are those of its --checkpoint_every, and a line names them and what helps.
 
     Args:
       folder: of the run.
@@ -64,7 +66,7 @@ def follow(
 class _Missed:
     """The steps of checkpoints that a run removed before they were evaluated.
 
-    With --checkpoint_secs a run saves at other steps, too; of these it knows the ones that were seen in the folder.
+    By the clock a run saves at other steps, too; of these it knows the ones that were seen in the folder.
     """
 
     def __init__(self, say: Callable[[str], object]) -> None:
@@ -75,9 +77,8 @@ class _Missed:
 
     def before(self, found: Record) -> list[int]:
         """Returns the steps between a checkpoint and the one that was evaluated before it."""
-        every = _steps_flag(found, "checkpoint_every") or 0
         first = min(self._latest, found.step)  # not after this one, if the run started over or went back
-        saved = range(first - first % every + every, found.step, every) if every else ()
+        saved = _due(_period(found), first, found.step)
         return sorted(({*saved} - self._damaged | self._removed) - {found.step})
 
     def left_out(self, error: UnreadableError) -> None:
@@ -100,7 +101,7 @@ class _Missed:
                 f"; to miss none, give the run a larger --max_to_keep{_than(kept)}, or a larger --checkpoint_every"
                 f"{_than(every)}"
             )
-            text = f"missed {_listed(missed, every or 0)}: the run removed {they} evaluated"
+            text = f"missed {_listed(missed, _period(found))}: the run removed {they} evaluated"
             self._say(f"{text}{helps if is_first else ''}")
 
     def say_end(self) -> None:
@@ -110,20 +111,33 @@ class _Missed:
             self._say(f"evaluated {self._evaluated} of {everything} checkpoints; missed {self._count}")
 
 
-def _steps_flag(found: Record, name: str) -> int | None:
-    value: int | None = found.content.get("config", {}).get("steps", {}).get(name)
-    return value
+def _steps_flag(found: Record, name: str) -> Any:
+    return found.content.get("config", {}).get("steps", {}).get(name)
 
 
-def _than(value: int | None) -> str:
+def _period(found: Record) -> Period:
+    """Returns how often a run saves; by no step if that is in epochs of a length that its checkpoint does not tell."""
+    epoch = found.content.get("remembered", {}).get("epoch") or {}
+    return period_of(_steps_flag(found, "checkpoint_every") or 0, epoch.get("steps_per_epoch") or 0)
+
+
+def _due(period: Period, first: int, end: int) -> Iterator[int]:
+    """Yields the steps after the first and before the end at which something is due."""
+    step = period.next_after(first)
+    while step < end:
+        yield int(step)
+        step = period.next_after(int(step))
+
+
+def _than(value: Every | None) -> str:
     return f" than {value}" if value else ""
 
 
-def _listed(steps: Sequence[int], every: int) -> str:
-    """Returns `step 40`, or `steps 40, 80 to 120 (4 checkpoints)`, where checkpoints are `every` steps apart."""
+def _listed(steps: Sequence[int], period: Period) -> str:
+    """Returns `step 40`, or `steps 40, 80 to 120 (4 checkpoints)`, where no checkpoint was due in between."""
     spans: list[list[int]] = []
     for step in steps:
-        if spans and step - spans[-1][-1] == every:
+        if spans and step == period.next_after(spans[-1][-1]):
             spans[-1].append(step)
         else:
             spans.append([step])

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError, ClosureInputError
 
 from trainer.cluster import failures
+from trainer.config.interval import Period
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Tally
 from trainer.parameter_server.rows import Row
@@ -157,17 +158,18 @@ class _Call:
 
 
 class WorkerLines:
-    """Counts the steps of each worker since it was started, and prints a line at every multiple."""
+    """Counts the steps of each worker since it was started, and prints its lines."""
 
-    def __init__(self, coordinator: Coordinator, every: int) -> None:
+    def __init__(self, coordinator: Coordinator, period: Period) -> None:
         """Starts all counts at 0.
 
         Args:
           coordinator: connected to the workers.
-          every: steps of a worker between two of its lines; 0: no lines.
+          period: of a worker's lines, in its own steps.
         """
-        self._coordinator, self._every = coordinator, every
+        self._coordinator, self._period = coordinator, period
         self._counts: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._said: dict[tuple[int, int], float] = {}  # when a worker's last line came; at first, its first step
 
     def add(self, worker: int, global_step: int, losses: Sequence[float], seconds: float) -> None:
         """Counts a worker's steps, and prints the lines that are due.
@@ -181,12 +183,13 @@ class WorkerLines:
         key = worker, self._coordinator.starts(worker)  # a restarted worker counts from 0 again
         before = self._counts[key]
         self._counts[key] += len(losses)
-        if not self._every or not losses:
-            return
-        for count in range(before + 1, self._counts[key] + 1):
-            if count % self._every == 0:
+        now = time.monotonic()
+        is_time = bool(self._period.seconds) and now - self._said.setdefault(key, now) >= self._period.seconds
+        for count, loss in enumerate(losses, before + 1):
+            if self._period.is_due(count) or (is_time and count == self._counts[key]):
+                self._said[key] = now
                 self._coordinator.print_at(
                     worker,
-                    f"After {count} training steps ({global_step} global steps), loss on training batch is "
-                    f"{losses[count - before - 1]:g}. ({seconds / len(losses):.3f} sec/batch)",
+                    f"After {count} training steps ({global_step} global steps), loss on training batch is {loss:g}. "
+                    f"({seconds / len(losses):.3f} sec/batch)",
                 )

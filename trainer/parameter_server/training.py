@@ -155,7 +155,7 @@ class ParameterServerRun(Run):
         self.parts = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
         self.observers = [_Attendance(self.members, self._say_end)]
         num_workers = len(self.roles.workers)
-        lines = WorkerLines(self.coordinator, config.steps.log_every)
+        lines = WorkerLines(self.coordinator, config.steps.period("log", plan.training.steps_per_epoch))
         needed = gradients_of_step(config, num_workers)
         batches = ColumnBatches(plan.training.first, needed)
         with self.strategy.scope():

@@ -9,6 +9,7 @@ from pipeline.request import Request
 from trainer.callbacks.base import Callback
 from trainer.callbacks.evaluation import Evaluations, Evaluator
 from trainer.callbacks.terminal import Output
+from trainer.config.interval import Period
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ class Told(Callback):
 
 def test_callbacks_are_told_of_an_evaluation_and_the_last_one_is_made_once(make_evaluator, capsys):
     told = Told()
-    evaluations = Evaluations(make_evaluator(), None, Output(), every=5, last_step=20, tell=told)
+    evaluations = Evaluations(make_evaluator(), None, Output(), period=Period(5), last_step=20, tell=told)
     (action,) = evaluations.actions()
     action.do(SimpleNamespace(step=20))  # the last step's is left to the end
     assert told.phases == []

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tests.runs import scalars
 from trainer.callbacks.tensorboard import EventFile, TrainScalars
+from trainer.config.interval import Period
 from trainer.config.model import OptimizerFlags
-from trainer.config.steps import StepFlags
 from trainer.loop import Progress, Spent
 from trainer.step import optimizers
 
@@ -98,7 +98,7 @@ def progress(step, loss, accuracy, steps, seconds, start_up, waited):
 
 def test_the_scalars_of_training_with_the_speed_since_the_last_ones(tmp_path):
     rate = optimizers.schedule(OptimizerFlags(learning_rate=0.5, decay_factor=0.1), 20, 60)
-    scalars_of = TrainScalars(StepFlags(), 100, rate, EventFile(tmp_path, 0).scalars)
+    scalars_of = TrainScalars(Period(100), 100, rate, EventFile(tmp_path, 0).scalars)
     scalars_of.write(progress(30, 1.0, 0.5, 11, 7.0, 5.0, 3.5))
     scalars_of.write(progress(50, 0.5, 0.75, 31, 8.0, 5.0, 3.75))
     found = scalars(tmp_path)

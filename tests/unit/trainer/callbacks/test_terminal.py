@@ -11,6 +11,7 @@ from trainer.callbacks import terminal as live
 from trainer.callbacks.base import Phase
 from trainer.callbacks.progress import LogLine, ProgressBar
 from trainer.callbacks.terminal import LiveLine, Output
+from trainer.config.interval import Period
 from trainer.loop import Progress, Spent
 
 CLEAR = "\r\x1b[K"
@@ -138,7 +139,7 @@ def logged(step, loss, accuracy, steps, seconds, start_up):
 
 
 def test_the_tutorials_line_with_the_speed_since_the_last_one(capsys):
-    line = LogLine(10, 100, Output())
+    line = LogLine(Period(10), 100, Output())
     line.print(logged(30, 1.0, 0.5, 11, 7.0, 5.0))
     line.print(logged(50, 0.5, 0.75, 31, 8.0, 5.0))
     assert capsys.readouterr().out.splitlines() == [
@@ -148,7 +149,7 @@ def test_the_tutorials_line_with_the_speed_since_the_last_one(capsys):
 
 
 def test_a_line_after_the_first_update_has_its_time(capsys):
-    line = LogLine(10, 100, Output())
+    line = LogLine(Period(10), 100, Output())
     line.print(logged(1, 1.0, 0.5, 1, 5.0, 5.0))
     line.print(logged(2, 0.5, 0.5, 2, 5.5, 5.0))
     assert [text.split("(")[1] for text in capsys.readouterr().out.splitlines()] == [

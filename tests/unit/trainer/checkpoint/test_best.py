@@ -73,10 +73,10 @@ def test_of_an_evaluation_that_the_checkpoint_does_not_know_of_the_file_is_not_b
     other.save()
     again, state, restored = make(keep_best=1, eval_every=10)
     assert (restored.name, again.best.ranking.best) == ("ckpt-25", [])
-    assert again.best.is_missing(25, 10)
+    assert again.best.is_missing(25, is_due=False)
     evaluate(again, state, 25, 0.5, weight=2)
     assert weights_of(tmp_path) == {25: 2}
-    assert not again.best.is_missing(25, 10)
+    assert not again.best.is_missing(25, is_due=False)
 
 
 @pytest.mark.parametrize("flags", [{}, {"keep_best": 2, "eval_every": 10, "best_metric": "loss"}])

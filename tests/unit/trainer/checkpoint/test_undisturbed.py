@@ -29,6 +29,7 @@ from trainer.checkpoint.files import kept, path_of, steps_in
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
+from trainer.config.interval import Period
 from trainer.task.base import Evaluation
 
 LAST = 9
@@ -218,7 +219,7 @@ class Runs(RuleBasedStateMachine):
         evaluator = SimpleNamespace(
             evaluate=lambda: None if self.stopped else self.evaluation(), names=lambda: ["loss"]
         )
-        evaluations = Evaluations(evaluator, self.manager.best, Output(rank=1), evaluate, LAST, Callbacks())
+        evaluations = Evaluations(evaluator, self.manager.best, Output(rank=1), Period(evaluate), LAST, Callbacks())
         self.stopped = False
         if state.step < LAST and not self.manager.ends_early:
             self.stopped = not steps and before_evaluation

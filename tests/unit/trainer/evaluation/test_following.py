@@ -121,6 +121,18 @@ def test_those_that_were_rotated_away_are_named_with_what_helps(follow):
     ]
 
 
+def test_of_a_run_that_saves_by_epochs_or_by_the_clock_it_knows_what_its_checkpoints_tell(follow):
+    """Half of an epoch of 25 steps ends after 13, 25, 38, 50 steps."""
+    epochs = {"ckpt-50": {**rotating("0.5 epochs"), "remembered": {"epoch": {"steps_per_epoch": 25}}}}
+    clock = {"ckpt-60": rotating("30s")}
+    _, lines = follow(start=(50, 60), contents=epochs | clock)
+    assert follow.missed == {50: [13, 25, 38]}
+    assert [line for line in lines if line.startswith("missed")] == [
+        "missed steps 13 to 38 (3 checkpoints): the run removed them before they were evaluated; to miss none, give "
+        "the run a larger --max_to_keep than 2, or a larger --checkpoint_every than 0.5 epochs"
+    ]
+
+
 def test_one_that_is_removed_while_it_is_evaluated_is_missed_with_those_before_it(follow, tmp_path):
     """Its evaluation fails halfway; what was missed before it is told with the next one."""
 
