@@ -27,7 +27,7 @@ from trainer.callbacks.bottleneck import Bottleneck, Facts
 from trainer.callbacks.evaluation import Evaluations, Evaluator
 from trainer.callbacks.kubeflow import KubeflowReporter
 from trainer.callbacks.metrics_file import MetricsFile, TaskMetrics
-from trainer.callbacks.progress import LogLine, ProgressBar
+from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar
 from trainer.callbacks.run_summary import RunSummary
 from trainer.callbacks.tensorboard import Profiler, TensorBoard, TrainScalars
 from trainer.callbacks.terminal import Output
@@ -197,11 +197,14 @@ class Run(abc.ABC):
             evaluator = Evaluator(stepper, batches, splits, plan.may_skip, flags.steps_per_loop, self._stops_evaluation)
             self.evaluations = Evaluations(evaluator, best, output, period("eval"), last_step, self.callbacks)
         self.progress_bar = ProgressBar(output.live, last_step, in_epoch, rows, unit)
+        is_evaluated = self.evaluations.is_due if self.evaluations else lambda step: False
+        self.epoch_line = EpochLine(in_epoch, last_step, lambda: self.epoch.steps, is_evaluated, output)
         callbacks: list[Callback | None] = [
             self.progress_bar,
             self.bottleneck,
             *self.observers,
             LogLine(period("log"), rows, output),
+            self.epoch_line if config.steps.logs_epochs else None,
             TrainScalars(period("summary"), rows, self.state.rate, self.callbacks.on_metrics),
             TensorBoard(config, in_epoch, start, is_chief, self.graph_of),
             MetricsFile(path, start, folder) if path and is_chief else None,
@@ -241,6 +244,7 @@ class Run(abc.ABC):
         assert self.evaluations is not None
         result = self.evaluations.at_end(self.state.step)
         if result is None:
+            self.epoch_line.flush()
             raise self._stopped("evaluation")
         self.checkpoints.tidy()
         return result

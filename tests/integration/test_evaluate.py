@@ -107,7 +107,7 @@ def test_it_says_what_the_run_says_and_more(trained, tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0] == f"lenet at step 60, averaged weights ({folder}/ckpt-60)"
     assert lines[1] == last
-    assert re.match(r"test accuracy = 0\.\d{4} \(368 examples; averaged weights\)", last)
+    assert re.match(r"test accuracy = 0\.\d{4}, loss = \d\.\d{4} \(368 examples; averaged weights\)", last)
     assert lines[3].split()[:4] == ["class", "examples", "precision", "recall"]
     assert sum(int(line.split()[1]) for line in lines[4:14]) == 368
     assert lines[-1] == "written: " + ", ".join(
@@ -252,7 +252,7 @@ def test_beside_a_run_each_checkpoint_is_evaluated_once(digits, tmp_path):
     (code, _, err), (watch_code, watched, watch_err) = finish(runs.start(digits, tmp_path / "run", *flags), watch)
     assert (code, err) == (0, "")
     assert (watch_code, watch_err) == (0, "")
-    found = [re.match(r"step (\d+), test accuracy = (\S+) ", line) for line in watched.splitlines()]
+    found = [re.match(r"step (\d+), test accuracy = (\S+), loss = ", line) for line in watched.splitlines()]
     assert [int(match[1]) for match in found if match] == [20, 40, 60, 80, 100]
     own, beside = scalars(tmp_path / "run" / "logs"), scalars(tmp_path / "run" / "logs" / "evaluate")
     assert {step for _, step in beside} == {20, 40, 60, 80, 100}
@@ -344,7 +344,8 @@ def test_mirrored_images_count_in_evaluations(digits, tmp_path):
         classes = np.argmax(model(images, training=False) + mirrored, axis=1)
         right += int(((classes == labels.numpy()) * weights.numpy()).sum())
         examples += int(weights.numpy().sum())
-    assert f"test accuracy = {right / examples:.4f} ({examples} examples)" in out
+    assert f"test accuracy = {right / examples:.4f}, loss = " in out
+    assert f" ({examples} examples)" in out
     found = json_of(f"--model_dir={run}")
     assert found["metrics"]["accuracy"] == pytest.approx(right / examples)
     assert found["report"]["accuracy"] == pytest.approx(right / examples)

@@ -42,7 +42,9 @@ def test_a_run_reports_each_source_and_all_together(folders, mixture, tmp_path, 
     run.main(flags_of(mixture, model_dir, *flags, "--strategy=mirrored", "--num_replicas=2"))
     lines = capsys.readouterr().out.splitlines()
     assert re.search(r"step 0 to 10 of 24 examples, 5 per epoch; a new run", "\n".join(lines))
-    found = [re.fullmatch(r"(step 5, )?(\S+) accuracy = (\S+) \((\d+ examples.*)\)", line) for line in lines]
+    found = [
+        re.fullmatch(r"(step 5, )?(\S+) accuracy = (\S+), loss = \S+ \((\d+ examples.*)\)", line) for line in lines
+    ]
     found = [match.groups() for match in found if match]
     assert [(step, name, count) for step, name, _, count in found] == [
         (step, name, count)

@@ -40,7 +40,7 @@ def uninterrupted(digits, tmp_path_factory):
     assert said == ["worker 1: here CPU:0; step 0 to 120; a new run", "worker 1: done at step 120"]
     assert len(list((folder / "logs").iterdir())) == 1
     assert "multiworker: 2 replicas, here CPU:0; softmax_regression" in chief[1]
-    assert re.search(r"test accuracy = 0\.\d{4} \(368 examples\)", chief[1])
+    assert re.search(r"test accuracy = 0\.\d{4}, loss = \d\.\d{4} \(368 examples\)", chief[1])
     return checkpoint_bytes(folder, STEPS)
 
 

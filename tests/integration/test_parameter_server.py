@@ -77,9 +77,17 @@ def test_two_servers_three_workers_and_the_recipes(digits, tmp_path):
     assert_all_ended(outcomes)
     out = outcomes["chief 0"][1]
     assert ledger_of(out) == (120, 120, 0, 0)
-    assert re.search(r"^step 60, test accuracy = 0\.\d+ \(368 examples; averaged weights\)$", out, re.M)
-    accuracy = float(re.search(r"^test accuracy = (0\.\d+) \(368 examples; averaged weights\)$", out, re.M)[1])
+    assert re.search(r"^step 60, test accuracy = 0\.\d+, loss = \d\.\d+ \(368 examples; averaged weights\)$", out, re.M)
+    accuracy = float(
+        re.search(r"^test accuracy = (0\.\d+), loss = \S+ \(368 examples; averaged weights\)$", out, re.M)[1]
+    )
     assert accuracy > 0.9
+    assert re.findall(r"^epoch (\d) of 4, step (\d+): loss = \d\.\d+, accuracy = 0\.\d+(; test loss)?", out, re.M) == [
+        ("1", "30", ""),
+        ("2", "60", "; test loss"),
+        ("3", "90", ""),
+        ("4", "120", "; test loss"),
+    ]
     ((code, resumed, err),) = finish(start(digits, tmp_path, *flags, "--epochs=5"))
     assert (code, err) == (0, "")  # on one device
     assert f"step 120 to 150 of 48 examples, 30 per epoch; resumed from {tmp_path}/ckpt-120" in resumed
@@ -288,5 +296,5 @@ def test_mlp_on_mnist(tmp_path):
     outcomes = Job(2, 1, tmp_path / "mnist", tmp_path / "run", *flags, by_flags=True).finish()
     assert_all_ended(outcomes)
     out = outcomes["worker 0"][1]
-    assert float(re.search(r"test accuracy = (0\.\d+) \(10000 examples\)", out)[1]) >= 0.97
+    assert float(re.search(r"test accuracy = (0\.\d+), loss = \S+ \(10000 examples\)", out)[1]) >= 0.97
     assert ledger_of(out) == (4800, 4800, 0, 0)

@@ -213,7 +213,9 @@ def test_a_compiled_model_is_trained_by_its_own_optimizer_loss_and_metrics(topol
     flags = ("--data_dir=digits", f"--model_dir=compiled-{topology}", "--model=mine:compiled", "--train_steps=150")
     outputs = finish(*start_on(models, topology, *flags, "--resize=8x8", "--global_batch_size=64"))
     assert {code for code, _, _ in outputs} == {0}, outputs
-    match = re.search(r"test accuracy = ([\d.]+), sparse_top_k\w+ = ([\d.]+) \(368 examples\)", outputs[0][1])
+    match = re.search(
+        r"test accuracy = ([\d.]+), sparse_top_k\w+ = ([\d.]+), loss = [\d.]+ \(368 examples\)", outputs[0][1]
+    )
     assert 0.8 < float(match[1]) < float(match[2])
 
 

@@ -51,11 +51,11 @@ def test_two_replicas_learn_the_digits(train, tmp_path):
         "mirrored: 2 replicas, here CPU:0, CPU:1; mlp with 397,510 parameters; momentum 0.05 exponential; "
         "no distortion; step 0 to 120 of 100 examples, 15 per epoch; a new run"
     )
-    assert [int(LOG_LINE.fullmatch(line)[1]) for line in lines if "loss =" in line] == [50, 100]
-    assert (
-        len([line for line in lines if re.fullmatch(r"step 60, test accuracy = 0\.\d{4} \(\d+ examples\)", line)]) == 1
-    )
-    accuracy, examples = re.fullmatch(r"test accuracy = (\S+) \((\d+) examples\)", lines[-2]).groups()
+    assert [int(LOG_LINE.fullmatch(line)[1]) for line in lines if "examples/sec" in line] == [50, 100]
+    evaluated = r"test accuracy = (0\.\d{4}), loss = \d\.\d{4} \((\d+) examples\)"
+    assert [line for line in lines if line.startswith("epoch ")] == []  # the run is given in steps
+    assert len([line for line in lines if re.fullmatch(f"step 60, {evaluated}", line)]) == 1
+    accuracy, examples = re.fullmatch(evaluated, lines[-2]).groups()
     assert float(accuracy) >= 0.93
     assert int(examples) == 368
     how = "" if importlib.util.find_spec("tensorboard") else " (pip install tensorboard)"
@@ -202,6 +202,31 @@ def test_what_happens_every_so_many_epochs(train, tmp_path):
     found = scalars(tmp_path / "logs")
     assert [step for tag, step in found if tag == "train/loss"] == [8, 15, 23, 30, 38, 45]
     assert [step for tag, step in found if tag == "eval/test/loss"] == [23, 45, 50]
+
+
+def test_a_line_per_epoch_is_that_of_an_undisturbed_run_after_a_resume_in_its_middle(digits, tmp_path, capsys):
+    """An epoch has 15 steps; the second is evaluated, and the last."""
+
+    def epochs(folder, *flags):
+        places = (f"--data_dir={digits}", f"--model_dir={tmp_path / folder}", "--model=softmax_regression")
+        run.main([*places, "--eval_every=2 epochs", "--steps_per_loop=8", "--log_every=0", *flags])
+        out = capsys.readouterr().out
+        return [line for line in out.splitlines() if line.startswith("epoch ")]
+
+    lines = epochs("whole", "--epochs=3", f"--metrics_jsonl={tmp_path}/m.jsonl", "--summary_every=1 epoch")
+    values = {}
+    for line in (tmp_path / "m.jsonl").read_text().splitlines():
+        values.setdefault(json.loads(line)["step"], {}).update(json.loads(line))
+    for number, line in enumerate(lines, 1):
+        of = values[15 * number]
+        loss, accuracy = of["train/epoch_total_loss"], of["train/epoch_accuracy"]
+        expected = f"epoch {number} of 3, step {15 * number}: loss = {loss:.4f}, accuracy = {accuracy:.4f}"
+        if number > 1:
+            expected += f"; test loss = {of['eval/test/loss']:.4f}, accuracy = {of['eval/test/accuracy']:.4f}"
+        assert line == expected
+    assert epochs("resumed", "--train_steps=20", "--log_epochs") == [lines[0].replace("of 3", "of 1.33")]
+    assert epochs("resumed", "--epochs=3") == lines[1:]
+    assert epochs("silent", "--epochs=1", "--nolog_epochs") == []
 
 
 def test_without_scalars_there_are_no_logs(train, tmp_path):

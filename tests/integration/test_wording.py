@@ -77,6 +77,7 @@ CASES = {
     "trainer.run": {
         "a run": "--data_dir={tmp}/made --model_dir={tmp}/run --train_steps=6 --log_every=5 " + BATCH,
         "the same again": "--data_dir={tmp}/made --model_dir={tmp}/run --train_steps=6 " + BATCH,
+        "a run of epochs": "--data_dir={tmp}/made --model_dir={tmp}/epochs --epochs=2 --eval_every=1epoch " + BATCH,
         "another order": "--data_dir={tmp}/made --model_dir={tmp}/run --train_steps=9 --seed=1 " + BATCH,
         "another model": "--data_dir={tmp}/made --model_dir={tmp}/run --train_steps=9 --optimizer=adam " + BATCH,
         "nothing given": "",
@@ -85,6 +86,8 @@ CASES = {
         "several mistakes": "--model_dir={tmp}/out --lr=0.1 --max_steps=5 --seed=x --global_batch_size=0 --sync "
         "--epochs=2 --train_steps=7 --profile",
         "a value that is no number": "--data_dir={tmp}/made --model_dir={tmp}/out --train_steps=many",
+        "a value that is no interval": "--data_dir={tmp}/made --model_dir={tmp}/out --eval_every=1epcoh",
+        "two clocks": "--data_dir={tmp}/made --model_dir={tmp}/out --checkpoint_every=30s --checkpoint_secs=60",
         "no manifest": "--data_dir={tmp}/nothing --model_dir={tmp}/out",
         "no such split": "--data_dir={tmp}/made --model_dir={tmp}/out --eval_split=tset",
         "a batch that does not divide": "--data_dir={tmp}/made --model_dir={tmp}/out --strategy=mirrored"

@@ -128,6 +128,7 @@ SEEN: dict[str, dict[str, str]] = {
         "epochs": "integration/test_train.py::test_an_epoch_counts_its_padded_step",
         "steps_per_loop": "integration/test_train.py::test_by_the_clock_scalars_are_written_and_checkpoints_saved",
         "log_every": "integration/test_train.py::test_two_replicas_learn_the_digits",
+        "log_epochs": "integration/test_train.py::test_a_line_per_epoch_is_that_of_an_undisturbed_run_after_a_resume_in_its_middle",
         "summary_every": "integration/test_train.py::test_scalars_have_their_own_steps_and_each_split_its_tags",
         "eval_every": "integration/test_train.py::test_scalars_have_their_own_steps_and_each_split_its_tags",
         "checkpoint_every": "integration/test_train.py::test_besides_the_newest_checkpoints_older_ones_are_kept",

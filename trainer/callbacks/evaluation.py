@@ -96,6 +96,10 @@ class Evaluations(Callback):
     def actions(self) -> list[Action]:
         return [Action(self._period.steps, self.during, seconds=self._period.seconds, pauses=True)]
 
+    def is_due(self, step: int) -> bool:
+        """Whether a step will be evaluated, as far as that does not depend on the clock."""
+        return self._period.is_due(step) or step == self._last_step
+
     def during(self, progress: Progress) -> None:
         """Evaluates between two steps; the evaluation of the last step is left to `at_end`."""
         if progress.step != self._last_step:

@@ -1,4 +1,4 @@
-"""Progress of the training: the tutorials' log line, and a progress bar on the live line."""
+"""Progress of the training: the tutorials' log line, a line for each epoch, and a progress bar on the live line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import collections
 import os
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import tqdm
 
@@ -16,6 +17,9 @@ from trainer.config.interval import Period
 from trainer.loop import Action, Progress
 from trainer.step.train_step import REGULARIZATION, TOTAL_LOSS
 from trainer.task.base import LOSS
+
+if TYPE_CHECKING:
+    from trainer.task.base import Evaluation
 
 _WINDOW = 10.0  # seconds over which speeds are averaged
 _MOST_METRICS = 2  # on the bar
@@ -51,6 +55,75 @@ class LogLine(Callback):
         )
 
 
+class EpochLine(Callback):
+    """Prints a line for each epoch: its mean loss and metrics, and those of the evaluation of its last step.
+
+    Args:
+      steps_per_epoch: T.
+      last_step: at which training ends.
+      summed: returns how many steps of the epoch its means are over.
+      is_evaluated: says whether an evaluation of a step will follow.
+      output: prints the lines.
+    """
+
+    def __init__(
+        self,
+        steps_per_epoch: int,
+        last_step: int,
+        summed: Callable[[], int],
+        is_evaluated: Callable[[int], bool],
+        output: Output,
+    ) -> None:
+        self._steps_per_epoch, self._last_step = steps_per_epoch, last_step
+        self._summed, self._is_evaluated, self._output = summed, is_evaluated, output
+        self._held: tuple[int, str] | None = None  # the step and the line that its evaluation is to complete
+
+    def actions(self) -> list[Action]:
+        return [Action(self._steps_per_epoch, self.print)]
+
+    def print(self, progress: Progress) -> None:
+        """Prints the line of the epoch that ends with a step, or leaves that to the evaluation of the step."""
+        step, means, all_steps = progress.step, progress.means, self._steps_per_epoch
+        epochs = self._last_step / all_steps
+        values = {LOSS: means[TOTAL_LOSS], **{name: means[name] for name in _metrics(means)}}
+        steps = self._summed()
+        part = "" if steps == all_steps else f" (over {steps} of its {all_steps} steps)"
+        self._held = (
+            step,
+            (
+                f"epoch {step // all_steps} of {epochs:{'.0f' if epochs.is_integer() else '.2f'}}, step {step}: "
+                f"{_text(values)}{part}"
+            ),
+        )
+        if not self._is_evaluated(step):
+            self.flush()
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Prints the line of the epoch that ended with this step, with its evaluation."""
+        if self._held and self._held[0] == step:
+            loss = {LOSS: evaluation.loss}
+            self.flush(f"; {evaluation.split} {_text(loss | evaluation.metrics)}")
+
+    def on_train_end(self) -> None:
+        """Prints the line whose evaluation was stopped."""
+        if self._held and self._held[0] != self._last_step:  # whose evaluation comes after the training
+            self.flush()
+
+    def flush(self, evaluated: str = "") -> None:
+        """Prints the line that waits for its evaluation, if there is one."""
+        if self._held:
+            self._output.line(f"{self._held[1]}{evaluated}")
+            self._held = None
+
+
+def _text(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} = {value:.4f}" for name, value in values.items())
+
+
+def _metrics(values: Iterable[str]) -> list[str]:
+    return [name for name in values if name not in (TOTAL_LOSS, REGULARIZATION, LOSS)]
+
+
 class _Moment(NamedTuple):
     when: float
     progress: Progress
@@ -84,12 +157,11 @@ class ProgressBar(Callback):
     def text(self, progress: Progress) -> str:
         """Returns the text beside the bar; loss and metrics are means over the epoch so far."""
         step, means = progress.step, progress.means
-        metrics = [name for name in means if name not in (TOTAL_LOSS, REGULARIZATION, LOSS)]
         parts = [
             f"step {step:,}/{self._last_step:,}",
             f"epoch {step / self._steps_per_epoch:.1f}/{self._last_step / self._steps_per_epoch:.4g}",
             f"loss {means[TOTAL_LOSS]:.2f}",
-            *(f"{name} {means[name]:.3f}" for name in metrics[:_MOST_METRICS]),
+            *(f"{name} {means[name]:.3f}" for name in _metrics(means)[:_MOST_METRICS]),
         ]
         return ", ".join([*parts, *self._speeds(progress)])
 

@@ -44,6 +44,9 @@ class StepFlags:
     checkpoint_secs: float = flag(
         0.0, "a checkpoint also after so many seconds without; 0: by --checkpoint_every alone", least=0
     )
+    log_epochs: bool | None = flag(
+        None, "a line per epoch: its loss and metrics, those of its evaluation (None: unless --train_steps is given)"
+    )
     max_to_keep: int = flag(5, "newest checkpoints kept, besides two that are an epoch apart", least=1)
     keep_best: int = flag(
         0, "checkpoints with the best evaluations, kept in model_dir/best; needs --eval_every", least=0
@@ -82,6 +85,11 @@ class StepFlags:
         """Returns how often it is time for a `log` line, a `summary`, an `eval`uation or a `checkpoint`, given T."""
         every, seconds = getattr(self, f"{name}_every"), getattr(self, f"{name}_secs", 0.0)
         return period_of(every, steps_per_epoch, seconds)
+
+    @property
+    def logs_epochs(self) -> bool:
+        """Whether there is a line for each epoch."""
+        return self.train_steps is None if self.log_epochs is None else self.log_epochs
 
     @property
     def ranks(self) -> bool:

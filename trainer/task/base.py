@@ -63,9 +63,14 @@ class Evaluation:
         """The accuracy of a classification."""
         return self.metrics["accuracy"]
 
+    @property
+    def values(self) -> dict[str, float]:
+        """The metrics, and then the loss."""
+        return {**self.metrics, LOSS: self.loss}
+
     def __str__(self) -> str:
         """The line that ends a run."""
-        values = ", ".join(f"{name} = {value:.4f}" for name, value in (self.metrics or {"loss": self.loss}).items())
+        values = ", ".join(f"{name} = {value:.4f}" for name, value in self.values.items())
         skipped = f"; {self.num_skipped} corrupt left out" if self.num_skipped else ""
         averaged = "; averaged weights" if self.averaged else ""
         sources = f" of {len(self.parts)} sources" if self.parts else ""

@@ -37,7 +37,7 @@ def test_evaluation_is_over_the_whole_split(make_evaluator, batch):
     assert (result.num_examples, result.num_skipped) == (9, 0)
     assert result.accuracy == pytest.approx(np.sum((np.argmax(logits, -1) == labels) * weights) / 3)
     assert result.loss == pytest.approx(np.sum(losses * weights) / 3, rel=1e-5)
-    assert str(result) == f"test accuracy = {result.accuracy:.4f} (9 examples)"
+    assert str(result) == f"test accuracy = {result.accuracy:.4f}, loss = {result.loss:.4f} (9 examples)"
     assert evaluator.evaluate() == result
 
 

@@ -9,10 +9,11 @@ from tests.displays import terminal
 from trainer.callbacks import progress as progress_bar
 from trainer.callbacks import terminal as live
 from trainer.callbacks.base import Phase
-from trainer.callbacks.progress import LogLine, ProgressBar
+from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.config.interval import Period
 from trainer.loop import Progress, Spent
+from trainer.task.base import Evaluation
 
 CLEAR = "\r\x1b[K"
 
@@ -164,3 +165,53 @@ def test_workers_other_than_the_chief_say_only_what_is_their_own(capsys):
         output.line("hello")
         output.other_line("done at step 5")
     assert capsys.readouterr().out.splitlines() == ["hello", "worker 1: done at step 5", "worker 2: done at step 5"]
+
+
+def evaluation(loss, accuracy):
+    return Evaluation("test", 9, 0, loss, {"accuracy": accuracy})
+
+
+@pytest.fixture
+def epoch_line():
+    """Returns a function that makes the lines of epochs of 10 steps, up to step 30, of which some are evaluated."""
+
+    def make(evaluated=(), summed=lambda: 10, last_step=30):
+        return EpochLine(10, last_step, summed, evaluated.__contains__, Output())
+
+    return make
+
+
+def test_an_epoch_has_its_means_and_the_evaluation_of_its_last_step(epoch_line, capsys):
+    line = epoch_line(evaluated=(20, 30))
+    assert [action.next_after(12) for action in line.actions()] == [20]
+    line.print(logged(10, 1.5, 0.5, 11, 7.0, 5.0))
+    line.on_evaluation(15, evaluation(9.0, 0.1))  # within an epoch
+    line.print(logged(20, 1.25, 0.625, 21, 7.0, 5.0))
+    assert len(capsys.readouterr().out.splitlines()) == 1  # the second waits
+    line.on_evaluation(20, evaluation(0.75, 0.8125))
+    line.print(logged(30, 1.0, 0.75, 31, 7.0, 5.0))
+    line.on_train_end()
+    line.on_evaluation(30, evaluation(0.5, 0.875))
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch 2 of 3, step 20: loss = 1.2500, accuracy = 0.6250; test loss = 0.7500, accuracy = 0.8125",
+        "epoch 3 of 3, step 30: loss = 1.0000, accuracy = 0.7500; test loss = 0.5000, accuracy = 0.8750",
+    ]
+
+
+def test_a_line_whose_evaluation_was_stopped_is_printed_without(epoch_line, capsys):
+    line = epoch_line(evaluated=(20, 30))
+    line.print(logged(20, 1.25, 0.625, 21, 7.0, 5.0))
+    line.on_train_end()
+    line.print(logged(30, 1.0, 0.75, 31, 7.0, 5.0))
+    line.on_train_end()
+    assert capsys.readouterr().out == "epoch 2 of 3, step 20: loss = 1.2500, accuracy = 0.6250\n"
+    line.flush()
+    line.flush()
+    assert capsys.readouterr().out == "epoch 3 of 3, step 30: loss = 1.0000, accuracy = 0.7500\n"
+
+
+def test_means_over_a_part_of_an_epoch_say_so_and_a_run_may_end_within_one(epoch_line, capsys):
+    epoch_line(summed=lambda: 7, last_step=25).print(logged(10, 1.5, 0.5, 11, 7.0, 5.0))
+    assert capsys.readouterr().out == (
+        "epoch 1 of 2.50, step 10: loss = 1.5000, accuracy = 0.5000 (over 7 of its 10 steps)\n"
+    )

@@ -44,6 +44,7 @@ def test_flags_and_their_defaults_stay():
         **{"headspace": 0, "log_device_placement": False},
         **{"global_batch_size": 100, "streams": None, "shuffle_bytes": 1 << 30, "remainder": "pad", "prefetch": 2},
         **{"train_steps": None, "epochs": None, "steps_per_loop": 20, "max_to_keep": 5},
+        "log_epochs": None,
         **{"log_every": 100, "summary_every": 100, "checkpoint_every": 1000, "eval_every": 0},
         **{"worker_hosts": None, "ps_hosts": None, "chief_host": None, "job_name": None, "task_index": None},
         **{"sync": False, "replicas_to_aggregate": None, "max_staleness": 0},
