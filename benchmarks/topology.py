@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands.say_processor()
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
         flags = [f"--data_dir={data_dir}", f"--model={config.model}", f"--global_batch_size={config.global_batch_size}"]
+        flags += ["--ema=0"]  # the sums of gradients are the subject
         parts = inputs.parts_of(config.only, PARTS)
         if "bytes" in parts:
             report_bytes(flags)

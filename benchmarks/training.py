@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = commandline.parse(COMMAND, "Measure the trainer against other loops.", BenchmarkConfig, argv)
     commands.say_processor()
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
-        flags = [f"--data_dir={data_dir}", f"--global_batch_size={config.global_batch_size}"]
+        # Without the average of the weights that some models have by default: the other loops keep none.
+        flags = [f"--data_dir={data_dir}", f"--global_batch_size={config.global_batch_size}", "--ema=0"]
         for part in inputs.parts_of(config.only, PARTS):
             for model in config.models.split(","):
                 measure(part, config, model, [*flags, f"--model={model}"])

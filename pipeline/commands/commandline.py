@@ -28,18 +28,27 @@ _EXTRA_OF = {
 }
 
 
-# By the names that other trainers and scripts use: our flags. A command suggests the first that it has.
+# By the names that other trainers and scripts use, among them TensorFlow's classic programs: our flags. A command
+# suggests the first that it has.
 _USUAL = {
-    **dict.fromkeys(("lr", "learningrate", "rate"), ("learning_rate",)),
+    **dict.fromkeys(("lr", "learningrate", "rate", "base_lr", "initial_learning_rate"), ("learning_rate",)),
+    **dict.fromkeys(("learning_rate_decay_factor", "lr_decay", "gamma"), ("decay_factor",)),
+    "num_epochs_per_decay": ("decay_epochs",),
+    **dict.fromkeys(("moving_average_decay", "ema_decay"), ("ema",)),
     **dict.fromkeys(("batch_size", "batch", "bs", "train_batch_size"), ("global_batch_size",)),
     **dict.fromkeys(("steps", "max_steps", "num_steps", "max_train_steps", "iterations"), ("train_steps",)),
-    **dict.fromkeys(("num_epochs", "max_epochs", "train_epochs", "n_epochs"), ("epochs",)),
+    **dict.fromkeys(("num_epochs", "max_epochs", "train_epochs", "n_epochs", "nb_epoch"), ("epochs",)),
     **dict.fromkeys(
         ("train_dir", "output_dir", "logdir", "log_dir", "checkpoint_dir", "save_dir", "job_dir", "ckpt_dir"),
         ("model_dir", "output"),
     ),
     **dict.fromkeys(("data", "data_path", "dataset_dir", "input", "input_dir"), ("data_dir",)),
-    **dict.fromkeys(("gpus", "num_gpus", "ngpus", "devices", "num_devices"), ("num_replicas", "gpus_per_worker")),
+    **dict.fromkeys(
+        ("gpus", "num_gpus", "ngpus", "devices", "num_devices", "num_towers", "num_clones"),
+        ("num_replicas", "gpus_per_worker"),
+    ),
+    **dict.fromkeys(("distribution_strategy", "variable_strategy"), ("strategy",)),
+    **dict.fromkeys(("sync_replicas", "issync"), ("sync",)),
     **dict.fromkeys(("num_processes", "nproc", "nproc_per_node", "world_size"), ("num_workers",)),
     **dict.fromkeys(("hosts", "workers", "num_workers"), ("worker_hosts", "num_workers")),
     **dict.fromkeys(("random_seed", "rng_seed"), ("seed",)),
@@ -48,10 +57,21 @@ _USUAL = {
     **dict.fromkeys(("arch", "network", "net", "model_name"), ("model",)),
     **dict.fromkeys(("ckpt", "step", "checkpoint_path"), ("checkpoint",)),
     **dict.fromkeys(("augment", "augmentation", "transform"), ("distort",)),
-    **dict.fromkeys(("amp", "fp16", "bf16", "dtype", "mixed_precision"), ("precision",)),
+    **dict.fromkeys(("amp", "fp16", "use_fp16", "bf16", "dtype", "mixed_precision"), ("precision",)),
     **dict.fromkeys(("save_every", "save_steps", "save_interval"), ("checkpoint_every",)),
+    **dict.fromkeys(("save_model_secs", "save_checkpoint_secs", "save_checkpoints_secs"), ("checkpoint_secs",)),
+    **dict.fromkeys(("save_summaries_secs", "save_summary_secs"), ("summary_secs",)),
+    **dict.fromkeys(("save_summaries_steps", "save_summary_steps"), ("summary_every",)),
     **dict.fromkeys(("eval_steps", "eval_interval"), ("eval_every",)),
-    **dict.fromkeys(("log_steps", "logging_steps", "log_interval", "print_freq"), ("log_every",)),
+    "eval_data": ("eval_split", "split"),
+    **dict.fromkeys(
+        ("log_steps", "logging_steps", "log_interval", "log_frequency", "display_step", "print_freq"), ("log_every",)
+    ),
+}
+# Where one of these names means something else than our flag does.
+_DIFFERENCES = {
+    "global_batch_size": "it counts the rows of all replicas together, not of each",
+    "model_dir": "a run in it is resumed, not wiped; --fresh begins anew",
 }
 _REQUIRED = "the following arguments are required: "  # argparse's words
 _NO_VALUE = "expected one argument"  # argparse's words
@@ -206,16 +226,24 @@ def _parser_of(flag: Flag) -> Callable[[str], Any]:
     return parsed
 
 
+def _usual(name: str, flags: Sequence[str]) -> str | None:
+    """Returns the flag that has another name elsewhere; None: there is none."""
+    usual = (f"--{flag}" for flag in _USUAL.get(name.lstrip("-").replace("-", "_").lower(), ()))
+    return next((flag for flag in usual if flag in flags), None)
+
+
 def _nearest(name: str, flags: Sequence[str]) -> str | None:
     """Returns the flag that the user most likely meant by an unknown one; None: there is no guess."""
-    usual = (f"--{flag}" for flag in _USUAL.get(name.lstrip("-").replace("-", "_").lower(), ()))
-    return next((flag for flag in usual if flag in flags), None) or errors.nearest(name, flags)
+    return _usual(name, flags) or errors.nearest(name, flags)
 
 
 def _unknown(name: str, flags: Sequence[str]) -> errors.UsageError:
     """Returns the error for an unknown flag, with what the user most likely meant."""
     near = _nearest(name, flags)
-    asked = f"did you mean {near!r}? " if near else ""
+    differs = _DIFFERENCES.get((_usual(name, flags) or "").lstrip("-"), "")
+    if "--fresh" in differs and "--fresh" not in flags:  # a command that writes no run
+        differs = ""
+    asked = f"did you mean {near!r}{f' ({differs})' if differs else ''}? " if near else ""
     return errors.UsageError(f"flag: unknown {name!r}; {asked}{errors.names_that_work(flags)}")
 
 

@@ -11,9 +11,9 @@ MLP = ["--model=mlp", "--optimizer=sgd", "--learning_rate=0.1"]
 LENET = ["--model=lenet"]
 
 
-def losses(digits, model_dir, model, strategy, count):
+def losses(digits, model_dir, model, strategy, count, *more):
     """Returns the loss of every step, float32 (50,), as the run's TensorBoard scalars have it."""
-    flags = [*FLAGS, *model]
+    flags = [*FLAGS, *model, *more]
     if strategy == "multiworker":
         workers = start_workers(digits, [model_dir] * count, *flags)
     else:
@@ -42,6 +42,12 @@ def alone(digits, tmp_path_factory):
 )
 def test_losses_are_those_of_one_replica(digits, tmp_path, alone, strategy, count):
     np.testing.assert_allclose(losses(digits, tmp_path, MLP, strategy, count), alone, rtol=5e-6)
+
+
+@pytest.mark.slow
+def test_workers_that_sum_in_a_ring_have_the_same_losses(digits, tmp_path, alone):
+    found = losses(digits, tmp_path, MLP, "multiworker", 2, "--all_reduce=ring")
+    np.testing.assert_allclose(found, alone, rtol=5e-6)
 
 
 @pytest.mark.slow

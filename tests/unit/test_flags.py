@@ -85,6 +85,7 @@ SEEN: dict[str, dict[str, str]] = {
         "fresh": "integration/test_fresh.py::test_the_folder_alone_begins_anew_with_the_flags_of_its_run",
         "strategy": "integration/test_train.py::test_two_replicas_learn_the_digits",
         "num_replicas": "integration/test_train.py::test_two_replicas_learn_the_digits",
+        "all_reduce": "unit/trainer/cluster/test_strategies.py::test_the_way_to_sum_is_that_of_the_flag_and_gives_the_sum",
         "join_timeout": "integration/test_faults.py::test_a_worker_that_never_comes",
         "collective_timeout": "integration/test_faults.py::test_a_worker_that_dies_while_joining",
         "deterministic": (

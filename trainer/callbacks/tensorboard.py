@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.images import as_pixels
+from trainer.callbacks import graph
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
 from trainer.config.interval import Period, period_of
@@ -113,7 +114,8 @@ class TensorBoard(Callback):
 
     def _write_graph(self, progress: Progress) -> None:
         if self.file.is_first and self._stepper and self._stepper.graph is not None:  # one graph per folder
-            self.file.graph(self._stepper.graph)
+            layers = {layer.name for layer in self._stepper.state.model._flatten_layers()}
+            self.file.graph(graph.readable(self._stepper.graph, layers))
 
     def _write_histograms(self, progress: Progress) -> None:
         if self.file.writes and self._stepper:
@@ -198,10 +200,10 @@ class EventFile:
         """Writes images by tag, (height, width, channels), uint8 or floats of any range."""
         self._summary(step, (_value(tag=tag, image=_image(image)) for tag, image in images.items()))
 
-    def graph(self, graph: tf.Graph) -> None:
-        """Writes a graph."""
+    def graph(self, definition: Any) -> None:
+        """Writes a GraphDef."""
         if self.writes:
-            self._write(graph_def=graph.as_graph_def().SerializeToString())
+            self._write(graph_def=definition.SerializeToString())
 
     def _summary(self, step: int, values: Iterable[Any]) -> None:
         if self.writes:

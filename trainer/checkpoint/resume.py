@@ -88,7 +88,7 @@ class RunSpec:
             "optimizer": "that of the model" if compiled else config.optimizer.optimizer.partition("(")[0] + scaling,
             _SHAPE: None if shape is None else shape[1:].as_list(),
             "num_classes": len(data.class_names),
-            "--ema": None if config.optimizer.ema is None else "set",
+            "--ema": "set" if config.optimizer.ema else None,
             **self._same_bits(),
             "structure": self.structure,
             "data": dict(self.data),
@@ -108,6 +108,8 @@ class RunSpec:
             if name not in _COMPARED_APART and was != here:
                 before, now = ("unset" if value is None else value for value in (was, here))
                 why, helps = self._reshaped(stored, was, here) if name == _SHAPE else ("", "")
+                if name == "--ema":
+                    helps = " --ema=0," if was is None else f" --ema={stored['config']['optimizer']['ema']:g},"
                 what = f"{path} has {name} {before}, this run has {now}{why}"
                 raise UsageError(f"{what}; use the old one,{helps} or another --model_dir")
         changed = [change for change in self._model_changes(stored) if not change.is_harmless]

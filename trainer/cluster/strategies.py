@@ -43,9 +43,11 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
       UsageError: there are fewer GPUs than replicas, or the replicas do not divide the global batch.
       RerunError: another worker did not join.
     """
+    if flags.all_reduce == "nccl" and not tf.config.list_physical_devices("GPU"):
+        raise UsageError("--all_reduce=nccl: sums between GPUs, and this machine has none; use auto")
     if flags.strategy == "multiworker":
         order.check_replicas(global_batch_size, cluster.size * max(1, len(tf.config.list_physical_devices("GPU"))))
-        return _join(cluster, flags.collective_timeout)
+        return _join(cluster, flags)
     devices = _devices(flags.num_replicas or (1 if flags.strategy == "one_device" else None))
     order.check_replicas(global_batch_size, len(devices))
     if flags.strategy == "one_device":
@@ -54,8 +56,12 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
         # TensorFlow chooses collectives. Between logical CPUs, summing on one of them is faster (80 against 180 ms per
         # step of cifar10_cnn on two), gives the same bits, and lets a process make several strategies one after the
         # other, whose collectives would get mixed up.
-        on_one = tf.distribute.ReductionToOneDevice() if devices[0].startswith("/cpu") else None
-        return tf.distribute.MirroredStrategy(devices, cross_device_ops=on_one)
+        on_one = tf.distribute.ReductionToOneDevice if devices[0].startswith("/cpu") else None
+        sums = {
+            "nccl": tf.distribute.NcclAllReduce,
+            "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+        }.get(flags.all_reduce, on_one)
+        return tf.distribute.MirroredStrategy(devices, cross_device_ops=sums() if sums else None)
     return tf.distribute.experimental.CentralStorageStrategy(devices, parameter_device="/cpu:0")
 
 
@@ -84,20 +90,22 @@ def _split_cpu(count: int) -> None:
         raise UsageError(f"--num_replicas={count}: this process has already split its CPU into {len(existing)}")
 
 
-def _join(cluster: Cluster, timeout: float) -> tf.distribute.Strategy:
+def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
     """Returns the strategy of all workers, once all have joined.
 
     Args:
       cluster: of this process; a single worker need not be in TF_CONFIG.
-      timeout: seconds after which a worker that does not answer counts as lost, here and in each collective.
+      flags: how they sum, and how long one may be silent, here and in each collective, until it counts as lost.
 
     Raises:
       LostError: a worker did not join.
       UsageError: another process took this worker's port.
     """
+    timeout = flags.collective_timeout
     if cluster.size > 1:
         _bound_joining(timeout)
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
+    how = tf.distribute.experimental.CommunicationImplementation(flags.all_reduce.upper())
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout, implementation=how)
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):

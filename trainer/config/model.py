@@ -144,9 +144,10 @@ class OptimizerFlags:
     ema: float | None = flag(
         None,
         "decay of an average of the weights, min(ema, (1 + step) / (10 + step)), such as 0.999; evaluations use the "
-        "average",
-        above=0,
+        "average; 0: none",
+        least=0,
         below=1,
+        by_model=True,
     )
 
     def __post_init__(self) -> None:
@@ -171,6 +172,8 @@ class OptimizerFlags:
             parts.append(f"warm-up {self.warmup_epochs:g} epochs")
         if self.weight_decay:
             parts.append(f"weight decay {self.weight_decay:g}")
+        if self.ema:
+            parts.append(f"average of the weights {self.ema:g}")
         return ", ".join(parts)
 
     @property

@@ -14,6 +14,13 @@ from trainer.run_folder import RunFolder
 WEIGHTS = ("raw", "ema")
 STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage", PARAMETER_SERVER)
 JOBS = ("ps", "worker", "chief")
+# Ways to sum gradients over replicas, with the strategies that have them.
+ALL_REDUCE = {
+    "auto": STRATEGIES,
+    "nccl": ("mirrored", "multiworker"),
+    "ring": ("multiworker",),
+    "hierarchical_copy": ("mirrored",),
+}
 _SECONDS = 10**9  # 31 years; with more, the clocks of TensorFlow and of threads overflow
 
 
@@ -37,6 +44,12 @@ class RunFlags:
     )
     num_replicas: int | None = flag(
         None, "the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)", least=1, most=1024
+    )
+    all_reduce: str = flag(
+        "auto",
+        "how gradients are summed over replicas: auto lets TensorFlow choose; nccl needs GPUs; ring, between workers; "
+        "hierarchical_copy, between the GPUs of a machine",
+        known=tuple(ALL_REDUCE),
     )
     join_timeout: float = flag(
         600.0, "seconds that a worker waits at the start until all are there", above=0, most=_SECONDS
@@ -63,7 +76,15 @@ class RunFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_replicas)
+        check_all(lambda: check(self), self._check_replicas, self._check_all_reduce)
+
+    def _check_all_reduce(self) -> None:
+        strategies = ALL_REDUCE.get(self.all_reduce, STRATEGIES)
+        if self.strategy not in strategies:
+            raise UsageError(
+                f"--all_reduce={self.all_reduce} with --strategy={self.strategy}: is for {' and '.join(strategies)}; "
+                "use auto"
+            )
 
     def _check_replicas(self) -> None:
         if self.num_replicas is not None and self.strategy in ("multiworker", PARAMETER_SERVER):

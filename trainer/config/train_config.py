@@ -344,10 +344,10 @@ def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
         stored = RunFolder(pathlib.Path(named.model_dir).expanduser()).config
         if stored.is_file():
             places = tuple(f"--{field.name}=" for field in dataclasses.fields(ClusterFlags))
-            arguments = [
-                *(one for one in file.flags(stored, flags_of(TrainConfig)) if not one.startswith(places)),
-                *arguments,
-            ]
+            of_run = [one for one in file.flags(stored, flags_of(TrainConfig)) if not one.startswith(places)]
+            if "ema" in defaults_of(_values_of(of_run, "model").model):
+                of_run.insert(0, "--ema=0")  # the run may be older than this default
+            arguments = [*of_run, *arguments]
     return arguments, dumps
 
 

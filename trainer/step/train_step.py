@@ -7,8 +7,10 @@ rows).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -272,13 +274,18 @@ class TrainStep:
             here = weights.shape[0]  # virtual replicas of this replica, numbered across all replicas
             units = replica * here + tf.range(here, dtype=tf.int64)
             # Summed as integers, which give the same bits in any order: see `trainer.topology`.
-            total = sum_virtual_replicas(
-                lambda unit: tuple(compute.of(unit[0], weight, values, unit[1:])), (units, *rows), self.virtual_replicas
-            )
+            with _replica_scope():
+                total = sum_virtual_replicas(
+                    lambda unit: tuple(compute.of(unit[0], weight, values, unit[1:])),
+                    (units, *rows),
+                    self.virtual_replicas,
+                )
         else:
             # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
             # replicas wait for each other.
-            total = all_sum(tuple(compute.of(replica, weight, values, rows)))
+            with _replica_scope():
+                contribution = compute.of(replica, weight, values, rows)
+            total = all_sum(tuple(contribution))
         gradients, statistics, sums, penalty = total
         state.assign_statistics(statistics)
         return _Reduced(sums, penalty, self._apply(gradients))
@@ -500,6 +507,12 @@ def all_sum(value: Any) -> Any:
     # In one call for all tensors, which TensorFlow packs into few messages.
     flat = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.nest.flatten(value))
     return tf.nest.pack_sequence_as(value, flat)
+
+
+def _replica_scope() -> contextlib.AbstractContextManager[Any]:
+    """Returns a scope for the operations of this replica; TensorFlow itself makes one for each but the first."""
+    is_first = not re.search(r"(^|/)replica_\d+$", tf.get_current_name_scope())
+    return tf.name_scope("replica_0") if is_first else contextlib.nullcontext()
 
 
 def clipped(gradients: list[tf.Tensor], clip_norm: float | None) -> list[tf.Tensor]:

@@ -16,10 +16,10 @@ CLASSES = 5
 
 @pytest.fixture
 def config_of():
-    """Returns a function that makes the config of flags; None: not given."""
+    """Returns a function that makes the config of flags, without an average of the weights; None: not given."""
 
     def config_of(**flags):
-        given = {"data_dir": "D", "model_dir": "M", **flags}
+        given = {"data_dir": "D", "model_dir": "M", "ema": 0, **flags}
         return parse([f"--{name}={value}" for name, value in given.items() if value is not None])
 
     return config_of

@@ -71,7 +71,7 @@ def test_tensorboard_shows_histograms_images_and_the_graph(tmp_path):
     row = [-1.0, 2.0, 3.5, 5.25, 1.0, *[0.0] * 28, 2.0]
     with tf.Graph().as_default() as graph:
         tf.constant(1.0, name="one")
-    file.graph(graph)
+    file.graph(graph.as_graph_def())
     for step in (10, 20):
         file.histograms(step, {"weights/w": row})
         file.images(step, {"images/0": np.full((4, 3, 3), step, np.uint8)})

@@ -13,7 +13,7 @@ from trainer.cluster.tf_config import ALONE
 def stored(make_strategy, make_state, make_checkpoints, tmp_path):
     """Returns a function that stores a state with step 7, weights 1, 2, 3, ... and averages -1, -2, -3, ..."""
 
-    def store(ema=None, **flags):
+    def store(ema=0, **flags):
         state = make_state(make_strategy(2), ema=ema)
         state.global_step.assign(7)
         for number, variable in enumerate(state.model.trainable_variables, 1):

@@ -5,6 +5,7 @@ from pipeline.errors import UsageError
 from trainer.cluster import strategies
 from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.config.run import RunFlags
+from trainer.step import train_step
 
 
 def create(cluster=ALONE, global_batch_size=100, **flags):
@@ -48,3 +49,43 @@ def test_more_replicas_than_the_process_was_split_into():
 def test_replicas_that_do_not_divide_the_batch(flags, cluster, facts):
     with pytest.raises(UsageError, match=facts):
         create(cluster, global_batch_size=10, **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "facts"),
+    [
+        ({"all_reduce": "ring", "strategy": "mirrored"}, ["--all_reduce=ring", "multiworker"]),
+        ({"all_reduce": "hierarchical_copy"}, ["--all_reduce=hierarchical_copy", "one_device", "mirrored"]),
+        ({"all_reduce": "nccl", "strategy": "central_storage"}, ["--all_reduce=nccl", "mirrored", "multiworker"]),
+        ({"all_reduce": "tree", "strategy": "mirrored"}, ["--all_reduce", "'tree'", "hierarchical_copy"]),
+    ],
+)
+def test_a_strategy_without_this_way_to_sum(flags, facts):
+    with pytest.raises(UsageError) as caught:
+        RunFlags(model_dir="", **flags)
+    assert [fact for fact in facts if fact not in str(caught.value)] == []
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")
+def test_nccl_needs_gpus():
+    with pytest.raises(UsageError, match="--all_reduce=nccl: .*GPUs"):
+        create(strategy="mirrored", num_replicas=2, all_reduce="nccl")
+
+
+def test_the_way_to_sum_is_that_of_the_flag_and_gives_the_sum():
+    found = {}
+    for how in ("auto", "hierarchical_copy"):
+        strategy = create(strategy="mirrored", num_replicas=2, all_reduce=how)
+        rows = strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant([1.0, 10.0]) * (1 + context.replica_id_in_sync_group)
+        )
+        total = strategy.run(train_step.all_sum, (rows,))
+        found[how] = strategy.experimental_local_results(total)[0].numpy().tolist()
+        assert (
+            type(strategy.extended._cross_device_ops).__name__
+            == {
+                "auto": "ReductionToOneDevice",
+                "hierarchical_copy": "HierarchicalCopyAllReduce",
+            }[how]
+        )
+    assert found == {"auto": [3.0, 30.0], "hierarchical_copy": [3.0, 30.0]}

@@ -45,14 +45,16 @@ def test_a_later_flag_is_compared_once_it_is_stored(stored, config_of, monkeypat
     @dataclasses.dataclass(frozen=True)
     class Later:
         model: MoreFlags = MoreFlags()
-        ema: MoreFlags = MoreFlags()
-        optimizer: OptimizerFlags = dataclasses.field(default_factory=lambda: OptimizerFlags(learning_rate=0.05))
+        more: MoreFlags = MoreFlags()
+        optimizer: OptimizerFlags = dataclasses.field(
+            default_factory=lambda: OptimizerFlags(learning_rate=0.05, ema=0.0)
+        )
 
     assert changed_flags(stored, Later()) == []
     stored["model"]["smoothing"] = 0.25
     assert "--smoothing was 0.25, is 0.5" in changed_flags(stored, Later())
     del stored["model"]["smoothing"]
-    stored["ema"] = {"smoothing": None}
+    stored["more"] = {"smoothing": None}
     assert "--smoothing was unset, is 0.5" in changed_flags(stored, Later())
 
 

@@ -25,7 +25,7 @@ def test_flags_and_their_defaults_stay():
         "distort_on": "host",
         **{"on_corrupt": "raise", "max_corrupt": 100, "log_keys": None, "cache_dir": None, "cache_bytes": None},
         **{"model_dir": "M", "strategy": "one_device", "num_replicas": None, "collective_timeout": 120.0},
-        **{"join_timeout": 600.0},
+        **{"join_timeout": 600.0, "all_reduce": "auto"},
         **{"model": "mlp", "optimizer": "momentum", "learning_rate": 0.05, "decay_factor": 0.99, "decay_epochs": 1.0},
         **{
             "momentum": 0.9,
@@ -38,7 +38,7 @@ def test_flags_and_their_defaults_stay():
         **{"virtual_replicas": None, "cpu_threads": 8, "dropout": 0.0, "eval_flip": False},
         **{"task": None, "initialize_from": None, "label_smoothing": 0.0, "precision": "float32", "jit_compile": False},
         **{"schedule": "exponential", "decay_at": "", "end_factor": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0},
-        **{"clip_norm": None, "ema": None},
+        **{"clip_norm": None, "ema": 0.99},
         **{"summary_secs": 0.0, "checkpoint_secs": 0.0, "keep_best": 0, "early_stopping": 0, "best_metric": None},
         **{"best_mode": "auto", "histogram_every": 0, "image_every": 0, "profile": None, "metrics_jsonl": None},
         **{"headspace": 0, "log_device_placement": False},
@@ -56,7 +56,7 @@ def test_defaults_are_those_of_the_named_model(flags):
     config = parse([*PATHS, "--model", "cifar10_cnn", *flags])
     given = {"global_batch_size": 256, "distort": "none", "deterministic": True} if flags else {}
     expected = {"global_batch_size": 128, "distort": "cifar10_tutorial", "optimizer": "sgd"} | given
-    expected |= {"learning_rate": 0.1, "decay_factor": 0.1, "decay_epochs": 350.0}
+    expected |= {"learning_rate": 0.1, "decay_factor": 0.1, "decay_epochs": 350.0, "ema": 0.9999}
     assert flat(config) == flat(parse(PATHS)) | {"model": "cifar10_cnn"} | expected
 
 
@@ -108,7 +108,7 @@ def test_code_of_ones_own_has_the_general_defaults_beside_what_was_given():
     [
         (["--model=softmax_regression"], "sgd 0.5 constant"),
         (["--model=fast_cifar"], "nesterov 0.125 linear, warm-up 2 epochs, weight decay 0.01"),
-        (["--optimizer=adam(beta_2=0.95)"], "adam(beta_2=0.95) 0.001 exponential"),
+        (["--optimizer=adam(beta_2=0.95)"], "adam(beta_2=0.95) 0.001 exponential, average of the weights 0.99"),
     ],
 )
 def test_an_optimizer_in_words(flags, text):
@@ -231,6 +231,7 @@ TAKEN = {
         *_NEVER,
         *_RATES[3:],
         "headspace",
+        "ema",
         "dropout",
         "label_smoothing",
         "momentum",
@@ -346,9 +347,48 @@ def test_paths_are_required():
     with pytest.raises(UsageError) as caught:
         parse(["--data_dir=D", "--train_dir=M", "--lr=1"])
     assert str(caught.value).splitlines() == [
-        "flag: unknown '--train_dir'; did you mean '--model_dir'? see --help",  # and so it is not missing
+        "flag: unknown '--train_dir'; did you mean '--model_dir' (a run in it is resumed, not wiped; --fresh begins "
+        "anew)? see --help",  # and so it is not missing
         "flag: unknown '--lr'; did you mean '--learning_rate'? see --help",
     ]
+
+
+CLASSIC = {  # flags of cifar10_multi_gpu_train.py, the MNIST book and Supervisor programs: ours
+    "train_dir": "model_dir",
+    "max_steps": "train_steps",
+    "num_gpus": "num_replicas",
+    "batch_size": "global_batch_size",
+    "num_epochs_per_decay": "decay_epochs",
+    "learning_rate_decay_factor": "decay_factor",
+    "initial_learning_rate": "learning_rate",
+    "moving_average_decay": "ema",
+    "use_fp16": "precision",
+    "log_frequency": "log_every",
+    "display_step": "log_every",
+    "save_model_secs": "checkpoint_secs",
+    "save_summaries_secs": "summary_secs",
+    "eval_data": "eval_split",
+    "sync_replicas": "sync",
+    "variable_strategy": "strategy",
+}
+
+
+def test_the_flags_of_the_classic_programs_get_ours_in_one_message():
+    with pytest.raises(UsageError) as caught:
+        parse(["--data_dir=D", *(f"--{name}=1" for name in CLASSIC)])
+    said = str(caught.value).splitlines()
+    assert [
+        f"unknown '--{old}'; did you mean '--{new}'" in line
+        for (old, new), line in zip(CLASSIC.items(), said, strict=True)
+    ] == [True] * len(CLASSIC)
+    assert "rows of all replicas together" in said[list(CLASSIC).index("batch_size")]
+
+
+def test_a_run_that_kept_no_average_resumes_without_one(tmp_path):
+    (tmp_path / "config.yaml").write_text(f"data_dir: D\nmodel_dir: {tmp_path}\nmodel: cifar10_cnn\n")
+    assert not parse([f"--model_dir={tmp_path}"]).optimizer.ema
+    assert parse([f"--model_dir={tmp_path}", "--ema=0.9"]).optimizer.ema == 0.9
+    assert parse(["--data_dir=D", f"--model_dir={tmp_path}", "--model=cifar10_cnn"]).optimizer.ema == 0.9999
 
 
 @pytest.mark.parametrize(
