@@ -21,7 +21,7 @@ $(READY): setup.py constraints.txt $(wildcard pipeline/read/*.c)
 	@test -n "$(PYTHON)" || { echo "needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=/path/to/python" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 	@rm -f pipeline/read/*.so
-	@echo "Installing the locked dependencies into .venv (about 2.5 GB, some minutes the first time)"
+	@echo "Installing the locked dependencies into .venv (1.1 GB to download, 3.6 GB on disk, some minutes the first time)"
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
 	@touch $(READY)
 

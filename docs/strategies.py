@@ -234,8 +234,51 @@ def parameter_server() -> str:
     return svg(900, 306, elements)
 
 
+# Why stale gradients overshoot: one weight, a loss whose minimum is 0, gradient descent.
+
+RUNS = (  # rate x curvature, delay, colour, dashes
+    (0.3, 0, "#7fb38a", ""),
+    (0.3, 2, "#3b6fb5", ""),
+    (0.3, 5, "#c4625a", ""),
+    (0.06, 5, "#c4625a", "6 4"),
+)
+
+
+def descent(rate: float, delay: int, updates: int) -> list[float]:
+    """Returns a weight that begins at 1, where each gradient is that of the weight `delay` updates ago."""
+    weights = [1.0]
+    for step in range(updates):
+        weights.append(weights[-1] - rate * weights[max(step - delay, 0)])
+    return weights
+
+
+def stale() -> str:
+    """Returns the picture of a weight after each update, for several delays."""
+    left, top, wide, high, updates = 56, 44, 12, 82, 48
+    middle = top + 1.5 * high
+    elements = [text(12, 22, "one weight, by the number of updates; its best value is 0", 15, 'font-weight="bold"')]
+    for value in (1, 0, -1):
+        y = middle - high * value
+        width = 1.4 if value == 0 else 0.6
+        end = left + wide * updates
+        elements.append(f'<line x1="{left}" y1="{y:g}" x2="{end}" y2="{y:g}" stroke="{GREY}" stroke-width="{width}"/>')
+        elements.append(text(left - 10, y + 4, f"{value}", 12, 'text-anchor="end"', GREY))
+    for i, (rate, delay, colour, dashes) in enumerate(RUNS):
+        points = " ".join(
+            f"{left + wide * step},{middle - high * weight:.1f}"
+            for step, weight in enumerate(descent(rate, delay, updates))
+        )
+        style = f'fill="none" stroke="{colour}" stroke-width="2.4" stroke-dasharray="{dashes or "none"}"'
+        elements.append(f'<polyline points="{points}" {style}/>')
+        x, y = left + wide * updates + 24, top + 24 * i + 30
+        elements.append(f'<polyline points="{x},{y - 4} {x + 32},{y - 4}" {style}/>')
+        elements.append(text(x + 40, y, f"a = {rate:g}, gradients {delay} updates old", 13))
+    return svg(WIDTH + 40, 300, elements)
+
+
 PICTURES = {
     "waiting.svg": waiting,
+    "stale.svg": stale,
     "mirrored.svg": mirrored,
     "multiworker.svg": multiworker,
     "parameter_server.svg": parameter_server,

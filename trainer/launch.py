@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from pipeline.commands import commandline
 from pipeline.commands.flags import Mistakes, flags_of
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, name_of
 from trainer.config import TrainConfig
 from trainer.launching.flags import LaunchFlags
 from trainer.launching.job import Job, check_flags
@@ -40,9 +40,8 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None
         with mistakes.noted():
             flags = commandline.parse(COMMAND, _DESCRIPTION, LaunchFlags, own, others=_refuse)
         if trainer_flags is None:
-            mistakes.found.append(
-                UsageError(f"-- is missing: the flags of trainer.run follow it, as in {COMMAND} --num_workers=2 -- ...")
-            )
+            text = f"-- is missing: the flags of {_trainer()} follow it, as in {_example()}"
+            mistakes.found.append(UsageError(text))
         elif mistakes.found:
             with mistakes.noted():
                 check_flags(trainer_flags)
@@ -70,11 +69,18 @@ def _refuse(arguments: Sequence[str], known: Sequence[str]) -> None:
     theirs = [token for token in arguments if token.partition("=")[0].removeprefix("--") in flags_of(TrainConfig)]
     with Mistakes() as mistakes:
         mistakes.found += [
-            UsageError(f"{token}: is a flag of trainer.run; give it after --, as in {COMMAND} --num_workers=2 -- ...")
-            for token in theirs
+            UsageError(f"{token}: is a flag of {_trainer()}; give it after --, as in {_example()}") for token in theirs
         ]
         with mistakes.noted():
             commandline.refuse([token for token in arguments if token not in theirs], known)
+
+
+def _trainer() -> str:
+    return name_of("trainer.run")
+
+
+def _example() -> str:
+    return f"{name_of(COMMAND)} --num_workers=2 -- ..."
 
 
 def entry_point() -> NoReturn:

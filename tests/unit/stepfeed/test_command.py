@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from pipeline import errors
 from stepfeed import command
 from stepfeed.command import COMMANDS
 from tests.datasets import write_dataset
 from tests.forked import ROOT
+from trainer.launching.local.screen import Screen
 
 
 def stepfeed(*arguments, cwd=ROOT):
@@ -83,6 +85,17 @@ def test_advice_names_the_form_that_was_typed(tmp_path):
         [sys.executable, "-m", "pipeline.inspect", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert "make one with: python -m beam_jobs.convert;" in plain.stderr
+
+
+def test_the_launcher_and_what_it_says_of_the_trainer_have_the_names_that_were_typed(monkeypatch, capsys):
+    for wrong in (["--num_workers=2"], ["--seed=3"]):
+        said = stepfeed("launch", *wrong).stderr
+        assert "stepfeed train" in said
+        assert "stepfeed launch --num_workers=2 -- " in said
+        assert "trainer." not in said
+    monkeypatch.setattr(errors, "SUBCOMMANDS", {"trainer.launch": "stepfeed launch"})
+    Screen().say("2 workers")
+    assert capsys.readouterr().err == "stepfeed launch: 2 workers\n"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from typing import TextIO
 
+from pipeline import errors
 from pipeline.commands import commandline
 from trainer.launching.local.report import JobReport
 
@@ -35,7 +36,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Shows a line of the launcher itself."""
-        self._show(f"{_COMMAND}: ", text, is_error=True)
+        self._show(f"{errors.name_of(_COMMAND)}: ", text, is_error=True)
 
     def hold(self) -> None:
         """Holds back the lines of processes from now on."""
