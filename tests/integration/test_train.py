@@ -324,10 +324,10 @@ def tags_of(folder, kind):
 
 
 def test_histograms_pictures_a_profile_and_where_operations_run(digits, tmp_path):
-    flags = ["--train_steps=12", "--histogram_every=4", "--image_every=6", "--profile=3:5", "--log_device_placement"]
+    flags = ["--train_steps=12", "--histogram_every=4", "--image_every=6", "--activation_every=5", "--profile=3:5"]
     program = ["-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={tmp_path}", "--eval_split=none", *flags]
     done = subprocess.run(
-        [sys.executable, *program],
+        [sys.executable, *program, "--log_device_placement"],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
         capture_output=True,
@@ -338,7 +338,12 @@ def test_histograms_pictures_a_profile_and_where_operations_run(digits, tmp_path
     assert done.returncode == 0, done.stderr
     assert re.search(r"MatMul.*CPU:0", done.stderr)
     logs = tmp_path / "logs"
-    assert {step for _, step in tags_of(logs, "histo")} == {1, 4, 8, 12}
+    histograms, scalars = tags_of(logs, "histo"), tags_of(logs, "simple_value")
+    for kind, steps in (("weights", {1, 4, 8, 12}), ("gradients", {1, 4, 8, 12}), ("activations", {1, 5, 10})):
+        assert {step for tag, step in histograms if tag.startswith(f"{kind}/")} == steps
+    layers = {tag.removeprefix("activations/") for tag, _ in histograms if tag.startswith("activations/")}
+    assert {tag.removeprefix("sparsity/") for tag, _ in scalars if tag.startswith("sparsity/")} == layers
+    assert len(layers) > 2
     assert {step for _, step in tags_of(logs, "image")} == {1, 6, 12}
     assert list(logs.glob("plugins/profile/*/*.xplane.pb"))
 

@@ -141,6 +141,7 @@ SEEN: dict[str, dict[str, str]] = {
         "best_metric": "unit/trainer/checkpoint/test_best.py::test_the_best_is_that_of_the_metric_and_the_mode",
         "best_mode": "unit/trainer/checkpoint/test_best.py::test_the_best_is_that_of_the_metric_and_the_mode",
         "histogram_every": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
+        "activation_every": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
         "image_every": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
         "profile": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
         "metrics_jsonl": "integration/test_best.py::test_run_again_it_stays_as_it_is",

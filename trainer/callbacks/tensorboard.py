@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from pipeline.errors import UsageError
 from pipeline.images import as_pixels
 from trainer.callbacks import graph
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
 from trainer.config.interval import Period, period_of
 from trainer.loop import Action, Progress
-from trainer.step.train_step import AVERAGED, BUCKETS, HISTOGRAMS, IMAGES, NORM, TrainStep, are_images
+from trainer.step.train_step import ACTIVATIONS, AVERAGED, BUCKETS, HISTOGRAMS, IMAGES, NORM, TrainStep, are_images
 
 _VERSION = "brain.Event:2"  # of the files; from 2 on, TensorBoard heeds session logs
 _PREFIX = "events.out.tfevents."
@@ -90,6 +91,11 @@ class TensorBoard(Callback):
         shows = bool(config.steps.summary_every or config.steps.summary_secs)
         self.file = EventFile(config.run.folder.logs, start_step, is_chief and shows)
         self._flags, self._start_step, self._stepper = config.output, start_step, stepper
+        if config.output.activation_every and stepper and not stepper.layers:
+            raise UsageError(
+                f"--activation_every={config.output.activation_every}: the model does not say which layers follow one "
+                "another; make it by keras.Sequential or keras.Model(inputs, outputs), or leave the flag out"
+            )
         self._steps_per_epoch = steps_per_epoch
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
@@ -102,14 +108,16 @@ class TensorBoard(Callback):
             return []
         first = () if self._start_step else (1,)
         found = [Action(0, self._write_graph, at=(self._start_step + 1,))]
-        if self._flags.histogram_every:
-            steps, seconds = period_of(self._flags.histogram_every, self._steps_per_epoch)
-            needs = frozenset({HISTOGRAMS})
-            found.append(Action(steps, self._write_histograms, seconds=seconds, at=first, needs=needs))
-        if self._flags.image_every and are_images(self._stepper.state.task.data.features):
-            steps, seconds = period_of(self._flags.image_every, self._steps_per_epoch)
-            needs = frozenset({IMAGES})
-            found.append(Action(steps, self._write_images, seconds=seconds, at=first, needs=needs))
+        shown = [
+            (self._flags.histogram_every, HISTOGRAMS, self._write_histograms),
+            (self._flags.activation_every, ACTIVATIONS, self._write_activations),
+        ]
+        if are_images(self._stepper.state.task.data.features):
+            shown.append((self._flags.image_every, IMAGES, self._write_images))
+        for every, summary, write in shown:
+            if every:
+                steps, seconds = period_of(every, self._steps_per_epoch)
+                found.append(Action(steps, write, seconds=seconds, at=first, needs=frozenset({summary})))
         return found
 
     def _write_graph(self, progress: Progress) -> None:
@@ -123,6 +131,18 @@ class TensorBoard(Callback):
             tags = [*(f"weights/{path}" for path in paths), *(f"gradients/{path}" for path in paths)]
             rows = progress.result.histograms.numpy().tolist()
             self.file.histograms(progress.step, dict(zip(tags, rows, strict=True)))
+
+    def _write_activations(self, progress: Progress) -> None:
+        if self.file.writes and self._stepper:
+            rows, zeros = (part.numpy().tolist() for part in progress.result.activations)
+            if sum(rows[0][-BUCKETS:]):  # else the batch has no real row here
+                names = list(self._stepper.layers)
+                self.file.histograms(
+                    progress.step, {f"activations/{name}": row for name, row in zip(names, rows, strict=True)}
+                )
+                self.file.scalars(
+                    progress.step, {f"sparsity/{name}": share for name, share in zip(names, zeros, strict=True)}
+                )
 
     def _write_images(self, progress: Progress) -> None:
         if self.file.writes:

@@ -109,6 +109,12 @@ class OutputFlags:
         parameter_server=_WITH_SERVERS,
         **_INTERVAL,
     )
+    activation_every: Every = flag(
+        0,
+        "histograms of what each layer returns, and its share of zeros, for TensorBoard, likewise; 0: none",
+        parameter_server=_WITH_SERVERS,
+        **_INTERVAL,
+    )
     image_every: Every = flag(
         0,
         "images of a distorted batch for TensorBoard, likewise; 0: none",

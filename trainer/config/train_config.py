@@ -200,7 +200,7 @@ class TrainConfig:
 
     def _check_drawn(self) -> None:
         steps, output = self.steps, self.output
-        for name in ("histogram_every", "image_every"):
+        for name in ("histogram_every", "activation_every", "image_every"):
             value = getattr(output, name)
             if value and not (steps.summary_every or steps.summary_secs):
                 raise UsageError(

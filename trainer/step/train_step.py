@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled  # public nowhere
 
@@ -26,7 +28,7 @@ from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, mov
 from trainer.task.base import LOSS, Sums
 from trainer.topology import sum_virtual_replicas
 
-NORM, HISTOGRAMS, IMAGES = "norm", "histograms", "images"  # the summaries
+NORM, HISTOGRAMS, ACTIVATIONS, IMAGES = "norm", "histograms", "activations", "images"  # the summaries
 TOTAL_LOSS, REGULARIZATION = "total_loss", "regularization"
 AVERAGED = (TOTAL_LOSS, LOSS, REGULARIZATION)  # values with a moving average
 BUCKETS = 30  # of a histogram, as in TensorBoard's own
@@ -51,7 +53,10 @@ class LoopResult(NamedTuple):
       norm: of the last update's summed gradients before clipping, float32 scalar; None unless requested.
       histograms: of the weights after the last update, then of its summed gradients, float32 (2 * variables,
         COLUMNS): least, greatest, sum, sum of squares, then the counts in equal buckets; None unless requested.
-      images: the first ones of the last batch on the first local replica, as the model gets them; None unless
+      activations: of the outputs of the model's layers for the last batch's real rows on the first local replica, with
+        the weights after the update: histograms, float32 (layers, COLUMNS), and shares of zeros, float32 (layers,), in
+        the order of `TrainStep.layers`; None unless requested.
+      images: the first real ones of the last batch on the first local replica, as the model gets them; None unless
         requested.
     """
 
@@ -65,6 +70,7 @@ class LoopResult(NamedTuple):
     names: tuple[str, ...] = ()
     norm: Any = None
     histograms: Any = None
+    activations: Any = None
     images: Any = None
 
 
@@ -157,6 +163,7 @@ class TrainStep:
             names=self.value_names,
             norm=_norm(gradients) if NORM in summaries else None,
             histograms=self._histograms(gradients) if HISTOGRAMS in summaries else None,
+            activations=self._activations(rows) if ACTIVATIONS in summaries else None,
             images=self._images(rows) if IMAGES in summaries else None,
         )
         return result, keys, weights
@@ -318,11 +325,36 @@ class TrainStep:
         variables = [variable.value for variable in self.state.model.trainable_variables]
         return tf.stack([_histogram(tf.convert_to_tensor(one)) for one in (*variables, *gradients)])
 
+    @functools.cached_property
+    def layers(self) -> dict[str, Any]:
+        """The layers whose outputs can be shown, with these: those that a functional model calls once."""
+        found = {}
+        for layer in self.state.model.layers:
+            if not isinstance(layer, keras.layers.InputLayer):
+                with contextlib.suppress(AttributeError, ValueError):  # called by nothing, or several times
+                    found[layer.name] = layer.output
+        return found
+
+    @functools.cached_property
+    def _outputs_of_layers(self) -> keras.Model:
+        return keras.Model(self.state.model.inputs, list(self.layers.values()))
+
+    @tf.function(autograph=False)
+    def _activations(self, rows: tuple[Any, ...]) -> tuple[tf.Tensor, tf.Tensor]:
+        outputs = self._outputs_of_layers(self._shown_features(rows), training=False)
+        values = [tf.cast(one, tf.float32) for one in outputs]
+        return tf.stack([_histogram(one) for one in values]), tf.stack([tf.math.zero_fraction(one) for one in values])
+
     @tf.function(autograph=False)
     def _images(self, rows: tuple[Any, ...]) -> tf.Tensor:
+        return self._shown_features(rows)[:_MOST_IMAGES]
+
+    def _shown_features(self, rows: tuple[Any, ...]) -> Any:
+        """Returns the features of real rows as the model gets them; with virtual replicas, those of the first."""
         assert self.gradients
         first = tf.nest.map_structure(lambda part: part[0], rows) if self.virtual_replicas else rows
-        return (self.gradients.distort(*first) if self.gradients.distort else first)[0][:_MOST_IMAGES]
+        features, _, weights = self.gradients.distort(*first) if self.gradients.distort else first
+        return tf.nest.map_structure(lambda part: tf.boolean_mask(part, weights > 0), features)
 
     @tf.function(autograph=False)
     def evaluate(self, iterator: Iterator[tuple[Any, ...]], steps: tf.Tensor) -> Sums:

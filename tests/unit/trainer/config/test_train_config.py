@@ -40,7 +40,14 @@ def test_flags_and_their_defaults_stay():
         **{"schedule": "exponential", "decay_at": "", "end_factor": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0},
         **{"clip_norm": None, "ema": 0.99},
         **{"summary_secs": 0.0, "checkpoint_secs": 0.0, "keep_best": 0, "early_stopping": 0, "best_metric": None},
-        **{"best_mode": "auto", "histogram_every": 0, "image_every": 0, "profile": None, "metrics_jsonl": None},
+        **{
+            "best_mode": "auto",
+            "histogram_every": 0,
+            "activation_every": 0,
+            "image_every": 0,
+            "profile": None,
+            "metrics_jsonl": None,
+        },
         **{"headspace": 0, "log_device_placement": False},
         **{"global_batch_size": 100, "streams": None, "shuffle_bytes": 1 << 30, "remainder": "pad", "prefetch": 2},
         **{"train_steps": None, "epochs": None, "steps_per_loop": 20, "max_to_keep": 5},
@@ -216,6 +223,7 @@ BESIDE: dict[str, dict[str, object]] = {
 }
 # Absurd values that were seen to train: 0 says never, and what is never reached may be as far away as numbers go.
 _NEVER = ("log_every", "summary_every", "eval_every", "checkpoint_every", "histogram_every", "image_every")
+_NEVER += ("activation_every",)
 _NEVER += (
     "summary_secs",
     "checkpoint_secs",

@@ -125,7 +125,7 @@ def test_neither_summaries_nor_a_key_log_change_a_bit_of_the_state(recipe, repli
         if mode == "keys":
             result = [stepper.run_one(iterator)[0] for _ in range(7)][-1]
         else:
-            summaries = ("norm", "histograms", "images") if mode == "summaries" else ()
+            summaries = ("norm", "histograms", "activations", "images") if mode == "summaries" else ()
             result = [train(stepper, iterator, n, *summaries)[0] for n in (3, 4)][-1]
         state = stepper.state
         averages = state.averages.values if state.averages else []
@@ -178,9 +178,10 @@ def test_summaries_are_those_of_the_update(virtual, make_stepper, batch):
         expected = [values.min(), values.max(), values.sum(), np.sum(values**2)]
         np.testing.assert_allclose(row[:4], expected, rtol=1e-3, atol=1e-5)
         assert row[4:].sum() == values.size
-    np.testing.assert_array_equal(result.images.numpy(), batch[0][: 2 if virtual else 4])
+    real = 2 if virtual else 3  # of the first virtual replica, or of the first replica's four rows
+    np.testing.assert_array_equal(result.images.numpy(), batch[0][:real])
     plain, _ = train(stepper, endless(stepper, rows), 1)
-    assert (plain.norm, plain.histograms, plain.images) == (None, None, None)
+    assert (plain.norm, plain.histograms, plain.activations, plain.images) == (None,) * 4
 
 
 def test_the_learning_rate_follows_the_global_step(make_stepper, batch):
@@ -411,3 +412,24 @@ def test_xla_computes_the_same(virtual, replicas, make_stepper, batch):
         found.append(weights_of(stepper))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_activations_and_images_are_those_of_real_rows(replicas, make_stepper, batch):
+    """Rows 3 to 7 of the batch are padding."""
+    images = batch[0]
+    layers = [keras.Input((4, 3, 1)), keras.layers.Flatten(name="flat"), keras.layers.Dense(5, "relu", name="last")]
+    stepper = make_stepper(replicas, build=lambda: keras.Sequential(layers), rate=0.1)
+    result, _ = train(stepper, endless(stepper, batch), 1, "activations", "images")
+    np.testing.assert_array_equal(result.images, images[:3])
+    kernel, bias = (variable.numpy() for variable in stepper.state.model.trainable_variables)
+    flat = images[:3].reshape(3, -1)
+    outputs = {"flat": flat, "last": np.maximum(flat @ kernel + bias, 0)}
+    assert list(stepper.layers) == list(outputs)
+    for row, share, expected in zip(*result.activations, outputs.values(), strict=True):
+        least, greatest, total, squares, *counts = row.numpy()
+        assert sum(counts) == expected.size
+        assert [least, greatest] == pytest.approx([expected.min(), expected.max()], rel=1e-5)
+        assert [total, squares] == pytest.approx([expected.sum(), np.sum(expected**2)], rel=1e-4)
+        assert float(share) == pytest.approx(np.mean(expected == 0))
+    assert 0 < float(result.activations[1][1]) < 1
