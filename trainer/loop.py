@@ -75,12 +75,13 @@ class Progress:
         return dict(zip(self.values, self.result.means.numpy().tolist(), strict=True))
 
     def since(self, earlier: Progress | None) -> Spent:
-        """Returns the time spent since an earlier progress; None: since the start.
+        """Returns the time spent since an earlier progress; since the start if that is None, or as far in updates.
 
-        Updates that were compiled take longer and are left out, unless there were no others.
+        (With parameter servers, steps may be reported together.) Updates that were compiled take longer and are left
+        out, unless there were no others.
         """
         spent, compiling = self.spent, self.compiling
-        if earlier is not None:
+        if earlier is not None and spent.steps > earlier.spent.steps:
             spent, compiling = spent.minus(earlier.spent), compiling.minus(earlier.compiling)
         return spent.minus(compiling) if spent.steps > compiling.steps else spent
 

@@ -128,14 +128,14 @@ class AsyncScheduler:
           most: steps of a block.
           lines: told of every block.
         """
-        self.reached = 0
+        self.reached = self._updates = 0
         self._graph, self._closures, self._columns = graph, closures, columns
         self._num_workers, self._most, self._lines = num_workers, most, lines
         self._pending: collections.deque[_Block] = collections.deque()
 
     def run(self, first: int, end: int, cut: Callable[[int], int], stops: Callable[[], bool]) -> Iterator[Finished]:
         """See `Scheduler.run`."""
-        begun, stopped = first, False
+        begun, stopped, self._updates = first, False, first
         while begun < end or self._pending:
             stopped = stops() or stopped  # asked each time: it raises if a server is lost
             while begun < end and not stopped and self._closures.waiting < _READY * self._num_workers:
@@ -145,6 +145,7 @@ class AsyncScheduler:
             if came := self._closures.next(_POLL_SECONDS):
                 block, made = came
                 block.made = Made(*(part.numpy() if hasattr(part, "numpy") else part for part in made))
+                self._updates = max(self._updates, int(block.made.global_step))
                 self._say(block.made)
             while self._pending and self._pending[0].made:
                 yield self._finished(self._pending.popleft())
@@ -168,8 +169,10 @@ class AsyncScheduler:
         made = block.made
         assert made is not None
         rows = {int(step): self._graph.rows.unpacked(text) for step, text in zip(made.steps, made.rows, strict=True)}
-        return Finished(block.stop, rows, bool(made.finite), float(made.waited) / self._num_workers)
+        waited = float(made.waited) / self._num_workers
+        return Finished(block.stop, rows, bool(made.finite), waited, max(block.stop, self._updates))
 
     def _say(self, made: Made) -> None:
-        losses = [self._graph.rows.loss(self._graph.rows.unpacked(text)) for text in made.rows]
+        rows = map(self._graph.rows.unpacked, made.rows)
+        losses = [self._graph.rows.loss(row) + row.penalty for row in rows]
         self._lines.add(int(made.worker), int(made.global_step), losses, float(made.seconds))

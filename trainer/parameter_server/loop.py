@@ -46,6 +46,7 @@ class Loop:
         self._progress: Progress | None = None
         self._last: Row | None = None
         self._seconds, self._waited = 0.0, 0.0
+        self._updates = 0  # as of the last report
         self._clocks = Clocks(self.actions)
 
     def train(self, start: int, last: int) -> bool:
@@ -68,7 +69,7 @@ class Loop:
 
     def _run(self, first: int, end: int) -> None:
         began = time.perf_counter()
-        before = self._seconds
+        before, self._updates = self._seconds, first
         for finished in self.scheduler.run(first, end, self._cut, self._pauses):
             self._seconds = before + time.perf_counter() - began
             self._report(finished)
@@ -112,7 +113,10 @@ class Loop:
     def _next(self, finished: Finished, row: Row) -> Progress:
         before, values = self._progress, self.rows.values(row)
         result = loop_result(finished.stop, self.averages, self.epoch.means(self.rows), row.norm)
-        made = before.spent.steps + finished.stop - before.step if before else max(1, len(finished.rows))
+        # Reports come in the order of steps, and so in bursts where a worker is slow. For the speed all updates count
+        # that there were by now.
+        more, self._updates = finished.updates - self._updates, finished.updates
+        made = before.spent.steps + more if before else max(1, len(finished.rows))
         spent = Spent(made, self._seconds, self._waited)
         compiling = before.compiling if before else spent._replace(steps=1)
         return Progress(finished.stop, values, spent, compiling, result)

@@ -33,12 +33,14 @@ class Finished(NamedTuple):
       rows: by step, of those made since the last report; a lost worker had applied the others already.
       finite: whether all losses and gradients were.
       waited: seconds that the batches took, on average over the workers.
+      updates: all updates so far, as a global step: of steps after `stop`, too, which others have made meanwhile.
     """
 
     stop: int
     rows: dict[int, Row]
     finite: bool
     waited: float
+    updates: int
 
 
 class Scheduler(Protocol):
@@ -177,7 +179,7 @@ class WorkerLines:
         Args:
           worker: that made them.
           global_step: after them.
-          losses: of each.
+          losses: of each, with regularisation.
           seconds: that they took.
         """
         key = worker, self._coordinator.starts(worker)  # a restarted worker counts from 0 again

@@ -257,7 +257,7 @@ class SyncScheduler:
         self._applied.add(share)
         row = self._graph.rows.unpacked(made.row)
         self._taken.append(_Taken(place, made, row))
-        self._lines.add(int(made.worker), step + 1, [self._graph.rows.loss(row)], float(made.seconds))
+        self._lines.add(int(made.worker), step + 1, [self._graph.rows.loss(row) + row.penalty], float(made.seconds))
 
     def _update(self, step: int) -> Finished:
         taken, self._taken = self._taken, []
@@ -270,4 +270,4 @@ class SyncScheduler:
         row = Row(penalty, float(norm), sums)
         finite = all(bool(one.share.finite) for one in taken)
         waited = max(float(one.share.waited) for one in taken)
-        return Finished(step + 1, {step: row}, finite, waited)
+        return Finished(step + 1, {step: row}, finite, waited, step + 1)

@@ -1,5 +1,6 @@
 """The graphs that workers run, with their schedulers, in this process: the same steps as without parameter servers."""
 
+import re
 import types
 
 import numpy as np
@@ -10,6 +11,7 @@ from pipeline.batch.compose import make_dataset
 from tests.datasets import write_dataset
 from trainer import plan
 from trainer.cluster.tf_config import ALONE
+from trainer.config.interval import Period
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
 from trainer.parameter_server.columns import ColumnBatches
 from trainer.parameter_server.compute import Compute
@@ -55,7 +57,7 @@ def job(config, make_strategy, make_state, monkeypatch):
         compute, closures = Compute(strategy, state, config), Closures(Here(), lambda: None)
         roles, said = Roles(("localhost:1",), ("localhost:2",), Task(CHIEF)), []
         coordinator = Coordinator(roles, None, None, 1.0, 1.0, 1, None, said.append, None)
-        lines = WorkerLines(coordinator, every=2)
+        lines = WorkerLines(coordinator, Period(2))
         if shares:
             graph = Synchronous(strategy, state, batches, compute, ledger, rows, shares)
             scheduler = SyncScheduler(graph, closures, columns, shares, shares, 0, lines)
@@ -103,13 +105,17 @@ def test_the_same_steps_as_without_parameter_servers(job, plain, shares):
     assert (made.scheduler.reached, int(made.state.global_step.numpy())) == (STEPS, STEPS)
     assert made.ledger.read(0, STEPS) == Tally(once=STEPS)
     assert made.scheduler.tally() == Tally()
+    assert [report.updates for report in reports] == [report.stop for report in reports]  # one worker: in their order
     if shares:
         assert [report.stop for report in reports] == [1, 2, 3, 4, 5]
     else:  # blocks of two steps, of one epoch each
         assert [report.stop for report in reports] == [2, 3, 5]
         counts = [line.partition(" training steps")[0] for line in made.said]
         assert counts == ["After 2", "After 4"]
-        assert f"loss on training batch is {plain[1][1]:g}"[:38] in made.said[0]
+        said = [float(re.search(r"loss on training batch is (\S+)\. ", line)[1]) for line in made.said]
+        expected = [made.rows.values(rows[step]) for step in (1, 3)]
+        assert said == pytest.approx([values["total_loss"] for values in expected], rel=3e-6)  # six digits are shown
+        assert said != pytest.approx([values["loss"] for values in expected], rel=3e-6)
 
 
 def test_steps_that_are_applied_already_are_left_out(job):

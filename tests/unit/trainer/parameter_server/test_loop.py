@@ -22,10 +22,12 @@ class Steps:
       asked: the steps of each run.
       made: by another worker before: these have no rows.
       bad: a step whose loss is not finite.
+      ahead: steps after those of a report that there are by then.
     """
 
-    def __init__(self, ledger, made=(), bad=None):
-        self.asked, self.reached, self.ledger, self.made, self.bad = [], 0, ledger, made, bad
+    def __init__(self, ledger, made=(), bad=None, ahead=0):
+        self.asked, self.reached, self.ledger = [], 0, ledger
+        self.made, self.bad, self.ahead = made, bad, ahead
 
     def run(self, first, end, cut, stops):
         self.asked.append((first, end))
@@ -38,7 +40,7 @@ class Steps:
             rows = {
                 one: Row(0.25, 2.0, np.array([4.0, 4.0 * one])) for one in range(step, stop) if one not in self.made
             }
-            yield Finished(stop, rows, self.bad not in rows, 0.5)
+            yield Finished(stop, rows, self.bad not in rows, 0.5, min(end, stop + self.ahead))
             step = stop
         self.reached = step
 
@@ -85,6 +87,17 @@ def test_a_report_has_the_numbers_of_its_steps(train):
     assert (last.spent.steps, last.spent.waited, last.compiling.waited) == (20, 3.0, 0.5)
     assert float(last.result.norm) == 2.0
     assert last.result.means.numpy().tolist() == [18.75, 0.25, 18.5]  # of steps 18 and 19, the epoch so far
+
+
+def test_the_speed_is_that_of_all_updates_whatever_has_been_reported(train, monkeypatch):
+    """Before each of the first reports, three more steps have been made than it tells of; each takes a second."""
+    now = iter(range(10**6))
+    monkeypatch.setattr("trainer.parameter_server.loop.time.perf_counter", lambda: next(now))
+    at = Action(5, lambda progress: None), Action(10, lambda progress: None, pauses=True)
+    _, _, watched, _, _ = train(*at, ahead=3)
+    assert [(one.step, one.spent.steps) for one in watched] == [(1, 1), (5, 5), (10, 7), (15, 15), (20, 17)]
+    assert watched[1].since(watched[0])[:2] == (4, 1.0)
+    assert watched[2].since(watched[1])[:2] == (2, 1.0)
 
 
 def test_steps_that_a_lost_worker_had_applied_are_counted_and_report_nothing_new(train):

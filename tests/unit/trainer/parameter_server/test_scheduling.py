@@ -1,16 +1,20 @@
 """Functions that are run again where a worker is lost, and errors that are raised, on a coordinator of the tests."""
 
+import re
 import time
+import types
 
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError, ClosureInputError
 
+from trainer.config.interval import Period
 from trainer.parameter_server import scheduling
-from trainer.parameter_server.scheduling import Closures
+from trainer.parameter_server.scheduling import Closures, WorkerLines
 
 LOST = tf.errors.UnavailableError(None, None, "worker 1 is gone")
 CANCELLED = tf.errors.CancelledError(None, None, "another function failed")
+NUMBERS = re.compile(r"\d+(?:\.\d+)?").findall
 WRONG = tf.errors.InvalidArgumentError(None, None, "shard 3 is corrupt")
 
 
@@ -112,3 +116,25 @@ def test_losses_without_a_result_in_between_end_it_and_others_do_not(jobs):
     with pytest.raises(tf.errors.UnavailableError):
         results(made)
     assert len(checked) == 8 + 5
+
+
+def test_a_workers_lines_come_at_its_own_steps_or_by_the_clock(monkeypatch):
+    now, said = [0.0], []
+    monkeypatch.setattr(scheduling.time, "monotonic", lambda: now[0])
+    starts = {0: 1, 1: 1}
+    coordinator = types.SimpleNamespace(
+        starts=starts.__getitem__, print_at=lambda worker, text: said.append((worker, *map(float, NUMBERS(text))))
+    )
+    lines = WorkerLines(coordinator, Period(2))
+    lines.add(0, 5, [1.5, 2.5, 3.5], 0.75)  # after 1, 2 and 3 steps of its own
+    lines.add(1, 6, [4.5], 0.5)
+    lines.add(0, 8, [5.5], 0.5)
+    lines.add(0, 9, [], 0.5)
+    starts[0] = 2  # started again, it counts anew
+    lines.add(0, 9, [6.5], 0.5)
+    assert said == [(0, 2, 5, 2.5, 0.25), (0, 4, 8, 5.5, 0.5)]
+    said.clear()
+    lines = WorkerLines(coordinator, Period(seconds=10.0))
+    for now[0], worker in ((1.0, 0), (2.0, 1), (10.5, 0), (11.0, 0), (12.0, 1), (20.5, 0), (21.0, 0)):
+        lines.add(worker, 0, [1.0, 2.0], 1.0)
+    assert [(worker, count) for worker, count, *_ in said] == [(0, 6), (1, 4), (0, 10)]
