@@ -34,7 +34,7 @@ _MOST_NAME, _LEAST_NAME = 180, 56  # pixels
 _MARGIN = 28
 _MATRIX_HEAD = 78
 _AXIS = 22  # for the word at an axis
-_LEAST_WIDTH = 560
+_LEAST_WIDTH, _MOST_OF_TITLE = 560, 780  # pixels: few classes make a small matrix, below a title that is whole
 _LISTED = 12  # confusions, where the cells have no numbers
 _LINE = 20
 
@@ -56,7 +56,8 @@ def confusion_matrix(report: Report, title: str) -> Image.Image:
     grid = _Grid(report, _MARGIN + _AXIS + names, _MATRIX_HEAD + _AXIS + names, cell)
     listed = report.confusions(_LISTED) if cell < _WRITTEN else []
     below = grid.top + grid.side + _BAR + 16
-    width = max(grid.left + grid.side + _BAR + _MARGIN, _LEAST_WIDTH)
+    written = min(_MOST_OF_TITLE, 1 + int(font(18).getlength(title)) + 2 * _MARGIN)
+    width = max(grid.left + grid.side + _BAR + _MARGIN, _LEAST_WIDTH, written)
     list_height = 34 + _LINE * -(-len(listed) // 2) if listed else 0
     sheet = Image.new("RGB", (width, below + list_height + _MARGIN), "white")
     pen = ImageDraw.Draw(sheet)

@@ -44,6 +44,15 @@ def test_the_colour_is_the_share_of_the_row():
     assert has(many, halves)
 
 
+def test_a_title_is_not_cut_where_few_classes_make_a_small_matrix():
+    title = "image_folder validation: cifar10_cnn at step 240, averaged weights (run/ckpt-240)"
+    width = confusion_matrix(report_of(np.eye(2, dtype=int)), title).width
+    assert 560 < width < 800
+    assert fitted(title, 18, width - 56) == title
+    assert confusion_matrix(report_of(np.eye(2, dtype=int)), "short").width == 560
+    assert confusion_matrix(report_of(np.eye(2, dtype=int)), 9 * title).width == 780
+
+
 def test_names_are_cut_to_what_is_there():
     long = "a class with a name that has no end whatever one does"
     assert fitted("short", 14, 200) == "short"
