@@ -95,6 +95,7 @@ class Action:
       do: does it.
       seconds: also due after the first inner loop that ends this long after it was last done; 0: never.
       at: also due at these steps.
+      asked: also due after an inner loop if it says so, until it is done; None: never.
       needs: the summaries of the step that it shows; see `LoopResult`.
       pauses: whether it needs the state as of this step; with parameter servers, workers pause for it.
     """
@@ -103,6 +104,7 @@ class Action:
     do: Callable[[Progress], None]
     seconds: float = 0.0
     at: tuple[int, ...] = ()
+    asked: Callable[[], bool] | None = None
     needs: frozenset[str] = _NO_SUMMARIES
     pauses: bool = False
 
@@ -123,9 +125,9 @@ class Clocks:
         self._done = [time.monotonic()] * len(actions)
 
     def is_due(self, number: int) -> bool:
-        """Returns whether an action is due by the clock."""
-        seconds = self._actions[number].seconds
-        return bool(seconds) and time.monotonic() - self._done[number] >= seconds
+        """Returns whether an action is due by the clock, or was asked for."""
+        seconds, asked = self._actions[number].seconds, self._actions[number].asked
+        return (asked is not None and asked()) or (bool(seconds) and time.monotonic() - self._done[number] >= seconds)
 
     def due(self) -> list[int]:
         """Returns the numbers of the actions that are due."""

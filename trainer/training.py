@@ -210,7 +210,7 @@ class Run(abc.ABC):
             MetricsFile(path, start, folder) if path and is_chief else None,
             TaskMetrics(self.task) if is_chief else None,
             self.evaluations,
-            _Saver(period("checkpoint"), self._save),
+            _Saver(period("checkpoint"), self._save, self._save_now, lambda: self.interrupt.saves),
             Profiler(config.output.profiled, folder.logs, is_chief),
             KubeflowReporter(last_step, is_chief, output.line),
         ]
@@ -239,6 +239,11 @@ class Run(abc.ABC):
     def _save(self) -> None:
         with self.callbacks.saving():
             self.checkpoints.save()
+
+    def _save_now(self, progress: Progress) -> None:
+        self.interrupt.saves = False
+        self._save()
+        self.output.line(f"step {progress.step} is saved, as SIGUSR2 asked: {self.checkpoints.newest}")
 
     def _evaluate_at_end(self) -> Evaluation:
         assert self.evaluations is not None
@@ -372,11 +377,20 @@ class AllReduceRun(Run):
 
 
 class _Saver(Callback):
-    """Saves checkpoints as --checkpoint_every and --checkpoint_secs say."""
+    """Saves checkpoints as --checkpoint_every and --checkpoint_secs say, and when it is asked to."""
 
-    def __init__(self, period: Period, save: Callable[[], None]) -> None:
-        self._period, self._save = period, save
+    def __init__(
+        self,
+        period: Period,
+        save: Callable[[], None],
+        save_now: Callable[[Progress], None],
+        asked: Callable[[], bool],
+    ) -> None:
+        self._period, self._save, self._save_now, self._asked = period, save, save_now, asked
 
     def actions(self) -> list[Action]:
-        """Returns the action that saves."""
-        return [Action(self._period.steps, lambda progress: self._save(), seconds=self._period.seconds, pauses=True)]
+        """Returns the actions that save."""
+        return [
+            Action(self._period.steps, lambda progress: self._save(), seconds=self._period.seconds, pauses=True),
+            Action(0, self._save_now, asked=self._asked, pauses=True),
+        ]

@@ -82,9 +82,16 @@ def test_two_workers_also_tell_what_they_send(digits, tmp_path):
 
 
 def test_a_signal_asks_without_disturbing_the_run(digits, tmp_path):
-    process = start(digits, tmp_path, "--train_steps=1000", "--log_every=20", "--steps_per_loop=5")
+    process = start(
+        digits, tmp_path, "--train_steps=1000", "--log_every=20", "--steps_per_loop=5", "--checkpoint_every=0"
+    )
     wait_for_step(process, 40)
     process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGUSR2)
     ((code, out, err),) = finish(process)
     assert (code, err) == (0, "")
     assert len(re.findall(r"^step \d+, \S+-bound: \d+% of [\d.]+ s waiting for input, ", out, re.MULTILINE)) == 1
+    ((step, path),) = re.findall(r"^step (\d+) is saved, as SIGUSR2 asked: (.*)$", out, re.MULTILINE)
+    assert 40 <= int(step) < 1000
+    assert path == f"{tmp_path}/ckpt-{step}"
+    assert sorted(one.name for one in tmp_path.glob("*.index")) == sorted([f"ckpt-{step}.index", "ckpt-1000.index"])

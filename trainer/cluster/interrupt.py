@@ -1,6 +1,6 @@
 """Signals: the first SIGTERM or SIGINT asks for a checkpoint and an end, a second one ends the process at once.
 
-SIGUSR1 asks how the run is doing.
+SIGUSR1 asks how the run is doing, SIGUSR2 for a checkpoint without an end.
 
 Python's handlers run only between bytecodes, but an inner loop or a hung collective is one long call into TensorFlow.
 So `signal.set_wakeup_fd` passes the numbers of the signals to a thread, which runs during such calls.
@@ -19,6 +19,8 @@ from pipeline import errors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 QUESTION = signal.SIGUSR1  # how the run is doing
+SAVE = signal.SIGUSR2  # a checkpoint now
+_ALL = (*SIGNALS, QUESTION, SAVE)
 
 
 class Interrupt:
@@ -28,12 +30,13 @@ class Interrupt:
       requested: the signal that asked for the end; None: none did.
       receiver: the process of the job that received it; empty: this one.
       asked: whether SIGUSR1 came; whoever answers sets it to False.
+      saves: whether SIGUSR2 came; whoever saves sets it to False.
     """
 
     def __init__(self, command: str) -> None:
         self.requested: signal.Signals | None = None
         self.receiver = ""
-        self.asked = False
+        self.asked = self.saves = False
         self._command = command
         self._deferred = self._received = False
 
@@ -82,7 +85,7 @@ class Interrupt:
         self._stderr = os.dup(2)  # file descriptor 2 may be redirected later
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._handlers = {number: signal.getsignal(number) for number in (*SIGNALS, QUESTION)}
+        self._handlers = {number: signal.getsignal(number) for number in _ALL}
         self._listen()
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
@@ -96,7 +99,7 @@ class Interrupt:
         os.close(self._write)  # ends the thread
 
     def _listen(self) -> None:
-        for number in (*SIGNALS, QUESTION):
+        for number in _ALL:
             signal.signal(number, lambda number, frame: None)  # the thread does the work
 
     def _watch(self) -> None:
@@ -104,6 +107,7 @@ class Interrupt:
             if byte[0] in SIGNALS:
                 self._receive(signal.Signals(byte[0]))
             self.asked = self.asked or byte[0] == QUESTION
+            self.saves = self.saves or byte[0] == SAVE
         os.close(self._read)
         os.close(self._stderr)
 

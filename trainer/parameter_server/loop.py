@@ -93,7 +93,9 @@ class Loop:
         return self._next_due(step, SPAN if self._last else 1, pauses=False)
 
     def _pauses(self) -> bool:
-        return self.stops() or any(self.actions[number].pauses for number in self._clocks.due())
+        # Before the first report nothing that pauses can be done: to pause for it would be to wait for ever.
+        is_due = self._progress and any(self.actions[number].pauses for number in self._clocks.due())
+        return self.stops() or bool(is_due)
 
     def _report(self, finished: Finished) -> None:
         for step in sorted(finished.rows):

@@ -196,3 +196,22 @@ def test_an_action_is_due_by_the_clock_of_any_worker_one_loop_later(monkeypatch)
     done.clear()
     train(counting(0)[0], 0, 9, 2, actions, lambda due: (False, {0}))  # another worker's clock
     assert done == [("never", step) for step in (3, 5, 7, 9)]
+
+
+def test_what_any_worker_was_asked_for_is_done_by_all_one_loop_later_and_once():
+    asked, done = [False], []
+
+    def do(progress):
+        asked[0] = False
+        done.append(progress.step)
+
+    def ask(progress):
+        asked[0] = True
+
+    action = Action(0, do, asked=lambda: asked[0])
+    train(counting(0)[0], 0, 9, 2, [action, Action(0, ask, at=(3,))], lambda due: (False, set(due)))
+    assert done == [5]
+    done.clear()
+    answers = iter([set(), {0}, set(), set(), set(), set()])  # another worker was asked
+    train(counting(0)[0], 0, 9, 2, [action], lambda due: (False, next(answers)))
+    assert done == [5]

@@ -125,3 +125,14 @@ def test_by_the_clock_workers_pause_for_what_needs_the_state_alone(train, monkey
     at_every_step, often = Action(1, lambda progress: None), {"every": 0, "do": lambda progress: None, "seconds": 5.0}
     assert train(at_every_step, Action(**often))[1] == [20]
     assert len(train(at_every_step, Action(**often, pauses=True))[1]) > 1
+
+
+def test_workers_pause_for_what_was_asked_for_but_not_before_the_first_report(train):
+    asked, done = [True], []
+
+    def save(progress):
+        asked[0] = False
+        done.append(progress.step)
+
+    steps, settled, *_ = train(Action(4, lambda progress: None), Action(0, save, asked=lambda: asked[0], pauses=True))
+    assert (done, settled, steps.reached) == ([1], [1, 20], 20)
