@@ -29,7 +29,7 @@ from trainer.callbacks.kubeflow import KubeflowReporter
 from trainer.callbacks.metrics_file import MetricsFile, TaskMetrics
 from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar
 from trainer.callbacks.run_summary import RunSummary
-from trainer.callbacks.tensorboard import Profiler, TensorBoard, TrainScalars
+from trainer.callbacks.tensorboard import Profiler, Shown, TensorBoard, TrainScalars
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint import structure
 from trainer.checkpoint.manager import CheckpointManager, EpochSums, LossAverages, Stateful
@@ -112,7 +112,8 @@ class Run(abc.ABC):
       parts: the parts of a checkpoint that are not variables, by name.
       observers: further callbacks.
       bottleneck: judges the speed; None: nothing does.
-      graph_of: the step whose graph and histograms TensorBoard shows; None: it shows none.
+      shown: the step whose graph and histograms TensorBoard shows.
+      read_histograms: returns those of this moment; None: they are in the result of a step.
     """
 
     io_device: ClassVar[str | None] = None  # reads and writes checkpoints; None: the variables' own devices
@@ -126,7 +127,8 @@ class Run(abc.ABC):
     parts: Mapping[str, Stateful]
     observers: Sequence[Callback] = ()
     bottleneck: Bottleneck | None = None
-    graph_of: TrainStep | None = None
+    shown: Shown
+    read_histograms: Callable[[], tf.Tensor] | None = None
 
     def __init__(
         self,
@@ -206,7 +208,7 @@ class Run(abc.ABC):
             LogLine(period("log"), rows, output),
             self.epoch_line if config.steps.logs_epochs else None,
             TrainScalars(period("summary"), rows, self.state.rate, self.callbacks.on_metrics),
-            TensorBoard(config, in_epoch, start, is_chief, self.graph_of),
+            TensorBoard(config, in_epoch, start, is_chief, self.shown, self.read_histograms),
             MetricsFile(path, start, folder) if path and is_chief else None,
             TaskMetrics(self.task) if is_chief else None,
             self.evaluations,
@@ -314,7 +316,7 @@ class AllReduceRun(Run):
         if self.cluster.size > 1:
             found = structure.of(self.state.model)
             self.ties.compare(found, description.model_difference, config.run.collective_timeout)
-        self.stepper = self.graph_of = train_step.create(self.strategy, self.state, config, plan.training)
+        self.stepper = self.shown = train_step.create(self.strategy, self.state, config, plan.training)
         self.bottleneck: Bottleneck = Bottleneck(config, Facts.of(plan, self.strategy), self.stepper)
         self.epoch = EpochSums(self.stepper.epoch, self.stepper.steps_per_epoch)
         self.parts = {"averages": LossAverages(self.stepper.averages), "epoch": self.epoch}

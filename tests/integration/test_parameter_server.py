@@ -7,6 +7,7 @@ import time
 
 import pytest
 import tensorflow as tf
+from tensorboard.backend.event_processing import event_accumulator
 
 from benchmarks import straggler
 from pipeline.index.__main__ import main as index
@@ -49,7 +50,7 @@ def assert_all_ended(outcomes, code=0):
 
 
 def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
-    flags = (*LINE, "--epochs=6", "--steps_per_loop=2", "--log_every=5", "--ema=0.9")
+    flags = (*LINE, "--epochs=6", "--steps_per_loop=2", "--log_every=5", "--ema=0.9", "--histogram_every=25")
     outcomes = Job(2, 1, line, tmp_path, *flags).finish()
     assert_all_ended(outcomes)
     out = outcomes["chief 0"][1]
@@ -61,6 +62,13 @@ def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
     assert f"checkpoint: {tmp_path}/ckpt-60" in out
     assert [int(step) for step in re.findall(r"^step (\d+), loss", out, re.M)] == list(range(5, 61, 5))
     assert rows_of(outcomes) == sorted(list(range(ROWS)) * 6)
+    shown = event_accumulator.EventAccumulator(str(tmp_path / "logs"), {"histograms": 0}).Reload()
+    tags = shown.Tags()["histograms"]
+    assert {tag.partition("/")[0] for tag in tags} == {"weights", "gradients"}
+    assert all([event.step for event in shown.Histograms(tag)] == [1, 25, 50] for tag in tags)
+    names = [node.name for node in shown.Graph().node]
+    assert any(name.startswith("worker/gradients/") for name in names)
+    assert any("/job:ps/" in node.device for node in shown.Graph().node)
     lines = [WORKER_LINE.match(text) for i in (0, 1) for text in outcomes[f"worker {i}"][1].splitlines()]
     counts = [int(match[1]) for match in lines if match]
     assert counts

@@ -11,7 +11,7 @@ from tensorflow.python.framework import function_def_to_graph  # public nowhere
 
 _CALLED = ("f", "body", "then_branch")  # attributes that name the function of a node
 _LOOP = re.compile(r"^(while/)+")  # the scope of `TrainStep.train`
-_TAPE = re.compile(r"^(?P<call>.*/)?gradient_tape/(?:while/)?(?P<replica>replica_\d+/)?")
+_TAPE = re.compile(r"^(?P<call>.*/)?gradient_tape/(?:while/)?(?P<replica>(?:replica_\d+|worker)/)?")
 
 
 def readable(graph: tf.Graph, layers: Collection[str] = ()) -> Any:

@@ -8,7 +8,7 @@ import pathlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,17 @@ from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
 from trainer.config.interval import Period, period_of
 from trainer.loop import Action, Progress
-from trainer.step.train_step import ACTIVATIONS, AVERAGED, BUCKETS, HISTOGRAMS, IMAGES, NORM, TrainStep, are_images
+from trainer.step.state import TrainState
+from trainer.step.train_step import (
+    ACTIVATIONS,
+    AVERAGED,
+    BUCKETS,
+    HISTOGRAMS,
+    IMAGES,
+    NORM,
+    are_images,
+    outputs_of_layers,
+)
 
 _VERSION = "brain.Event:2"  # of the files; from 2 on, TensorBoard heeds session logs
 _PREFIX = "events.out.tfevents."
@@ -66,6 +76,18 @@ class TrainScalars(Callback):
         self._write(progress.step, values)
 
 
+class Shown(Protocol):
+    """A step that TensorBoard shows.
+
+    Attributes:
+      graph: of it, once it has been traced.
+      state: that it trains.
+    """
+
+    graph: tf.Graph | None
+    state: TrainState
+
+
 class TensorBoard(Callback):
     """Writes an events file, on the chief.
 
@@ -74,7 +96,8 @@ class TensorBoard(Callback):
       steps_per_epoch: T.
       start_step: global step of the state that training begins with.
       is_chief: whether this worker writes.
-      stepper: whose graph, histograms and images are written; None: only scalars are.
+      stepper: whose graph, histograms and images are written.
+      read_histograms: returns those of this moment; None: they are in the result of a step.
 
     Attributes:
       file: the events file.
@@ -86,17 +109,18 @@ class TensorBoard(Callback):
         steps_per_epoch: int,
         start_step: int,
         is_chief: bool,
-        stepper: TrainStep | None = None,
+        stepper: Shown,
+        read_histograms: Callable[[], tf.Tensor] | None = None,
     ) -> None:
         shows = bool(config.steps.summary_every or config.steps.summary_secs)
         self.file = EventFile(config.run.folder.logs, start_step, is_chief and shows)
         self._flags, self._start_step, self._stepper = config.output, start_step, stepper
-        if config.output.activation_every and stepper and not stepper.layers:
+        if config.output.activation_every and not outputs_of_layers(stepper.state.model):
             raise UsageError(
                 f"--activation_every={config.output.activation_every}: the model does not say which layers follow one "
                 "another; make it by keras.Sequential or keras.Model(inputs, outputs), or leave the flag out"
             )
-        self._steps_per_epoch = steps_per_epoch
+        self._steps_per_epoch, self._read_histograms = steps_per_epoch, read_histograms
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
         """Writes numbers."""
@@ -104,8 +128,6 @@ class TensorBoard(Callback):
 
     def actions(self) -> list[Action]:
         """Returns the actions that write graph, histograms and images; in a new run also those of the first step."""
-        if self._stepper is None:
-            return []
         first = () if self._start_step else (1,)
         found = [Action(0, self._write_graph, at=(self._start_step + 1,))]
         shown = [
@@ -117,26 +139,28 @@ class TensorBoard(Callback):
         for every, summary, write in shown:
             if every:
                 steps, seconds = period_of(every, self._steps_per_epoch)
-                found.append(Action(steps, write, seconds=seconds, at=first, needs=frozenset({summary})))
+                pauses = summary == HISTOGRAMS and self._read_histograms is not None
+                found.append(Action(steps, write, seconds=seconds, at=first, needs=frozenset({summary}), pauses=pauses))
         return found
 
     def _write_graph(self, progress: Progress) -> None:
-        if self.file.is_first and self._stepper and self._stepper.graph is not None:  # one graph per folder
+        if self.file.is_first and self._stepper.graph is not None:  # one graph per folder
             layers = {layer.name for layer in self._stepper.state.model._flatten_layers()}
             self.file.graph(graph.readable(self._stepper.graph, layers))
 
     def _write_histograms(self, progress: Progress) -> None:
-        if self.file.writes and self._stepper:
+        if self.file.writes:
             paths = [variable.path for variable in self._stepper.state.model.trainable_variables]
             tags = [*(f"weights/{path}" for path in paths), *(f"gradients/{path}" for path in paths)]
-            rows = progress.result.histograms.numpy().tolist()
+            found = self._read_histograms() if self._read_histograms else progress.result.histograms
+            rows = found.numpy().tolist()
             self.file.histograms(progress.step, dict(zip(tags, rows, strict=True)))
 
     def _write_activations(self, progress: Progress) -> None:
-        if self.file.writes and self._stepper:
+        if self.file.writes:
             rows, zeros = (part.numpy().tolist() for part in progress.result.activations)
             if sum(rows[0][-BUCKETS:]):  # else the batch has no real row here
-                names = list(self._stepper.layers)
+                names = list(outputs_of_layers(self._stepper.state.model))
                 self.file.histograms(
                     progress.step, {f"activations/{name}": row for name, row in zip(names, rows, strict=True)}
                 )

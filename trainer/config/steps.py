@@ -106,7 +106,6 @@ class OutputFlags:
     histogram_every: Every = flag(
         0,
         "histograms of all weights and summed gradients for TensorBoard, as --log_every says it; 0: none",
-        parameter_server=_WITH_SERVERS,
         **_INTERVAL,
     )
     activation_every: Every = flag(

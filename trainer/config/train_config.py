@@ -19,6 +19,7 @@ from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import parse_sources
 from trainer.config import file
 from trainer.config.data import DataFlags, OrderFlags
+from trainer.config.interval import Interval
 from trainer.config.meaning import (
     PARAMETER_SERVER,
     check_apart,
@@ -247,7 +248,16 @@ class TrainConfig:
         """Raises UsageError if a flag is meaningless or unsupported with parameter servers."""
         if self.run.strategy != PARAMETER_SERVER:
             return
-        check_all(lambda: check_parameter_server(self), self._check_one_data_set, self._check_no_nadam)
+        check_all(
+            lambda: check_parameter_server(self), self._check_one_data_set, self._check_no_nadam, self._check_shown
+        )
+
+    def _check_shown(self) -> None:
+        if Interval.of(self.output.histogram_every).is_time:
+            raise UsageError(
+                f"--histogram_every={self.output.histogram_every} with --strategy={PARAMETER_SERVER}: workers follow "
+                "the number of a step, not the chief's clock; give it in steps or epochs"
+            )
 
     def _check_one_data_set(self) -> None:
         if not isinstance(parse_sources(self.data.data_dir), str):

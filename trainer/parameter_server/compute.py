@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import keras
@@ -13,8 +14,9 @@ import tensorflow as tf
 from pipeline.batch.batches import DeviceDistortion
 from pipeline.errors import PipelineError, UsageError
 from trainer.config import TrainConfig
+from trainer.config.interval import Period
 from trainer.step.state import TrainState
-from trainer.step.train_step import Contribution, Gradients, clipped
+from trainer.step.train_step import COLUMNS, Contribution, Gradients, clipped, histogram
 from trainer.task.base import WEIGHT
 
 _COUNT, _RATE = "_iterations", "_learning_rate"  # of Keras' optimizers; public nowhere as what can be set
@@ -91,8 +93,10 @@ class Compute:
     """Computes gradients on workers, and applies them on parameter servers.
 
     Attributes:
+      state: on the parameter servers.
       trainable: moves the weights.
       kept: moves the floating-point variables that are not trained.
+      graph: of a step, once it has been traced.
     """
 
     def __init__(
@@ -101,9 +105,19 @@ class Compute:
         state: TrainState,
         config: TrainConfig,
         distort: DeviceDistortion | None = None,
+        shown: Period = Period(),  # noqa: B008, it is immutable
     ) -> None:
+        """Makes variables beside those of the state.
+
+        Args:
+          strategy: of the parameter servers.
+          state: created in its scope.
+          config: of the run.
+          distort: distorts rows on the worker's device; None: the input distorts.
+          shown: the steps whose gradients `histograms` shows, besides the first.
+        """
         model = state.model
-        self._strategy, self._state = strategy, state
+        self._strategy, self.state, self.graph = strategy, state, None
         self._gradients = Gradients(state, 1, config.order.seed, config.model.jit_compile, distort)
         self._clip_norm = config.optimizer.clip_norm
         self.trainable = Transfer([v.value for v in model.trainable_variables])
@@ -111,12 +125,18 @@ class Compute:
         self.kept = Transfer(
             [v.value for v in model.non_trainable_variables if v.dtype.startswith(("float", "bfloat"))]
         )
+        self._shown_every = Fraction(shown.steps)
+        with strategy.scope():
+            rows = tf.zeros([len(self.trainable.variables), COLUMNS])
+            self._shown = tf.Variable(rows, trainable=False, name="histograms") if shown.steps else None
 
     def of(self, step: tf.Tensor, share: tf.Tensor, batch: tuple[Any, ...]) -> tuple[Contribution, Sent]:
         """Returns the contribution of a share's rows to a step, and what to send of it."""
+        self.graph = tf.compat.v1.get_default_graph()
         values = [self.trainable.pull(), self._fixed.pull()]
         weight = tf.maximum(tf.reduce_sum(batch[-1]), 1.0)
-        computed = self._gradients.of(share, weight, values, batch, step)
+        with tf.name_scope("worker"):
+            computed = self._gradients.of(share, weight, values, batch, step)
         old = [value for value in values[1] if value.dtype.is_floating]
         changes = [new - tf.cast(was, tf.float32) for new, was in zip(computed.state, old, strict=True)]
         return computed, Sent(self.trainable.flattened(computed.gradients), self.kept.flattened(changes))
@@ -124,7 +144,9 @@ class Compute:
     @tf.function(autograph=False)
     def apply(self, step: tf.Tensor, sent: Sent) -> tf.Tensor:
         """Changes the weights by the gradient of a step; returns a tensor whose operation ends when that is done."""
-        state = self._state
+        state = self.state
+        if self._shown is not None:
+            tf.cond(self._is_shown(step + 1), lambda: self._show(sent), lambda: tf.constant(False))
         gradients = self.trainable.push(clipped(sent.gradients, self._clip_norm))
         rate = state.schedule(step) if state.schedule else None
 
@@ -138,6 +160,23 @@ class Compute:
         if state.averages:
             state.averages.update(self._strategy, step + 1)
         return tf.constant(True)
+
+    def _is_shown(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns whether a step, from 1 on, is shown, bool scalar: as `Period.is_due` says it, and the first."""
+        amount, parts = self._shown_every.as_integer_ratio()
+        return tf.equal(step, 1) | tf.not_equal(step * parts // amount, (step - 1) * parts // amount)
+
+    def _show(self, sent: Sent) -> tf.Tensor:
+        assert self._shown is not None
+        self._shown.assign(tf.stack([histogram(gradient) for gradient in self.trainable.push(sent.gradients)]))
+        return tf.constant(True)
+
+    @tf.function(autograph=False)
+    def histograms(self) -> tf.Tensor:
+        """Returns what `LoopResult.histograms` has, of the weights now and of the last gradient that is shown."""
+        assert self._shown is not None
+        of_weights = [histogram(variable.read_value()) for variable in self.trainable.variables]
+        return tf.concat([tf.stack(of_weights), self._shown.read_value()], axis=0)
 
 
 def norm_of(sent: Sent) -> tf.Tensor:

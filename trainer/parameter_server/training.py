@@ -21,6 +21,7 @@ from trainer.cluster import failures, ports, rendezvous, strategies, tf_config
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
+from trainer.config.interval import period_of
 from trainer.loop import Action, Progress
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
 from trainer.parameter_server.columns import ColumnBatches
@@ -161,7 +162,10 @@ class ParameterServerRun(Run):
         with self.strategy.scope():
             self.ledger = Ledger()
         columns = iter(self.cluster.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
-        compute = Compute(self.strategy, self.state, config, train_step.distortion(plan.training))
+        shown = period_of(config.output.histogram_every, plan.training.steps_per_epoch)
+        compute = self.shown = Compute(self.strategy, self.state, config, train_step.distortion(plan.training), shown)
+        if shown.steps:
+            self.read_histograms = compute.histograms
         self.rows = Rows(self.state.measure)
         closures = Closures(self.cluster, self.coordinator.check_soon)
         self.scheduler: Scheduler

@@ -55,7 +55,7 @@ class LoopResult(NamedTuple):
         COLUMNS): least, greatest, sum, sum of squares, then the counts in equal buckets; None unless requested.
       activations: of the outputs of the model's layers for the last batch's real rows on the first local replica, with
         the weights after the update: histograms, float32 (layers, COLUMNS), and shares of zeros, float32 (layers,), in
-        the order of `TrainStep.layers`; None unless requested.
+        the order of `outputs_of_layers`; None unless requested.
       images: the first real ones of the last batch on the first local replica, as the model gets them; None unless
         requested.
     """
@@ -323,27 +323,17 @@ class TrainStep:
     @tf.function(autograph=False)
     def _histograms(self, gradients: list[tf.Tensor]) -> tf.Tensor:
         variables = [variable.value for variable in self.state.model.trainable_variables]
-        return tf.stack([_histogram(tf.convert_to_tensor(one)) for one in (*variables, *gradients)])
-
-    @functools.cached_property
-    def layers(self) -> dict[str, Any]:
-        """The layers whose outputs can be shown, with these: those that a functional model calls once."""
-        found = {}
-        for layer in self.state.model.layers:
-            if not isinstance(layer, keras.layers.InputLayer):
-                with contextlib.suppress(AttributeError, ValueError):  # called by nothing, or several times
-                    found[layer.name] = layer.output
-        return found
+        return tf.stack([histogram(tf.convert_to_tensor(one)) for one in (*variables, *gradients)])
 
     @functools.cached_property
     def _outputs_of_layers(self) -> keras.Model:
-        return keras.Model(self.state.model.inputs, list(self.layers.values()))
+        return keras.Model(self.state.model.inputs, list(outputs_of_layers(self.state.model).values()))
 
     @tf.function(autograph=False)
     def _activations(self, rows: tuple[Any, ...]) -> tuple[tf.Tensor, tf.Tensor]:
         outputs = self._outputs_of_layers(self._shown_features(rows), training=False)
         values = [tf.cast(one, tf.float32) for one in outputs]
-        return tf.stack([_histogram(one) for one in values]), tf.stack([tf.math.zero_fraction(one) for one in values])
+        return tf.stack([histogram(one) for one in values]), tf.stack([tf.math.zero_fraction(one) for one in values])
 
     @tf.function(autograph=False)
     def _images(self, rows: tuple[Any, ...]) -> tf.Tensor:
@@ -521,6 +511,16 @@ def are_images(features: Any) -> bool:
     return features.shape.rank == 4 and features.shape[-1] in _CHANNELS
 
 
+def outputs_of_layers(model: keras.Model) -> dict[str, Any]:
+    """Returns the outputs that can be shown, by layer: of those that a functional model calls once; else none."""
+    found = {}
+    for layer in model.layers:
+        if not isinstance(layer, keras.layers.InputLayer):
+            with contextlib.suppress(AttributeError, ValueError):  # called by nothing, or several times
+                found[layer.name] = layer.output
+    return found
+
+
 def _apart(value: Any) -> Any:
     """Returns the tensors behind a node that keeps their computation independent of what reads them.
 
@@ -566,7 +566,7 @@ def _norm(gradients: list[tf.Tensor]) -> tf.Tensor:
     return tf.linalg.global_norm(gradients)
 
 
-def _histogram(tensor: tf.Tensor) -> tf.Tensor:
+def histogram(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a row of `LoopResult.histograms`."""
     values = tf.reshape(tf.cast(tensor, tf.float32), [-1])
     least, greatest = tf.reduce_min(values), tf.reduce_max(values)

@@ -2,6 +2,7 @@
 
 import re
 import types
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tensorflow as tf
 from pipeline.batch.compose import make_dataset
 from tests.datasets import write_dataset
 from trainer import plan
+from trainer.callbacks import graph
 from trainer.cluster.tf_config import ALONE
 from trainer.config.interval import Period
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
@@ -23,6 +25,7 @@ from trainer.parameter_server.scheduling import Closures, WorkerLines
 from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
 
 STEPS, EPOCH = 5, 3  # of 11 examples, the last one of an epoch has a row of padding
+NEVER = Period()
 FLAGS = {"optimizer": "adam", "rate": 0.01}
 
 
@@ -47,24 +50,25 @@ def job(config, make_strategy, make_state, monkeypatch):
         tf.distribute.coordinator, "experimental_get_current_worker_index", lambda: tf.constant(0, tf.int64)
     )
 
-    def make(shares=0):
+    def make(shares=0, shown=NEVER):
         strategy = make_strategy(1, "one_device")
         state = make_state(strategy, **FLAGS)
         batches = ColumnBatches(plan.make(config, ALONE).training.first, shares or 1)
         with strategy.scope():
             ledger = Ledger()
         columns, rows = iter(batches.dataset()), Rows(state.measure)
-        compute, closures = Compute(strategy, state, config), Closures(Here(), lambda: None)
+        compute, closures = Compute(strategy, state, config, None, shown), Closures(Here(), lambda: None)
         roles, said = Roles(("localhost:1",), ("localhost:2",), Task(CHIEF)), []
         coordinator = Coordinator(roles, None, None, 1.0, 1.0, 1, None, said.append, None)
         lines = WorkerLines(coordinator, Period(2))
         if shares:
-            graph = Synchronous(strategy, state, batches, compute, ledger, rows, shares)
-            scheduler = SyncScheduler(graph, closures, columns, shares, shares, 0, lines)
+            steps = Synchronous(strategy, state, batches, compute, ledger, rows, shares)
+            scheduler = SyncScheduler(steps, closures, columns, shares, shares, 0, lines)
         else:
-            graph = Asynchronous(state, batches, compute, ledger, rows)
-            scheduler = AsyncScheduler(graph, closures, columns, 1, 2, lines)
-        return types.SimpleNamespace(state=state, ledger=ledger, rows=rows, scheduler=scheduler, said=said)
+            steps = Asynchronous(state, batches, compute, ledger, rows)
+            scheduler = AsyncScheduler(steps, closures, columns, 1, 2, lines)
+        parts = {"state": state, "ledger": ledger, "rows": rows, "scheduler": scheduler, "said": said}
+        return types.SimpleNamespace(**parts, compute=compute)
 
     return make
 
@@ -79,16 +83,17 @@ def weights(state):
 
 @pytest.fixture
 def plain(config, make_stepper):
-    """The weights after the steps of one process without parameter servers, and the loss of each step."""
+    """The weights after the steps of one process without parameter servers, loss and histograms of each step."""
     stepper = make_stepper(1, name="one_device", **FLAGS)
     batches = iter(
         stepper.strategy.experimental_distribute_dataset(make_dataset(plan.make(config, ALONE).training.request))
     )
-    losses = []
+    losses, histograms = [], []
     for _ in range(STEPS):
-        result = stepper.run(batches, 1)
+        result = stepper.run(batches, 1, frozenset({"histograms"}))
+        histograms.append(np.split(result.histograms.numpy(), 2))
         losses.append(dict(zip(result.names, result.values.numpy().tolist(), strict=True))["loss"])
-    return weights(stepper.state), losses
+    return weights(stepper.state), losses, histograms
 
 
 @pytest.mark.parametrize("shares", [0, 2], ids=["asynchronous, one worker", "synchronous, two"])
@@ -116,6 +121,20 @@ def test_the_same_steps_as_without_parameter_servers(job, plain, shares):
         expected = [made.rows.values(rows[step]) for step in (1, 3)]
         assert said == pytest.approx([values["total_loss"] for values in expected], rel=3e-6)  # six digits are shown
         assert said != pytest.approx([values["loss"] for values in expected], rel=3e-6)
+
+
+@pytest.mark.parametrize("shares", [0, 2])
+def test_histograms_are_of_the_weights_now_and_of_the_gradient_of_the_last_shown_step(shares, job, plain):
+    made = job(shares, Period(Fraction(5, 2)))  # steps 1, 3 and 5
+    for last, shown in ((1, 1), (2, 1), (4, 3), (5, 5)):
+        run(made, made.scheduler.reached, last)
+        of_weights, of_gradients = np.split(made.compute.histograms().numpy(), 2)
+        for mine, theirs in ((of_weights, plain[2][last - 1][0]), (of_gradients, plain[2][shown - 1][1])):
+            np.testing.assert_allclose(mine[:, :4], theirs[:, :4], rtol=1e-3, atol=1e-5)  # least, greatest, sums
+            assert mine[:, 4:].sum(axis=1).tolist() == theirs[:, 4:].sum(axis=1).tolist()
+    layers = {layer.name for layer in made.state.model._flatten_layers()}
+    names = [node.name for node in graph.readable(made.compute.graph, layers).node]
+    assert [name for name in names if name.startswith("worker/gradients/dense/")]
 
 
 def test_steps_that_are_applied_already_are_left_out(job):
