@@ -22,7 +22,7 @@ def train(*flags):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     losses = {int(step): float(loss) for step, loss in re.findall(r"^step (\d+), loss = (\S+) ", done.stdout, re.M)}
-    return losses, float(re.search(r"test accuracy = (0\.\d+), loss = \S+ \(10000 examples\)", done.stdout)[1])
+    return losses, float(re.search(r"test accuracy = (0\.\d+), loss = \S+ \(10000 examples", done.stdout)[1])
 
 
 @needs_data
