@@ -213,6 +213,20 @@ def test_the_towers_of_cifar10_are_ported_in_two_commands(folder):
     assert "step 0 to 2 of 256 examples, 3 per epoch; a new run" in done.stdout
 
 
+@pytest.mark.slow
+def test_the_commands_of_the_classic_programs_run(folder):
+    """With less data and fewer steps."""
+    lines = re.findall(r"^    stepfeed ((?:train|launch) (?:.*\\\n)*.*)$", page_text("classics.md"), re.MULTILINE)
+    assert len(lines) == 4
+    write_dataset(folder / "cifar10", (300, 220), (32, 32, 3), (64,))
+    for line in lines:
+        words = [re.sub("=1000000|=1000|=200$", "=4", word) for word in shlex.split(line.replace("\\\n", " "))]
+        words = [re.sub("epochs=10$", "epochs=2", word) for word in words]
+        done = forked.run(["-m", "stepfeed", *words], cwd=folder)
+        assert done.returncode == 0, (line, done.stderr)
+        assert "test accuracy = 0." in done.stdout, line
+
+
 def test_code_of_ones_own_trains_as_the_page_says(folder):
     """The model, the compiled model and the call from Python of docs/training.md; the tracker of docs/outputs.md."""
     model, compiled, call = re.findall(r"```python\n(.*?)```", page_text("training.md"), re.DOTALL)
