@@ -48,11 +48,11 @@ def test_two_replicas_learn_the_digits(train, tmp_path):
         "--eval_every=60",
     )
     assert lines[0] == (
-        "mirrored: 2 replicas, here CPU:0, CPU:1; mlp with 397,510 parameters; momentum 0.05 exponential; "
-        "no distortion; step 0 to 120 of 100 examples, 15 per epoch; a new run"
+        "mirrored: 2 replicas, here CPU:0, CPU:1; mlp with 397,510 parameters; momentum 0.05 exponential, "
+        "average of the weights 0.99; no distortion; step 0 to 120 of 100 examples, 15 per epoch; a new run"
     )
     assert [int(LOG_LINE.fullmatch(line)[1]) for line in lines if "examples/sec" in line] == [50, 100]
-    evaluated = r"test accuracy = (0\.\d{4}), loss = \d\.\d{4} \((\d+) examples\)"
+    evaluated = r"test accuracy = (0\.\d{4}), loss = \d\.\d{4} \((\d+) examples; averaged weights\)"
     assert [line for line in lines if line.startswith("epoch ")] == []  # the run is given in steps
     assert len([line for line in lines if re.fullmatch(f"step 60, {evaluated}", line)]) == 1
     accuracy, examples = re.fullmatch(evaluated, lines[-2]).groups()
@@ -116,17 +116,17 @@ def test_slices_of_splits(train):
 
 
 @pytest.mark.parametrize(
-    ("model", "flags"),
+    ("model", "flags", "weights"),
     [
-        ("lenet", ["--optimizer=adam", "--learning_rate=0.001", "--distort=shift(pixels=2)"]),
-        ("cifar10_cnn", ["--distort=none", "--global_batch_size=32"]),
-        ("mlp", ["--strategy=central_storage", "--num_replicas=2", "--remainder=drop"]),
+        ("lenet", ["--optimizer=adam", "--learning_rate=0.001", "--distort=shift(pixels=2)"], ""),
+        ("cifar10_cnn", ["--distort=none", "--global_batch_size=32"], "; averaged weights"),
+        ("mlp", ["--strategy=central_storage", "--num_replicas=2", "--remainder=drop", "--ema=0"], ""),
     ],
 )
-def test_models_optimizers_and_strategies(model, flags, train):
+def test_models_optimizers_and_strategies(model, flags, weights, train):
     lines = train(f"--model={model}", "--train_steps=3", "--log_every=3", *flags)
     assert LOG_LINE.fullmatch(lines[1])
-    assert lines[-2].endswith("(368 examples)")
+    assert lines[-2].endswith(f"(368 examples{weights})")
 
 
 def test_resuming_in_two_runs_is_one_run(digits, tmp_path, capsys):
