@@ -43,7 +43,13 @@ def job_service():
 
 
 @pytest.mark.parametrize(
-    "flags", [IN_MEMORY, WORKER_PROCESSES, BUNDLES, ["--runner=DirectRunner"]], ids=lambda flags: flags[0]
+    "flags",
+    [
+        IN_MEMORY,
+        *(pytest.param(flags, marks=pytest.mark.slow) for flags in (WORKER_PROCESSES, BUNDLES)),
+        ["--runner=DirectRunner"],
+    ],
+    ids=lambda flags: flags[0],
 )
 def test_every_runner_writes_the_same_bytes(flags, reference, tmp_path):
     process = commands.start(tmp_path / "out", *flags)
@@ -60,7 +66,7 @@ def test_a_job_server_of_this_machine_needs_no_word_of_where_its_workers_are(job
 
 @pytest.mark.parametrize(
     "flags",
-    [[], pytest.param(WORKER_PROCESSES, marks=pytest.mark.slow), BUNDLES],
+    [[], *(pytest.param(flags, marks=pytest.mark.slow) for flags in (WORKER_PROCESSES, BUNDLES))],
     ids=["default", "processes", "bundles"],
 )
 def test_an_error_of_a_worker_is_the_same_line_everywhere(flags, tmp_path):
@@ -104,7 +110,9 @@ def test_a_killed_worker_ends_the_conversion_and_the_next_one_writes_the_same_by
     assert commands.digests(out) == reference
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM], ids=["ctrl-c", "sigterm"]
+)
 def test_an_interrupted_conversion_ends_its_job(number, job_service, tmp_path):
     out = tmp_path / "out"
     process = commands.start(out, *job_service, how="hang")

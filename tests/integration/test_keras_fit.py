@@ -69,7 +69,7 @@ def test_predictions_without_those_of_weight_0_are_the_examples_in_their_order(f
 
 
 @pytest.mark.parametrize("name", ["none", "mirrored x2"])
-@pytest.mark.parametrize("size", [12, 64])
+@pytest.mark.parametrize("size", [12, pytest.param(64, marks=pytest.mark.slow)])
 def test_weighted_metrics_are_exact_over_a_padded_split(folder, name, size):
     with strategies()[name].scope():
         model = linear_model()
@@ -127,7 +127,10 @@ def expected(model):
     return losses.mean(), (logits.argmax(1) == labels).mean()
 
 
-@pytest.mark.parametrize("more", [{}, {"features": ("key", "scores")}, {"shuffle_bytes": 6 * 144}])
+@pytest.mark.parametrize(
+    "more",
+    [{}, *(pytest.param(m, marks=pytest.mark.slow) for m in ({"features": ("key", "scores")}, {"shuffle_bytes": 864}))],
+)
 def test_batches_without_weights_have_each_record_once(tmp_path, more):
     write_dataset(tmp_path, (5, 0, 4, 4), SHAPE, kind=Kind("png", extra=True))
     given = {"training": False, "weights": "none", "epochs": 2, "record_ids": True} | more

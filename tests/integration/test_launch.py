@@ -90,7 +90,7 @@ def test_two_workers_to_the_end(launch):
     [
         ({"do": "kill"}, r"was killed by SIGKILL after step \d"),
         ({"do": "exit", "code": 75, "say": "preempted"}, r"ended with exit code 75 .* after step \d: preempted"),
-        ({"do": "exit", "code": 143}, r"was killed by SIGTERM after step \d"),
+        pytest.param({"do": "exit", "code": 143}, r"was killed by SIGTERM after step \d", marks=pytest.mark.slow),
     ],
 )
 def test_what_can_be_resumed_is_started_again(launch, failure, said):
@@ -134,7 +134,7 @@ def last(text):
     return text.splitlines()[-1]
 
 
-@pytest.mark.parametrize("failure", [{"do": "kill"}, {"do": "exit", "code": 75}])
+@pytest.mark.parametrize("failure", [{"do": "kill"}, pytest.param({"do": "exit", "code": 75}, marks=pytest.mark.slow)])
 def test_a_failure_at_start_up_is_not_started_again(launch, failure):
     code, _, err = launch("--num_workers=1", plan={"worker 0": [{"at": 0, **failure}]}).end()
     assert code == (137 if failure["do"] == "kill" else 75)
@@ -207,7 +207,10 @@ def test_one_whose_peers_give_it_up_first_is_named(launch):
     assert err.index("trainer.launch: worker 1") < err.index("worker 0 | gave it up")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_a_signal_lets_all_save_and_end(launch, number):
     job = launch("--num_workers=2", steps=100_000)
     job.wait_for_step(5)
@@ -281,7 +284,10 @@ def test_a_second_signal_kills(launch):
     assert "--stop_timeout" not in err
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "| true", "2>&1 | true"])
+@pytest.mark.parametrize(
+    "closed",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in (">&-", "2>&-", "| true")), ">&- 2>&-", "2>&1 | true"],
+)
 def test_output_that_is_closed(data, tmp_path, closed):
     """The job goes on; no file takes the place of a closed stream; the exit code is that of the job."""
     flags = f"--data_dir={data} --model_dir={tmp_path / 'model'} --global_batch_size=24"

@@ -47,7 +47,9 @@ def whole_epochs(count):
     return [f"{epoch} 9 of 9 99 0 0 0 0 0" for epoch in range(count)]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(one, marks=[pytest.mark.slow] if one != "mirrored" else []) for one in STRATEGIES]
+)
 def test_the_log_is_the_order_and_training_is_the_same_with_it(strategy, data, tmp_path, capsys):
     logs, flags = tmp_path / "logs", (*STRATEGIES[strategy], "--train_steps=20", "--steps_per_loop=7")
     run.main(flags_of(data, tmp_path / "logged", *flags, f"--log_keys={logs}"))

@@ -102,7 +102,7 @@ def test_a_parquet_file_or_a_glob_in_a_store(
     assert source.read(split, rows).images == local.read(split, rows).images
 
 
-@pytest.mark.parametrize("encoding", ["raw", "png"])
+@pytest.mark.parametrize("encoding", [pytest.param("raw", marks=pytest.mark.slow), "png"])
 def test_a_data_set_of_ours_in_a_store_gives_the_same_bytes(
     bucket: RemotePath, tmp_path: pathlib.Path, encoding: str
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_data_set_of_ours_in_a_store_gives_the_same_bytes(
     assert manifest.load(tmp_path / "here") == manifest.load(bucket / "there")
 
 
-@pytest.mark.parametrize("encoding", ["raw", "png"])
+@pytest.mark.parametrize("encoding", ["raw", pytest.param("png", marks=pytest.mark.slow)])
 def test_others_records_in_a_store_give_the_same_bytes_and_digests(
     bucket: RemotePath, tmp_path: pathlib.Path, encoding: str
 ) -> None:

@@ -32,6 +32,8 @@ FILES = {"odd name.rec": 17, "empty": 0, "z=3.tfrecord": 24}
 COUNT, SIZE, STEPS = 41, 8, 6
 RESIDENT, WINDOWS, STREAMS = 1 << 30, 500, 2  # shuffle_bytes: all at once, or several windows of two streams
 EACH_WAY = pytest.mark.parametrize("shuffle_bytes", [RESIDENT, WINDOWS])
+MOSTLY_RESIDENT = pytest.mark.parametrize("shuffle_bytes", [RESIDENT, pytest.param(WINDOWS, marks=pytest.mark.slow)])
+EACH_PACKING = pytest.mark.parametrize("packing", ["folder", pytest.param("compressed", marks=pytest.mark.slow)])
 
 
 def text_of(number):
@@ -80,7 +82,7 @@ def elements(folder, parse=ids, **more):
     return list(input_fn(folder, parse=parse, **given))
 
 
-@pytest.mark.parametrize("packing", ["folder", "compressed"])
+@EACH_PACKING
 @EACH_WAY
 def test_each_record_once_an_epoch_on_two_workers_as_on_one(packing, shuffle_bytes, request):
     data_dir = request.getfixturevalue(packing)
@@ -137,7 +139,7 @@ def a_pair_of_structures(records):
 SOURCES = [("{folder}", 3), ("{compressed}:train[:20]", 1)]
 
 
-@EACH_WAY
+@MOSTLY_RESIDENT
 @pytest.mark.parametrize("function", [a_pair, pytest.param(a_list, marks=pytest.mark.slow)])
 def test_a_pair_becomes_two_components_however_it_is_fed(folder, compressed, function, shuffle_bytes):
     given = {"global_batch_size": SIZE, "training": True, "epochs": 1, "parse": function}
@@ -183,7 +185,7 @@ def test_keras_fits_the_labels_of_a_pair(folder):
 
 
 @EACH_WAY
-@pytest.mark.parametrize("packing", ["folder", "compressed"])
+@EACH_PACKING
 def test_a_run_goes_on_at_any_step(packing, shuffle_bytes, request):
     data_dir = request.getfixturevalue(packing)
     whole = elements(data_dir, epochs=2, shuffle_bytes=shuffle_bytes)
@@ -220,7 +222,7 @@ def test_replicas_of_a_strategy(folder):
         assert np.concatenate(strategy.experimental_local_results(weights)).tolist() == whole_weights.numpy().tolist()
 
 
-@pytest.mark.parametrize("packing", ["folder", "compressed"])
+@EACH_PACKING
 def test_a_dataset_made_inside_a_function_of_tensorflow(packing, request):
     data_dir = request.getfixturevalue(packing)
 
@@ -295,7 +297,7 @@ def some_ragged(records):
         (nothing, r"^parse: the function .* 8 rows.* are None$"),
     ],
 )
-@EACH_WAY
+@MOSTLY_RESIDENT
 def test_a_function_that_cannot_work_is_one_error_of_input_fn(folder, function, message, shuffle_bytes):
     with pytest.raises(UsageError, match=message):
         input_fn(folder, global_batch_size=SIZE, training=True, parse=function, shuffle_bytes=shuffle_bytes)

@@ -47,7 +47,7 @@ def records(dataset):
     return [element[-1].numpy().tolist() for element in dataset]
 
 
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("portable", [pytest.param(False, marks=pytest.mark.slow), True])
 @SIZES
 def test_a_checkpoint_of_the_iterator_continues_in_another_process(folder, tmp_path, shuffle_bytes, portable):
     arguments = ARGUMENTS | {"shuffle_bytes": shuffle_bytes, "portable": portable}

@@ -110,7 +110,9 @@ def test_the_checkpoint_and_the_weights_are_those_of_the_flags(run, photos, digi
     assert (gone.returncode, "no manifest" in gone.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("kind", ["saved_model", pytest.param("keras", marks=pytest.mark.slow), "onnx"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("saved_model", "keras")), "onnx"]
+)
 def test_an_exported_file_says_what_the_run_says(kind, run, photos, tmp_path):
     if kind == "onnx":
         pytest.importorskip("tf2onnx", reason="needs pip install 'stepfeed[export]'")
