@@ -9,7 +9,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph  # public nowhere
 
-_CALLED = ("f", "body", "then_branch")  # attributes that name the function of a node
+# Operations that call a function on their last inputs, and the attribute that names it. Others, such as those of a
+# dataset, pass it something else and stay as they are.
+_CALLS = {
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), "f"),
+    **dict.fromkeys(("While", "StatelessWhile"), "body"),
+    **dict.fromkeys(("If", "StatelessIf"), "then_branch"),
+}
 _LOOP = re.compile(r"^(while/)+")  # the scope of `TrainStep.train`
 _TAPE = re.compile(r"^(?P<call>.*/)?gradient_tape/(?:while/)?(?P<replica>(?:replica_\d+|worker)/)?")
 
@@ -54,8 +60,8 @@ def _expanded(graph: Any, functions: Mapping[str, Any]) -> list[Any]:
     """Returns the nodes of a GraphDef; for each call those of the function that it calls, in the call's scope."""
     nodes, results = [], dict[str, str]()
     for node in graph.node:
-        called = [node.attr[key].func.name for key in _CALLED if key in node.attr]
-        function = next((functions[name] for name in called if name in functions), None)
+        key = _CALLS.get(node.op)
+        function = functions.get(node.attr[key].func.name) if key else None
         if function is None:
             nodes.append(node)
             continue

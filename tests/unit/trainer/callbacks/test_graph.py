@@ -43,6 +43,19 @@ def test_a_function_stands_in_place_of_its_calls():
     assert nodes["more"].input[1].startswith("twice/")
 
 
+def test_what_gets_a_function_otherwise_stays():
+    @tf.function(autograph=False)
+    def outer(x):
+        total = tf.data.Dataset.range(3).map(lambda i: tf.cast(i, tf.float32) * x).reduce(0.0, tf.add)
+        return tf.cond(x > 0, lambda: total, lambda: tf.negative(total, name="other"))
+
+    found = graph.readable(outer.get_concrete_function(tf.TensorSpec([])).graph)
+    check_inputs(found)
+    kinds = {node.op for node in found.node}
+    assert {"MapDataset", "ReduceDataset"} <= kinds
+    assert not any("If" in kind for kind in kinds)
+
+
 @pytest.mark.parametrize(("replicas", "virtual"), [(1, None), (2, None), (2, 4)])
 def test_replicas_and_layers_are_scopes(replicas, virtual, make_stepper, batch):
     flags = {"virtual_replicas": virtual, "global_batch_size": 8} if virtual else {}
