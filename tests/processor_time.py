@@ -19,7 +19,7 @@ FIRST_OF_CHILDREN = 11  # utime, stime, cutime, cstime in /proc/PID/stat, counte
 def processor_seconds() -> float:
     """Returns what this process, its living children and all that have ended have used so far."""
     ticks = 0
-    # With the hundred threads of TensorFlow, to look for the children of each takes 1 ms: three times for each test.
+    # With the hundred threads of TensorFlow, to look for the children of each takes 1 ms.
     for thread in os.listdir("/proc/self/task") if _has_children() else ():
         for pid in _text(f"/proc/self/task/{thread}/children").split():
             stat = _text(f"/proc/{pid}/stat")
@@ -58,9 +58,10 @@ _meter = _Meter()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
-    """Notes in each report the seconds since the one before it: those of this phase."""
+    """Notes in a test's last report the seconds since that of the test before it."""
     report = yield
-    report.processor_seconds = _meter.lap()
+    if report.when == "teardown":
+        report.processor_seconds = _meter.lap()
     return report
 
 

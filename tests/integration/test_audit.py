@@ -208,7 +208,6 @@ import tensorflow as tf
 from pipeline.audit import __main__ as audit
 from pipeline.commands import commandline
 from pipeline import decode
-from pipeline import decode
 from pipeline.read import window
 
 what, *arguments = sys.argv[1:]
@@ -248,7 +247,11 @@ def contents(tmp_path_factory):
     [
         ("raw", [], "108 rows compared, of 21.5 KiB of shards: image, key, label"),
         ("raw", ["--evaluation", "--resize=6x6"], "image, key, label; images resized to 6x6"),
-        ("png", ["--resize=6x6", "--epoch=2"], "box, id, image, key, label, scores, tags; images resized to 6x6"),
+        pytest.param(
+            *("png", ["--resize=6x6", "--epoch=2"]),
+            "box, id, image, key, label, scores, tags; images resized to 6x6",
+            marks=pytest.mark.slow,
+        ),
         ("png", ["--distort=random_crop"], "box, id, image, key, label, scores, tags; images resized to 11x11"),
         ("jpeg", [], "of shards: image, key, label"),
     ],
@@ -264,10 +267,10 @@ def test_values_that_are_fed_are_those_of_the_records(form, flags, said, content
     ("form", "what", "fed", "stored"),
     [
         ("raw", "label", r"\d+", r"\d+"),
-        ("raw", "image", r"\d+", r"\d+"),
-        ("png", "label", r"\d+", r"\d+"),
+        pytest.param("raw", "image", r"\d+", r"\d+", marks=pytest.mark.slow),
+        pytest.param("png", "label", r"\d+", r"\d+", marks=pytest.mark.slow),
         ("png", "image", r"\d+", r"\d+"),
-        ("png", "key", r"b'train#\d+'", r"b'train#\d+'"),
+        pytest.param("png", "key", r"b'train#\d+'", r"b'train#\d+'", marks=pytest.mark.slow),
         ("png", "box", r"[\d.]+", r"[\d.]+"),
     ],
 )

@@ -159,7 +159,14 @@ def test_mistakes_are_named_by_their_keys(trained, digits):
         assert (example["key"].decode(), example["label"]) == (each["key"], each["label"])
 
 
-@pytest.mark.parametrize("model", ["--model=models:small", "--model=models:compiled", "--task=models:Subclassed"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("--model=models:small", marks=pytest.mark.slow),
+        "--model=models:compiled",
+        "--task=models:Subclassed",
+    ],
+)
 def test_a_model_of_the_users(model, digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
     flags = ["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", model, "--train_steps=30"]
@@ -248,7 +255,8 @@ def test_beside_a_run_each_checkpoint_is_evaluated_once(digits, tmp_path):
         {"PYTHONUNBUFFERED": "1"},
     )
     assert watch.stdout.readline().startswith(f"waiting for checkpoints in {tmp_path / 'run'}, looking every 0.2 s")
-    flags = ("--model=lenet", "--train_steps=100", "--eval_every=20", "--max_to_keep=9", "--steps_per_loop=5", *FLAGS)
+    flags = ("--train_steps=100", "--eval_every=20", "--max_to_keep=9", "--steps_per_loop=5", *FLAGS)
+    flags = ("--model=softmax_regression", *flags)
     (code, _, err), (watch_code, watched, watch_err) = finish(runs.start(digits, tmp_path / "run", *flags), watch)
     assert (code, err) == (0, "")
     assert (watch_code, watch_err) == (0, "")
@@ -334,7 +342,7 @@ def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
 
 
 def test_mirrored_images_count_in_evaluations(digits, tmp_path):
-    run, flags = tmp_path / "run", ("--model=lenet", "--eval_flip", "--distort=shift", "--train_steps=40")
+    run, flags = tmp_path / "run", ("--model=softmax_regression", "--eval_flip", "--distort=shift", "--train_steps=40")
     [(code, out, err)] = finish(runs.start(digits, run, *flags))
     assert code == 0, err
     model = built.build(reader.read(run / "ckpt-40"), CheckpointFlags(model_dir=str(run))).model

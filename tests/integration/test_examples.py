@@ -23,6 +23,8 @@ from tests.runs import checkpoint_bytes
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^    (?!cd )(.+)$", README, re.MULTILINE)  # test_tasks has those of the project
+# Of two commands of a script, the other one is among the quick tests.
+TWICE = [c for c in COMMANDS if ("keras_fit" in c and "--replicas=2" in c) or c.endswith("--steps=50")]
 SCRIPTS = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 HEAVY = ["tensorflow", "keras", "torch", "jax", "apache_beam"]
 RECORDS, STEPS = 1429, 23  # of the digits' training split, and of its epoch in batches of 64
@@ -128,7 +130,7 @@ def test_every_script_is_in_the_readme_with_the_commands_of_its_docstring():
 
 @pytest.mark.parametrize(
     "text",
-    [pytest.param(c, marks=pytest.mark.slow) if "--replicas=2" in c and "keras" in c else c for c in COMMANDS[1:]],
+    [pytest.param(c, marks=pytest.mark.slow) if c in TWICE else c for c in COMMANDS[1:]],
 )
 def test_the_command_runs(text, done):
     assert "step" in done(text)

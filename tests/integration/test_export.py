@@ -203,9 +203,16 @@ def test_no_file_names_the_machine_or_our_code(exported):
         ),
         (
             Kind("jpeg", varied=True),
+            ("--model=lenet", "--distort=random_resized_crop(size=32)"),
+            "saved_model,keras",
+            "any size, fitted to 32x32",
+        ),
+        pytest.param(
+            Kind("jpeg", varied=True),
             ("--model=lenet", "--distort=random_resized_crop(size=32)", "--precision=bfloat16"),
             "saved_model,keras",
             "any size, fitted to 32x32",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             Kind("png", varied=True),
@@ -222,7 +229,7 @@ def test_no_file_names_the_machine_or_our_code(exported):
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["raw", "jpeg", "stretched", "gzip"],
+    ids=["raw", "jpeg", "bfloat16", "stretched", "gzip"],
 )
 def test_every_way_in_which_images_reach_a_model(kind, flags, formats, said, tmp_path):
     write_dataset(tmp_path / "data", (20, 20), (40, 36, 3), (30,), kind=kind)

@@ -59,7 +59,7 @@ def newest(folder):
     ("victims", "number"),
     [
         (["ps 0"], signal.SIGTERM),
-        (["ps 0", "worker 0", "chief 0"], signal.SIGTERM),
+        pytest.param(["ps 0", "worker 0", "chief 0"], signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(["worker 0"], signal.SIGINT, marks=pytest.mark.slow),
     ],
     ids=["server", "all", "only worker"],

@@ -31,7 +31,7 @@ GZIP = Kind(compression="GZIP", unequal_keys=True)
 SKIP = {"on_corrupt": "skip"}
 CASES = {
     "raw": Case(RAW, {"distort": "shift"}),
-    "raw, windows": Case(RAW, WINDOWS | {"distort": "shift", "features": ("key",)}),
+    "raw, windows": Case(RAW, WINDOWS | {"distort": "shift", "features": ("key",)}, few=False),
     "raw, windows, drop": Case(RAW, WINDOWS | {"remainder": "drop", "seed": 3}, few=False),
     "raw, windows, a shard of two": Case(RAW, WINDOWS | {"shard": Shard(1, 2)}, few=False),
     "raw, windows, two local replicas": Case(RAW, WINDOWS | {"shard": Shard(1, 2, 2), "distort": "shift"}, few=False),
@@ -41,7 +41,7 @@ CASES = {
         Kind(extra=True), WINDOWS | {"features": ("scores", "tags"), "weights": "mean"}, few=False
     ),
     "PNG": Case(PNG, {"distort": "pad_crop_flip(pad=1)"}, few=False),
-    "PNG, windows": Case(PNG, WINDOWS | {"distort": "pad_crop_flip(pad=1)"}),
+    "PNG, windows": Case(PNG, WINDOWS | {"distort": "pad_crop_flip(pad=1)"}, few=False),
     "JPEG, cropped, windows": Case(JPEG, {"shuffle_bytes": 4000, "streams": 2, "distort": "random_crop(size=6)"}),
     "JPEG, resized": Case(JPEG, {"resize": "7x5"}, few=False),
     "GZIP": Case(GZIP, {"distort": "shift"}, few=False),

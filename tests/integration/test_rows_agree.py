@@ -33,6 +33,9 @@ N, G, CLASSES = sum(COUNTS), 8, 100  # labels of one byte: the records of raw im
 BYTES = 12 * 10 * 3
 MEMORY, WINDOWS = {"streams": 1}, {"streams": 2, "shuffle_bytes": 2 * 7 * BYTES}
 EXTRA = ("key", "id", "box")
+EACH_MEMORY = pytest.mark.parametrize(
+    "memory", [pytest.param(MEMORY, marks=pytest.mark.slow), WINDOWS], ids=["memory", "windows"]
+)
 Rows = dict[str, np.ndarray]
 Feed = Callable[[str, dict[str, Any]], Iterator[Sequence[Any]]]
 
@@ -185,11 +188,12 @@ FED = [
     )
 ]
 IN_MEMORY = ("raw, keys", "shift, whose crops are taken in memory")  # the forms that `make test` reads in memory
+ONLY_SLOW = ("raw", "raw, features", "PNG", "GZIP", "a function")  # those with more to them are read by windows, too
 
 
 def lane(form: str, memory: str, way: str) -> list[pytest.MarkDecorator]:
     """Returns the marks of a case: `make test` reads each form one way and one form each way."""
-    has_form = way == "input_fn" and (memory == "windows" or form in IN_MEMORY)
+    has_form = way == "input_fn" and (form in IN_MEMORY if memory == "memory" else form not in ONLY_SLOW)
     has_way = form == "raw, keys" and memory == "windows"
     return [] if has_form or has_way else [pytest.mark.slow]
 
@@ -265,7 +269,7 @@ def test_the_rows_of_a_mixture(form, way, folder_of):
     assert {number < 20 for number in seen} == {True, False}
 
 
-@pytest.mark.parametrize("memory", [MEMORY, WINDOWS], ids=["memory", "windows"])
+@EACH_MEMORY
 @pytest.mark.parametrize("place", ["host", "device"])
 def test_rows_that_are_mixed_have_both_their_labels(place, memory, folder_of):
     data_dir = folder_of(GREY)
@@ -279,7 +283,7 @@ def test_rows_that_are_mixed_have_both_their_labels(place, memory, folder_of):
         np.testing.assert_allclose(greys * scale, np.broadcast_to(expected[:, None], greys.shape), atol=0.51)
 
 
-@pytest.mark.parametrize("memory", [MEMORY, WINDOWS], ids=["memory", "windows"])
+@EACH_MEMORY
 def test_rows_that_a_device_distorts(memory, folder_of):
     form, data_dir = Form(GREY, greys=centre), folder_of(GREY)
     options = {"global_batch_size": G, "training": True, "epochs": 1, "distort": "shift", "distort_on": "device"}
@@ -290,7 +294,7 @@ def test_rows_that_a_device_distorts(memory, folder_of):
         check(form, rows, records.numpy())
 
 
-@pytest.mark.parametrize("memory", [MEMORY, WINDOWS], ids=["memory", "windows"])
+@EACH_MEMORY
 def test_parsed_rows(memory, folder_of):
     def parse(records):
         kinds = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
@@ -314,7 +318,7 @@ def test_rows_of_copies_in_a_cache(form, folder_of, tmp_path):
         check(form, rows, rows["record"])
 
 
-@pytest.mark.parametrize("memory", [MEMORY, WINDOWS], ids=["memory", "windows"])
+@EACH_MEMORY
 @pytest.mark.parametrize("form", ["raw, keys", "PNG, features", "GZIP of members"])
 def test_rows_beside_a_corrupt_record(form, memory, tmp_path):
     form = FORMS[form]

@@ -146,7 +146,7 @@ def ordinary(folder):
 
 
 def write_cases(folder: pathlib.Path, cases: dict[str, Case]) -> pathlib.Path:
-    path = folder / f"{len(cases)}.pickle"
+    path = folder / f"{'+'.join(cases)}.pickle"
     path.write_bytes(
         pickle.dumps({name: (str(folder / name), case.all_arguments, case.damaged) for name, case in cases.items()})
     )
@@ -174,7 +174,8 @@ def run_servers(count: int, folder: pathlib.Path) -> dict[str, Any]:
     """Returns what the coordinator of a cluster with a parameter server writes, the failing cases too."""
     addresses = [f"localhost:{port}" for port in free_ports(count + 1)]
     cluster = json.dumps({"ps": addresses[:1], "worker": addresses[1:]})
-    out, cases = folder / f"chief{count}.out", write_cases(folder, CASES | FAILING)
+    names = [*list(CASES)[: num_cases(f"parameter_server x{count}")], *FAILING]
+    out, cases = folder / f"chief{count}.out", write_cases(folder, {name: (CASES | FAILING)[name] for name in names})
     with contextlib.ExitStack() as stack:
         for job, index in [("ps", 0), *(("worker", index) for index in range(count))]:
             server = forked.Process([WORKER, job, index, cluster], {"TF_CONFIG": None})

@@ -70,6 +70,7 @@ def test_the_means_of_an_epoch_survive_a_resume(digits, tmp_path, capsys):
         run.main(
             [
                 *(f"--data_dir={digits}", f"--model_dir={tmp_path}/{name}", f"--train_steps={last}"),
+                "--model=softmax_regression",
                 *(f"--metrics_jsonl={tmp_path}/{name}.jsonl", "--summary_every=1", "--eval_split=none"),
             ]
         )
@@ -119,27 +120,20 @@ def test_slices_of_splits(train):
     ("model", "flags", "weights"),
     [
         ("lenet", ["--optimizer=adam", "--learning_rate=0.001", "--distort=shift(pixels=2)"], ""),
-        ("cifar10_cnn", ["--distort=none", "--global_batch_size=32"], "; averaged weights"),
-        ("mlp", ["--strategy=central_storage", "--num_replicas=2", "--remainder=drop", "--ema=0"], ""),
+        pytest.param(
+            *("cifar10_cnn", ["--distort=none", "--global_batch_size=32"]), "; averaged weights", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *("mlp", ["--strategy=central_storage", "--num_replicas=2", "--remainder=drop", "--ema=0"]),
+            "",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_models_optimizers_and_strategies(model, flags, weights, train):
     lines = train(f"--model={model}", "--train_steps=3", "--log_every=3", *flags)
     assert LOG_LINE.fullmatch(lines[1])
     assert lines[-2].endswith(f"(368 examples{weights})")
-
-
-def test_resuming_in_two_runs_is_one_run(digits, tmp_path, capsys):
-    weights = []
-    for name, ends in (("whole", [40]), ("parts", [17, 40])):
-        for end in ends:
-            flags = [f"--train_steps={end}", "--checkpoint_every=10", "--distort=shift(pixels=2)", "--eval_split=none"]
-            run.main([f"--data_dir={digits}", f"--model_dir={tmp_path / name}", *flags])
-        reader = tf.train.load_checkpoint(str(tmp_path / name / "ckpt-40"))
-        names = [key for key in reader.get_variable_to_shape_map() if key.startswith(("model", "optimizer"))]
-        weights.append({key: reader.get_tensor(key).tobytes() for key in names})
-    assert len(weights[0]) >= 9
-    assert weights[0] == weights[1]
 
 
 def test_a_loss_that_is_not_finite_leaves_the_last_good_checkpoint(train, tmp_path):
@@ -166,7 +160,7 @@ def test_another_order_is_refused_and_can_be_allowed(train):
 
 def test_what_a_resume_trains_with_differently_is_one_line(train):
     train("--train_steps=3", "--eval_split=none")
-    changed = ("--learning_rate=0.01", "--distort=shift(pixels=2)", "--strategy=mirrored", "--log_every=1")
+    changed = ("--learning_rate=0.01", "--distort=shift(pixels=2)", "--strategy=mirrored", "--num_replicas=2")
     lines = train("--train_steps=4", *changed)
     assert lines[1] == "changed since ckpt-3: --distort was none, is shift(pixels=2); --learning_rate was 0.5, is 0.01"
     assert not any("changed" in line for line in train("--train_steps=5", *changed[:2]))
@@ -279,9 +273,9 @@ def test_distorted_images_train_to_other_weights(train, tmp_path):
     ends = []
     for number, distort in enumerate(("shift(pixels=2)", "shift(pixels=2)", "shift(pixels=3)", "none")):
         model_dir = tmp_path / str(number)
-        train("--model=mlp", "--train_steps=2", "--eval_split=none", f"--model_dir={model_dir}", f"--distort={distort}")
+        train("--train_steps=2", "--eval_split=none", f"--model_dir={model_dir}", f"--distort={distort}")
         ends.append({name: value for name, value in checkpoint_bytes(model_dir, 2).items() if "trainable" in name})
-    assert len(ends[0]) >= 4
+    assert len(ends[0]) == 2
     assert ends[0] == ends[1]
     assert all(ends[0][name] != other[name] for other in ends[2:] for name in other)
 
@@ -470,7 +464,11 @@ def run_beside(digits, tmp_path):
     [
         (("--model=layers:numerics", *TWO), "the third layer : Tensor had Inf values"),
         (("--model=layers:python", *TWO), r"ValueError: no class of 50 rows"),
-        (("--model=layers:python", *TWO, "--virtual_replicas=4"), r"ValueError: no class of 25 rows"),
+        pytest.param(
+            ("--model=layers:python", *TWO, "--virtual_replicas=4"),
+            r"ValueError: no class of 25 rows",
+            marks=pytest.mark.slow,
+        ),
         (("--model=layers:clock", *TWO, "--deterministic"), "Timestamp cannot be called when determinism is enabled"),
     ],
 )
@@ -494,7 +492,7 @@ def test_an_error_in_an_evaluation_or_an_export_is_the_line_that_says_it(run_bes
     "flags",
     [
         pytest.param((), marks=pytest.mark.slow),
-        TWO,
+        (*TWO, "--model=softmax_regression"),
         pytest.param((*TWO, "--virtual_replicas=4", "--model=softmax_regression"), marks=pytest.mark.slow),
     ],
 )

@@ -48,7 +48,10 @@ class SlowModel(Rows):
 FLAGS = ("--global_batch_size=64", "--headspace=20", "--steps_per_loop=5", "--log_every=10", "--checkpoint_every=0")
 
 
-@pytest.mark.parametrize(("name", "bound"), [("SlowInput", "input-bound"), ("SlowModel", "compute-bound")])
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [("SlowInput", "input-bound"), pytest.param("SlowModel", "compute-bound", marks=pytest.mark.slow)],
+)
 def test_the_bound_is_found(name, bound, digits, tmp_path):
     (tmp_path / "verdict_tasks.py").write_text(TASKS)
     task, places = f"--task=verdict_tasks:{name}", (f"--data_dir={digits}", f"--model_dir={tmp_path}/run")
@@ -64,12 +67,15 @@ def test_the_bound_is_found(name, bound, digits, tmp_path):
     assert (float(said[4]) > 3) == (bound == "input-bound")
 
 
+SMALL = ("--model=softmax_regression", "--train_steps=20")
+
+
 def test_measuring_changes_nothing_that_is_saved(digits, tmp_path):
     for folder, flags in (("plain", ()), ("measured", ("--headspace=30",))):
-        ((code, _, err),) = finish(start(digits, tmp_path / folder, "--train_steps=20", *flags))
+        ((code, _, err),) = finish(start(digits, tmp_path / folder, *SMALL, *flags))
         assert (code, err) == (0, "")
     assert checkpoint_bytes(tmp_path / "plain", 20) == checkpoint_bytes(tmp_path / "measured", 20)
-    again = finish(start(digits, tmp_path / "measured", "--train_steps=20", "--headspace=30"))
+    again = finish(start(digits, tmp_path / "measured", *SMALL, "--headspace=30"))
     assert (again[0][0], "-bound" in again[0][1]) == (0, False)  # no step, no verdict
 
 
@@ -82,9 +88,8 @@ def test_two_workers_also_tell_what_they_send(digits, tmp_path):
 
 
 def test_a_signal_asks_without_disturbing_the_run(digits, tmp_path):
-    process = start(
-        digits, tmp_path, "--train_steps=1000", "--log_every=20", "--steps_per_loop=5", "--checkpoint_every=0"
-    )
+    flags = ("--train_steps=1000", "--log_every=20", "--steps_per_loop=5", "--checkpoint_every=0")
+    process = start(digits, tmp_path, "--model=softmax_regression", *flags)
     wait_for_step(process, 40)
     process.send_signal(signal.SIGUSR1)
     process.send_signal(signal.SIGUSR2)

@@ -8,6 +8,7 @@ CASES is a pickle of {case: (data_dir, arguments, file to damage or None)}, CLUS
 a pickle of {topology: {case: {way: [step: [replica: {component: array}]]}}}, or of an error instead of {way: ...}.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -26,16 +27,17 @@ from pipeline.request import Request
 
 REPLICAS = 8  # logical CPUs
 CLOSURES = 8  # scheduled together: any worker takes any of them
-# The first so many of the cases; all with a parameter server. A case of one form of data is enough for topologies
-# that differ from others in the number of replicas alone.
-NUM_CASES = {"one_device": 5, "mirrored x4": 5, "central_storage x2": 3, "multiworker x2": 5}
+# The first so many of the cases; None is all. A case of one form of data is enough for topologies that differ from
+# others in the number of replicas alone.
+NUM_CASES = {"one_device": 5, "mirrored x4": 5, "central_storage x2": 3, "multiworker x2": 3}
+NUM_CASES |= {"parameter_server x2": 3, "parameter_server x3": None}
 FEW = 2
 EVERY_WAY = ("mirrored x4", "central_storage x2", "multiworker x2", "parameter_server x2")  # in the first case
 
 
 def num_cases(topology):
     """Returns how many of the cases a topology is fed; None is all."""
-    return None if topology.startswith("parameter_server") else NUM_CASES.get(topology, FEW)
+    return NUM_CASES.get(topology, FEW)
 
 
 def draws(images, keys):
@@ -128,7 +130,7 @@ def steps_of_workers(coordinator, num_workers, dataset):
 def fed(name, cases, ways_of, steps):
     """Returns {case: {way: steps}} of the topology's cases."""
     result = {}
-    for number, (case, (data_dir, arguments, damaged)) in enumerate(itertools.islice(cases.items(), num_cases(name))):
+    for number, (case, (data_dir, arguments, damaged)) in enumerate(cases.items()):
         distort = {"distort": draws} if arguments.get("distort") == "draws" else {}
         result[case] = {}
         try:
@@ -158,10 +160,12 @@ def feed_replicas(kind, cases):
         devices = [tf.config.LogicalDeviceConfiguration()] * REPLICAS
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
         strategies = local_strategies()
-    return {
-        name: fed(name, cases, lambda *case: ways(strategy, *case), lambda elements: steps_of(strategy, elements))  # noqa: B023
-        for name, strategy in strategies
-    }
+    found = {}
+    for name, strategy in strategies:
+        some = dict(itertools.islice(cases.items(), num_cases(name)))
+        ways_of, steps = functools.partial(ways, strategy), functools.partial(steps_of, strategy)
+        found[name] = fed(name, some, ways_of, steps)
+    return found
 
 
 def feed_workers(cases, cluster):

@@ -426,7 +426,7 @@ def test_a_full_disk_in_a_worker_is_one_line(mode, mnist_folder, tmp_path, refus
     [
         (signal.SIGINT, "in_memory"),
         pytest.param(signal.SIGTERM, "in_memory", marks=pytest.mark.slow),
-        (signal.SIGTERM, "multi_processing"),
+        pytest.param(signal.SIGTERM, "multi_processing", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "multi_processing", marks=pytest.mark.slow),
     ],
 )

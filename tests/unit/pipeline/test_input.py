@@ -55,7 +55,16 @@ def elements(dataset, count=None):
     return list((dataset if count is None else dataset.take(count)).as_numpy_iterator())
 
 
-@pytest.mark.parametrize(("streams", "shuffle_bytes"), [(1, 1 << 30), (4, 1 << 30), (1, 720), (2, 864), (4, 576)])
+@pytest.mark.parametrize(
+    ("streams", "shuffle_bytes"),
+    [
+        pytest.param(1, 1 << 30, marks=pytest.mark.slow),
+        (4, 1 << 30),
+        pytest.param(1, 720, marks=pytest.mark.slow),
+        (2, 864),
+        (4, 576),
+    ],
+)
 @pytest.mark.parametrize("remainder", ["pad", "drop"])
 def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, streams, shuffle_bytes, remainder):
     arguments = {"global_batch_size": 8, "training": True, "seed": 3, "streams": streams, "remainder": remainder}
@@ -74,7 +83,7 @@ def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, str
 
 
 @pytest.mark.parametrize("shuffle_bytes", [1 << 30, 720])
-@pytest.mark.parametrize("start", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("start", [1, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 3, 6)), 5])
 def test_starting_at_a_step_gives_the_tail_of_the_run(folder, whole, start, shuffle_bytes):
     arguments = {"distort": "shift", "shuffle_bytes": shuffle_bytes, "streams": 1}
     expected = whole(4, json.dumps(arguments))
@@ -94,7 +103,10 @@ def test_starting_far_away_costs_no_replay_and_gives_that_epoch(folder):
         assert np.array_equal(element[3].numpy(), order.batch(start + step)[0])
 
 
-@pytest.mark.parametrize(("count", "local"), [(1, 1), (1, 4), (2, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("count", "local"),
+    [pytest.param(1, 1, marks=pytest.mark.slow), (1, 4), (2, 2), pytest.param(8, 1, marks=pytest.mark.slow)],
+)
 def test_shards_give_each_replica_its_rows(folder, whole, count, local):
     distort = {"distort": "cifar10_tutorial(crop=6)"}
     expected = whole(8, json.dumps(distort))

@@ -45,7 +45,9 @@ def exact(values):
     return np.array([float(sum(map(Fraction, map(float, column)))) for column in flat.T]).reshape(values.shape[1:])
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "replicas", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_any_number_of_replicas_gives_the_same_bits_nearer_to_the_sum_than_floats(replicas, parts, make_strategy):
     alone = summed(parts, 0, make_strategy)
     for one, other, values in zip(alone, summed(parts, replicas, make_strategy), parts, strict=True):

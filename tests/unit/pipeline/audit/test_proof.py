@@ -24,8 +24,10 @@ def split_of(folder, counts=(30, 0, 25, 44), **changes):
     return resolve(Request(folder, "train", **(arguments | changes)))
 
 
-@pytest.mark.parametrize("remainder", ["pad", "drop"])
-@pytest.mark.parametrize("counts", [(99,), (30, 0, 25, 44), (1,) * 40, (5, 80), (12,)])
+@pytest.mark.parametrize("remainder", ["pad", pytest.param("drop", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "counts", [pytest.param((99,), marks=pytest.mark.slow), (30, 0, 25, 44), (1,) * 40, (5, 80), (12,)]
+)
 def test_the_proof_holds_of_every_order(tmp_path, counts, remainder, capsys):
     for streams, shuffle_bytes, training in itertools.product((1, 2, 12), (120, 240, 1 << 30), (True, False)):
         source = split_of(

@@ -124,7 +124,10 @@ def colours_of(path: pathlib.Path) -> np.ndarray:
     return np.unique(pixels, axis=0)
 
 
-@pytest.mark.parametrize(("streams", "workers"), [(1, 1), (4, 6), (12, 2)])
+@pytest.mark.parametrize(
+    ("streams", "workers"),
+    [pytest.param(1, 1, marks=pytest.mark.slow), (4, 6), pytest.param(12, 2, marks=pytest.mark.slow)],
+)
 def test_the_picture_has_a_colour_for_every_stream(tmp_path, streams, workers):
     reading = reading_of(tmp_path, Topology(workers, workers, 12), streams=streams)
     path = tmp_path / "who.png"

@@ -35,7 +35,7 @@ def size_of(folder, shard=None, **options):
     ("distort", "shuffle_bytes"),
     [
         ("cifar10_tutorial(crop=6)", 1 << 30),
-        (None, 1 << 30),
+        pytest.param(None, 1 << 30, marks=pytest.mark.slow),
         pytest.param("shift | mixup(until_epoch=1)", 2400, marks=pytest.mark.slow),
         pytest.param("color_jitter", 1 << 30, marks=pytest.mark.slow),
     ],

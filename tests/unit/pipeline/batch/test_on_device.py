@@ -103,7 +103,7 @@ def test_features_are_handed_on(folder):
     np.testing.assert_array_equal(x["key"], images["key"])
 
 
-@pytest.mark.parametrize("virtual", [None, 4])
+@pytest.mark.parametrize("virtual", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_replicas_get_their_rows(folder, virtual):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     options = {**TRAIN, "distort": "shift"}

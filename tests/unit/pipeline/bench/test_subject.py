@@ -106,7 +106,7 @@ def test_a_window_is_planned_once_and_comes_again_and_again(folders):
 @pytest.mark.parametrize(
     ("name", "options", "once", "absent"),
     [
-        ("raw", {}, {"read", "check"}, {"decode", "distort", "copy to device"}),
+        pytest.param("raw", {}, {"read", "check"}, {"decode", "distort", "copy to device"}, marks=pytest.mark.slow),
         ("raw", WINDOWS, set(), {"decode", "gather", "distort", "copy to device"}),
         pytest.param(
             "raw", {"distort": "shift", **WINDOWS}, set(), {"decode", "copy to device"}, marks=pytest.mark.slow
@@ -114,7 +114,9 @@ def test_a_window_is_planned_once_and_comes_again_and_again(folders):
         ("png", {}, {"read", "check", "decode"}, {"distort", "copy to device"}),
         pytest.param("png", {"distort": "shift", **WINDOWS}, set(), {"copy to device"}, marks=pytest.mark.slow),
         pytest.param("gzip", WINDOWS, set(), {"distort", "copy to device"}, marks=pytest.mark.slow),
-        ("varied", {"distort": "random_crop(size=6)"}, {"read", "check"}, {"copy to device"}),
+        pytest.param(
+            "varied", {"distort": "random_crop(size=6)"}, {"read", "check"}, {"copy to device"}, marks=pytest.mark.slow
+        ),
         ("varied", {"resize": "9x9", "training": False}, {"read", "check", "decode"}, {"distort", "copy to device"}),
     ],
 )

@@ -25,10 +25,10 @@ def expected(image, key, rotate, scale, shift, shear, fill):
 @pytest.mark.parametrize(
     ("rotate", "scale", "shift", "shear", "fill", "shape"),
     [
-        (15.0, 0.1, 0.1, 0.0, 0, (32, 32, 3)),
+        pytest.param(15.0, 0.1, 0.1, 0.0, 0, (32, 32, 3), marks=pytest.mark.slow),
         (180.0, 0.9, 1.0, 60.0, 255, (9, 14, 3)),
-        (0.0, 0.0, 0.3, 0.0, 128, (7, 5, 1)),
-        (0.0, 0.0, 0.0, 45.0, 7, (1, 8, 3)),
+        pytest.param(0.0, 0.0, 0.3, 0.0, 128, (7, 5, 1), marks=pytest.mark.slow),
+        pytest.param(0.0, 0.0, 0.0, 45.0, 7, (1, 8, 3), marks=pytest.mark.slow),
         (90.0, 0.5, 0.0, 10.0, 0, (11, 1, 1)),
     ],
 )

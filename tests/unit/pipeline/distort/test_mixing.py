@@ -54,7 +54,7 @@ def mixed(name, arguments, image, partner, key):
     return (blended if name == "mixup" else pasted)(image, partner, key, arguments["alpha"])
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("dtype", [np.uint8, pytest.param(np.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -56,8 +56,16 @@ def tutorial(image, key, crop, brightness, low, high, standard):
     ("text", "crop", "brightness", "low", "high", "standard"),
     [
         ("cifar10_tutorial", 24, 63, 0.2, 1.8, True),
-        ("cifar10_tutorial(crop=28, contrast_low=0.5, contrast_high=1)", 28, 63, 0.5, 1.0, True),
-        ("cifar10_tutorial(standardize=False)", 24, 63, 0.2, 1.8, False),
+        pytest.param(
+            "cifar10_tutorial(crop=28, contrast_low=0.5, contrast_high=1)",
+            28,
+            63,
+            0.5,
+            1.0,
+            True,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("cifar10_tutorial(standardize=False)", 24, 63, 0.2, 1.8, False, marks=pytest.mark.slow),
         ("cifar10_tutorial(standardize=False, brightness=10, crop=32)", 32, 10, 0.2, 1.8, False),
     ],
 )

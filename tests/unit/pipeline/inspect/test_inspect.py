@@ -56,7 +56,10 @@ def test_another_seed_or_split_is_another_picture(folder, tmp_path, capsys):
     assert "contact sheet of test" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("side", "recipe"), [(4, "none"), (5, "pad_crop_flip"), (24, "cifar10_tutorial")])
+@pytest.mark.parametrize(
+    ("side", "recipe"),
+    [(4, "none"), pytest.param(5, "pad_crop_flip", marks=pytest.mark.slow), (24, "cifar10_tutorial")],
+)
 def test_the_recipe_of_the_contact_sheet_fits_the_images(side, recipe, tmp_path, capsys):
     write_dataset(tmp_path / "made", (3,), (side, side, 3), (1,))
     inspect.main([str(tmp_path / "made"), f"--png={tmp_path / 'sheet.png'}"])

@@ -127,9 +127,9 @@ def made_in_a_function(folder, **arguments):
     ("kind", "more"),
     [
         ("raw", {"streams": 3, "shuffle_bytes": 3 * 2 * 144, "start_step": 1}),
-        ("unequal keys", {"weights": "mean"}),
+        pytest.param("unequal keys", {"weights": "mean"}, marks=pytest.mark.slow),
         ("png", {"features": ("key", "box", "scores"), "streams": 2, "shuffle_bytes": 2 * 4 * 144}),
-        ("jpeg", {"distort": "random_crop(size=6)"}),
+        pytest.param("jpeg", {"distort": "random_crop(size=6)"}, marks=pytest.mark.slow),
         ("gzip", {"distort": "cifar10_tutorial(crop=5)", "remainder": "drop"}),
     ],
 )

@@ -86,7 +86,9 @@ def test_batches_that_are_kept_stay_what_they_were(folder, distort, start_step):
 
 
 @pytest.mark.parametrize("options", [{}, {"distort": "flip", "distort_on": "device"}], ids=["plain", "device"])
-@pytest.mark.parametrize(("number", "holds"), [(0, True), (20 - LAST, False), (19, False)])
+@pytest.mark.parametrize(
+    ("number", "holds"), [(0, True), (20 - LAST, False), pytest.param(19, False, marks=pytest.mark.slow)]
+)
 def test_only_the_first_batches_of_a_window_hold_it(folder, matrices, options, number, holds):
     batches = iter(dataset(folder, **options))
     window = [next(batches) for _ in range(RECORDS // ROWS // WINDOWS)]

@@ -114,7 +114,7 @@ def test_what_changes_the_training_alone_is_harmless(was, now, harmless):
     assert (refused, found[0].startswith(harmless)) == ([], True)
 
 
-@pytest.mark.parametrize("name", ["resnet20", "fast_cifar", "cifar10_cnn"])
+@pytest.mark.parametrize("name", [pytest.param("resnet20", marks=pytest.mark.slow), "fast_cifar", "cifar10_cnn"])
 def test_a_model_built_again_is_the_same_whatever_keras_has_numbered(name):
     flags, images = ModelFlags(model=name), tf.TensorSpec([None, 32, 32, 3], "uint8")
     first, again = (models.build(flags, images, 10) for _ in range(2))

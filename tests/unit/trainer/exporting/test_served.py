@@ -20,7 +20,15 @@ def request(**options):
     return Request("data", global_batch_size=1, training=False, **options)
 
 
-@pytest.mark.parametrize("shape", [(40, 36, 3), (20, 60, 3), (24, 24, 3), (5, 9, 3), (200, 100, 3)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (40, 36, 3),
+        *(pytest.param(more, marks=pytest.mark.slow) for more in ((20, 60, 3), (200, 100, 3))),
+        (24, 24, 3),
+        (5, 9, 3),
+    ],
+)
 @pytest.mark.parametrize(
     ("distort", "resize"),
     [("random_crop(size=24)", None), ("random_resized_crop(size=24)", None), ("none", "24x20"), ("none", "40x36")],
@@ -45,7 +53,7 @@ def test_classes_of_one_name_are_told_apart_by_their_numbers():
 OURS = [kind for _, kind in inspect.getmembers(layers, inspect.isclass) if issubclass(kind, keras.layers.Layer)]
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("dtype", ["uint8", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if name.startswith("resnet") else name for name in MODEL_DEFAULTS],
