@@ -17,6 +17,7 @@ import time
 
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Heartbeat
+from trainer.callbacks.terminal import Output
 from trainer.loop import Progress, Spent
 
 PLAN = json.loads(os.environ.get("FAKE", "{}"))
@@ -77,7 +78,7 @@ def serve(beats, action, stopped):
 def train(folder, last, beats, action, stopped):
     saved = folder / "step"
     start = step = read(saved)
-    print(f"begins at step {step}", flush=True)
+    Output().print(f"begins at step {step}")
     while step < last:
         time.sleep(SECONDS)
         step += 1

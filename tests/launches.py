@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_trainer.py"))
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}: ")
 SECONDS = 300.0  # within which anything happens, on a busy machine
 CODE = """
 import sys
@@ -81,13 +83,13 @@ class Launch:
         return self.wait_until(lambda status: (status["step"] or 0) >= step and status["state"] == "training")
 
     def end(self) -> tuple[int, str, str]:
-        """Returns exit code, stdout and stderr, once it has ended and has left no process."""
+        """Returns exit code, stdout without dates and times, and stderr, once it has ended and has left no process."""
         try:
             out, err = self.process.communicate(timeout=SECONDS)
         finally:
             self.process.kill()
         assert left_within(5.0, self.pids()) == []
-        return self.process.returncode, out, err
+        return self.process.returncode, TIME.sub("", out), err
 
     def pids(self) -> list[int]:
         """Returns the processes of the last status."""

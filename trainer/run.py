@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,8 +20,7 @@ from trainer.callbacks.base import Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint import fresh
-from trainer.cluster import lock, tf_config
-from trainer.cluster.interrupt import Interrupt
+from trainer.cluster import interrupt, lock, tf_config
 from trainer.config import TrainConfig
 from trainer.config.model import name_of_code
 from trainer.config.run import PARAMETER_SERVER, ClusterFlags, RunFlags
@@ -36,9 +36,13 @@ LOADING_SECONDS = 60.0  # most seconds for which loading a library keeps other t
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command.
 
+    Until a run begins that answers SIGUSR1 and SIGUSR2, and after it, they are ignored: by default they would end it.
+
     Raises:
       PipelineError: whatever a user can cause.
     """
+    for number in (interrupt.QUESTION, interrupt.SAVE):
+        signal.signal(number, signal.SIG_IGN)
     with _explaining(argv):
         config = configs.parse(argv)
         commandline.require("tensorflow")
@@ -133,7 +137,7 @@ def _train(
             plans.prepare_folder("--log_keys", config.run.log_keys)
     # The others are not told if another job holds the lock: it may be this one, started twice, and they belong to it.
     only_job = lock.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()
-    with only_job, Interrupt(COMMAND) as interrupt, fresh.advised(config):
+    with only_job, interrupt.Interrupt(COMMAND) as signals, fresh.advised(config):
         with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
             config = fresh.begin(config, cluster.is_chief)
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
@@ -143,7 +147,8 @@ def _train(
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
             from trainer.task.base import Task  # noqa: PLC0415
 
-        return training.run(config, plan, cluster, interrupt, given or Task, Output(cluster.rank, live), callbacks)
+        output = Output(cluster.rank, live, config.output.log_time)
+        return training.run(config, plan, cluster, signals, given or Task, output, callbacks)
 
 
 def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:

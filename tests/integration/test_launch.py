@@ -18,7 +18,7 @@ import time
 import pytest
 
 from tests.datasets import write_dataset
-from tests.launches import CODE, FAKE, ROOT, Launch, is_running, left_within
+from tests.launches import CODE, FAKE, ROOT, TIME, Launch, is_running, left_within
 
 QUICK = ("--restart_delay=0.1",)
 UNSAVED = r"no checkpoint was saved; at least \d+ steps? (?:is|are) lost"
@@ -82,7 +82,7 @@ def test_two_workers_to_the_end(launch):
     assert (status["num_workers"], status["restarts"], status["error"]) == (2, 0, None)
     assert [one["state"] for one in status["processes"]] == ["ended", "ended"]
     for one in status["processes"]:
-        assert pathlib.Path(one["stdout"]).read_text() == "begins at step 0\ndone at step 20\n"
+        assert TIME.sub("", pathlib.Path(one["stdout"]).read_text()) == "begins at step 0\ndone at step 20\n"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_after_a_restart_lines_are_shown_at_once(launch):
     too_late.start()
     lines = [job.process.stdout.readline() for _ in range(4)]
     too_late.cancel()
-    assert [" | begins at step " in line for line in lines] == [True] * 4, lines
+    assert [" | begins at step " in TIME.sub("", line) for line in lines] == [True] * 4, lines
     job.process.send_signal(signal.SIGTERM)
     assert job.end()[0] == 75
 
@@ -584,8 +584,8 @@ def terminal(data, tmp_path):
     """Returns a function that starts the launcher on a terminal."""
     started = []
 
-    def terminal(steps, **environment):
-        trainer = (f"--data_dir={data}", f"--model_dir={tmp_path / 'model'}", f"--train_steps={steps}")
+    def terminal(steps, *more, **environment):
+        trainer = (f"--data_dir={data}", f"--model_dir={tmp_path / 'model'}", f"--train_steps={steps}", *more)
         flags = ("--num_workers=2", "--", *trainer, "--global_batch_size=24")
         started.append(Terminal(flags, environment))
         return started[-1]
@@ -605,6 +605,17 @@ def test_a_live_table_on_a_terminal(terminal, colours):
     assert re.search(r"│ worker 0 │ +\d+ │ training +│ +\d+ │ +[\d,]+ │ +0% │ +0 │", plain), plain[-3000:]
     assert re.search(r"worker 1 \| begins at step 0\r\n", plain)
     assert re.search(r"done, step 60 of 60, restarts 0", plain)
+
+
+@pytest.mark.parametrize(("flags", "is_shown"), [((), False), (("--log_time",), True)])
+def test_a_terminal_shows_times_only_if_told_and_files_have_them(flags, is_shown, terminal, tmp_path):
+    one = terminal(3, *flags)
+    shown = one.shown()
+    assert one.process.wait() == 0
+    assert len(re.findall(rf"worker \d \| {TIME.pattern}begins at step \d", shown)) == 2 * is_shown
+    assert len(re.findall(r"begins at step \d", shown)) == 2
+    log = (tmp_path / "model" / "launch" / "logs" / "worker-1.stdout.log").read_text()
+    assert re.match(rf"{TIME.pattern}begins at step \d\n", log)
 
 
 def test_no_process_is_left_when_the_terminal_closes(terminal, tmp_path):

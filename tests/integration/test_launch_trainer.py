@@ -82,6 +82,27 @@ def test_two_workers(launch, undisturbed, tmp_path):
     assert checkpoint_bytes(tmp_path / "model", 30) == undisturbed(30)
 
 
+def test_a_signal_to_the_launcher_saves_without_an_end(launch, tmp_path):
+    job = launch("--num_workers=2", steps=100_000)
+    pids = [one["pid"] for one in job.wait_until(lambda status: status["processes"][0]["step"])["processes"]]
+    for number in (signal.SIGUSR2, signal.SIGUSR1):
+        job.process.send_signal(number)
+    saved = job.wait_until(lambda status: status["saved_step"])["saved_step"]
+    job.wait_for_step(saved + 100)
+    for pid in pids:  # all at once, as a cluster's manager does
+        os.kill(pid, signal.SIGUSR2)
+    job.wait_until(lambda status: status["saved_step"] > saved)
+    job.process.terminate()
+    code, out, err = job.end()
+    assert code == 75, err
+    assert err.count("passed on to worker 0") == 2
+    assert all(f"SIGUSR{number}: passed on to worker 0" in err for number in (1, 2))
+    steps = re.findall(r"^worker 0 \| step (\d+) is saved, as SIGUSR2 asked", out, re.MULTILINE)
+    assert 2 <= len(steps) <= 3  # the workers need not have heard before the same step
+    assert len(re.findall(r"^worker 0 \| step \d+, \S+-bound: ", out, re.MULTILINE)) == 1
+    assert not re.search(r"^worker 1 \| .*SIGUSR", out, re.MULTILINE)
+
+
 @pytest.mark.slow
 def test_a_killed_worker_costs_no_bit(launch, undisturbed, tmp_path):
     job = launch("--num_workers=2", steps=400)

@@ -1,5 +1,6 @@
 """Jobs with parameter servers on this machine: asynchronous, synchronous, kills, the classic flags. Real processes."""
 
+import pathlib
 import re
 import shutil
 import signal
@@ -141,6 +142,10 @@ def test_the_classic_flags_and_a_signal(digits, tmp_path):
     flags = ["--model=softmax_regression", "--global_batch_size=32", "--log_every=20", "--train_steps=100000"]
     job = Job(2, 1, digits, tmp_path, *flags, by_flags=True)
     wait_for_step(job.chief, 60)
+    job.chief.send_signal(signal.SIGUSR2)
+    saved = wait_for_line(job.chief, r"step (\d+) is saved, as SIGUSR2 asked: (\S+)")
+    assert pathlib.Path(f"{saved[2]}.index").exists()
+    assert int(saved[1]) >= 60
     job.chief.send_signal(signal.SIGTERM)
     outcomes = job.finish()
     assert_all_ended(outcomes, 75)

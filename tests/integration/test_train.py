@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError
-from tests import forked
+from tests import forked, launches
 from tests.runs import checkpoint_bytes, scalars
 from trainer import evaluate, run, training
 from trainer.evaluation import command
@@ -32,6 +32,13 @@ def train(digits, tmp_path, capsys):
         return capsys.readouterr().out.splitlines()
 
     return train
+
+
+def test_the_time_of_each_line(train):
+    lines = train("--train_steps=2", "--log_every=1", "--log_time", "--eval_split=none")
+    assert len(lines) == 4
+    assert all(launches.TIME.match(line) for line in lines), lines
+    assert LOG_LINE.fullmatch(launches.TIME.sub("", lines[1]))[1] == "1"
 
 
 def files(folder):

@@ -146,6 +146,7 @@ SEEN: dict[str, dict[str, str]] = {
         "profile": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
         "metrics_jsonl": "integration/test_best.py::test_run_again_it_stays_as_it_is",
         "headspace": "integration/test_verdict.py::test_the_bound_is_found",
+        "log_time": "integration/test_train.py::test_the_time_of_each_line",
         "log_device_placement": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
         "worker_hosts": "unit/trainer/cluster/test_tf_config.py::test_workers_are_numbered_as_they_are_listed",
         "ps_hosts": "integration/test_parameter_server.py::test_linear_regression_in_three_terminals",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
+import re
 import sys
 import threading
 import time
@@ -11,12 +13,14 @@ from collections.abc import Iterator
 from typing import Self
 
 from pipeline.read import progress
+from trainer.callbacks import heartbeat
 from trainer.callbacks.base import Callback, Phase
 
 _BETWEEN = 0.1  # seconds from one drawing of progress to the next
 _TICK = 1.0  # seconds from one drawing of a phase to the next
 _CLEAR = "\r\x1b[K"
 _COLUMNS = 80  # of a terminal that reports no size, as in some containers
+_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}: ")  # in front of lines, as in cifar10_train.py
 
 
 class LiveLine(Callback):
@@ -104,22 +108,39 @@ class LiveLine(Callback):
 
 
 class Output:
-    """Lines on stdout: the chief's, and the few that other workers print, with their number.
+    """Lines on stdout: the chief's, and the few that other processes print.
+
+    Args:
+      rank: of the worker; the chief's is 0.
+      live: the line below them, on a terminal.
+      is_timed: whether each begins with the local date and time; None: if a launcher follows this process, and the
+        lines do not go to a terminal.
 
     Attributes:
       live: the line below them, on a terminal.
     """
 
-    def __init__(self, rank: int = 0, live: LiveLine | None = None) -> None:
+    def __init__(self, rank: int = 0, live: LiveLine | None = None, is_timed: bool | None = None) -> None:
         self._rank, self.live = rank, live or LiveLine(wanted=False)
+        self._is_timed = heartbeat.VARIABLE in os.environ and not sys.stdout.isatty() if is_timed is None else is_timed
 
     def line(self, text: str) -> None:
         """Prints a line on the chief."""
         if self._rank == 0:
             with self.live.aside():
-                print(text, flush=True)
+                self.print(text)
 
     def other_line(self, text: str) -> None:
-        """Prints a line on every worker but the chief."""
+        """Prints a line, with the number of the worker, on every worker but the chief."""
         if self._rank > 0:
-            print(f"worker {self._rank}: {text}", flush=True)
+            self.print(f"worker {self._rank}: {text}")
+
+    def print(self, text: str) -> None:
+        """Prints a line on whichever process this is."""
+        now = f"{datetime.datetime.now().isoformat(' ', 'milliseconds')}: " if self._is_timed else ""
+        print(f"{now}{text}", flush=True)
+
+
+def without_time(line: str) -> str:
+    """Returns a line without the date and time that it begins with, if it does."""
+    return _TIME.sub("", line, count=1) if _TIME.match(line) else line

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import keras
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context
 
+from pipeline.commands.text import size_of
 from pipeline.errors import UsageError
 from pipeline.order import order
 from trainer.cluster import failures, ports
@@ -15,6 +18,8 @@ from trainer.cluster.rendezvous import SOMEBODY, LostError
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.config.run import RunFlags
+
+_SMI_SECONDS = 10.0  # in which nvidia-smi answers, or the memory of GPUs is not told
 
 
 def configure(config: TrainConfig) -> None:
@@ -66,8 +71,34 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
 
 
 def device_names(strategy: tf.distribute.Strategy) -> list[str]:
-    """Returns the local devices of a strategy's replicas, such as `CPU:0`."""
-    return [":".join(name.split(":")[-2:]) for name in strategy.extended.worker_devices]
+    """Returns the local devices of a strategy's replicas: `CPU:0`, `GPU:0 (NVIDIA H100 80GB HBM3, 79.6 GiB)`."""
+    names = [":".join(name.split(":")[-2:]) for name in strategy.extended.worker_devices]
+    gpus = tf.config.list_physical_devices("GPU")
+    details = {gpu.name.rpartition("device:")[2]: tf.config.experimental.get_device_details(gpu) for gpu in gpus}
+    models = {name: detail.get("device_name") for name, detail in details.items()}
+    sizes = _memory_by_model() if models else {}
+    return [
+        f"{name} ({', '.join([model, *sizes.get(model, [])])})" if (model := models.get(name)) else name
+        for name in names
+    ]
+
+
+def _memory_by_model() -> dict[str, list[str]]:
+    """Returns the memory of each model of GPU in this machine, where all of a model have the same.
+
+    By model, because TensorFlow and nvidia-smi number GPUs in different orders.
+    """
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    sizes: dict[str, set[str]] = {}
+    for line in listed.stdout.splitlines():
+        model, _, mebibytes = line.rpartition(", ")
+        if mebibytes.isdigit():  # some GPUs share the machine's memory, and have "[N/A]"
+            sizes.setdefault(model, set()).add(size_of(int(mebibytes) << 20))
+    return {model: list(found) for model, found in sizes.items() if len(found) == 1}
 
 
 def _devices(count: int | None) -> list[str]:

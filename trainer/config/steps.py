@@ -135,6 +135,11 @@ class OutputFlags:
         most=_LOOP,
         parameter_server=_WITH_SERVERS,
     )
+    log_time: bool | None = flag(
+        None,
+        "date and time in front of each line (None: in the files and pipes of a job that trainer.launch started)",
+        per_machine=True,
+    )
     log_device_placement: bool = flag(False, "TensorFlow says on which device it computes each operation")
 
     def __post_init__(self) -> None:

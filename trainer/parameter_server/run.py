@@ -114,7 +114,8 @@ def _lead(
             from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
             from trainer.task.base import Task  # noqa: PLC0415
 
-        return training.run(config, plan, roles, interrupt, found or Task, Output(0, live), callbacks)
+        output = Output(0, live, config.output.log_time)
+        return training.run(config, plan, roles, interrupt, found or Task, output, callbacks)
 
 
 def _serve(

@@ -97,7 +97,8 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
     with rendezvous.explaining(roles.seat, timeout):
         strategies.configure(config)
         mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
-    WorkerClient(roles, described(roles, mine), timeout, silence, interrupt, heartbeat).serve()
+    output = Output(is_timed=config.output.log_time)
+    WorkerClient(roles, described(roles, mine), timeout, silence, interrupt, heartbeat, output).serve()
 
 
 def described(roles: Roles, rest: description.Description) -> description.Description:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from pipeline.errors import PipelineError, RerunError
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Heartbeat
+from trainer.callbacks.terminal import Output
 from trainer.cluster import messages, ports, rendezvous
 from trainer.cluster.difference import Description
 from trainer.cluster.interrupt import Interrupt
@@ -84,6 +85,7 @@ class WorkerClient(Client):
         silence: float,
         interrupt: Interrupt,
         heartbeat: Heartbeat,
+        output: Output,
     ) -> None:
         """Makes the client of this process.
 
@@ -94,11 +96,12 @@ class WorkerClient(Client):
           silence: seconds without a sign of life after which another process is lost, and to serve after a signal.
           interrupt: says whether a signal came.
           heartbeat: says what is done.
+          output: prints lines.
         """
         self._roles, mine = roles, roles.mine
         hello, chief = Hello(roles.others.index(mine) + 1, roles.name(mine), description), Task(CHIEF)
         super().__init__(hello, roles.name(chief), roles.address(chief), join_timeout)
-        self._silence, self._interrupt, self._heartbeat = silence, interrupt, heartbeat
+        self._silence, self._interrupt, self._heartbeat, self._output = silence, interrupt, heartbeat, output
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def serve(self) -> None:
@@ -141,8 +144,8 @@ class WorkerClient(Client):
             if self._interrupt.requested and until is None:
                 until = now + self._silence
                 messages.write_news(writer, "signal", self._interrupt.requested.name)
-                print(
-                    f"{self._interrupt.reason}: told the chief; a second signal ends this process at once", flush=True
+                self._output.print(
+                    f"{self._interrupt.reason}: told the chief; a second signal ends this process at once"
                 )
             if until is not None and now >= until:
                 listening.cancel()
@@ -157,7 +160,7 @@ class WorkerClient(Client):
         """Prints what the chief sends, until it says how the job ended."""
         try:
             while isinstance(said := await messages.read_line(reader, self._silence), str):
-                print(said, flush=True)
+                self._output.print(said)
         except TimeoutError:
             raise RerunError(
                 f"lost {self.chief}: no sign of life for {self._silence:g} s (--collective_timeout); rerun the same "

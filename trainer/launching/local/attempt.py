@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Literal, Self
 
+from trainer.cluster.interrupt import QUESTION, SAVE
 from trainer.launching.local.group import Cause, Group, first_failure, is_awaited
 from trainer.launching.local.process import Process
 from trainer.launching.local.records import Records, Reporter
@@ -21,12 +22,16 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stopping:
     """Context that catches Ctrl-C, SIGTERM and SIGHUP: the first asks the job to save and end, the second kills it.
 
+    SIGUSR1 and SIGUSR2 are for the trainer, see `trainer.cluster.interrupt`.
+
     Attributes:
-      received: the signals, in order.
+      received: the signals that end the job, in order.
+      passed_on: those for the trainer, in order; whoever passes one on removes it.
     """
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
+        self.passed_on: list[signal.Signals] = []
 
     @property
     def is_asked(self) -> bool:
@@ -40,7 +45,7 @@ class Stopping:
 
     def __enter__(self) -> Self:
         """Installs the handlers, except for signals that are ignored, as SIGHUP is under nohup."""
-        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self._handlers = {number: signal.getsignal(number) for number in (*SIGNALS, QUESTION, SAVE)}
         for number, handler in self._handlers.items():
             if handler != signal.SIG_IGN:
                 signal.signal(number, self._receive)
@@ -53,7 +58,7 @@ class Stopping:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.received.append(signal.Signals(number))
+        (self.passed_on if number in (QUESTION, SAVE) else self.received).append(signal.Signals(number))
 
 
 _TICK = 0.05  # seconds
@@ -131,6 +136,9 @@ class Attempt:
         """Looks after the group once; returns the processes that have ended."""
         time.sleep(_TICK)
         ended = self._group.poll()
+        while self._stopping.passed_on:
+            number = self._stopping.passed_on.pop(0)
+            self._screen.say(f"{number.name}: {self._group.pass_on(number)}")
         self._records.watch()
         self._reporter.tick()
         return ended

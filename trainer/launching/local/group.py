@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import signal
 import time
 from collections.abc import Sequence
 
@@ -151,6 +153,14 @@ class Group:
         for one in self.processes:
             if one.exit_status is None and not one.is_ending and (silence := one.monitor.silence):
                 one.kill(silence)
+
+    def pass_on(self, number: signal.Signals) -> str:
+        """Sends the process that leads a signal which the trainer answers; returns in words what was done."""
+        process = self.leading[0]
+        if process.exit_status is not None or not process.monitor.has_stepped:  # it may not listen yet, and would end
+            return f"{process.task.name} makes no steps now; send it again later"
+        os.kill(process.pid, number)
+        return f"passed on to {process.task.name}"
 
     def replace(self, process: Process) -> None:
         """Starts a process in the place of one that has ended."""

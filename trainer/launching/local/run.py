@@ -48,11 +48,12 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
         if config.run.fresh:  # here, once: a process that is started again resumes
             with lock.held(job.folder):
                 fresh.begin(config)
-        screen = Screen()
+        hides_time = config.output.log_time is None
+        screen = Screen(hides_time)
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             from trainer.launching.local.table import TableScreen  # noqa: PLC0415, here because it loads rich
 
-            screen = TableScreen()
+            screen = TableScreen(hides_time)
         try:
             _run(placement, counts, screen, stopping)
         finally:

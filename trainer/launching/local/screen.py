@@ -8,6 +8,7 @@ from typing import TextIO
 
 from pipeline import errors
 from pipeline.commands import commandline
+from trainer.callbacks.terminal import without_time
 from trainer.launching.local.report import JobReport
 
 _COMMAND = "trainer.launch"
@@ -17,9 +18,13 @@ class Screen:
     """Plain lines. If stdout or stderr is gone, as when a terminal closes, the job goes on without it.
 
     Lines can be held back, so that a first cause is shown before what followed from it.
+
+    Args:
+      hides_time: whether lines that begin with a date and time are shown without them on a terminal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hides_time: bool = False) -> None:
+        self._hides_time = hides_time and sys.stdout.isatty()
         self._held: list[tuple[str, str, bool]] | None = None
         self._width = 0
 
@@ -32,7 +37,8 @@ class Screen:
         if self._held is not None:
             self._held.append((name, text, is_error))
         else:
-            self._show(f"{name:<{self._width}} | ", text, is_error)
+            shown = without_time(text) if self._hides_time and not is_error else text
+            self._show(f"{name:<{self._width}} | ", shown, is_error)
 
     def say(self, text: str) -> None:
         """Shows a line of the launcher itself."""

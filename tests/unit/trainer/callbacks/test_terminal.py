@@ -1,3 +1,4 @@
+import datetime
 import os
 from types import SimpleNamespace
 
@@ -6,6 +7,7 @@ import pytest
 
 from tests import displays
 from tests.displays import terminal
+from trainer.callbacks import heartbeat
 from trainer.callbacks import progress as progress_bar
 from trainer.callbacks import terminal as live
 from trainer.callbacks.base import Phase
@@ -48,6 +50,24 @@ def test_without_a_terminal_there_is_no_line(capfd):
         line.on_phase(Phase("loading"))
         Output(0, line).line("hello")
     assert capfd.readouterr() == ("hello\n", "")
+
+
+@pytest.mark.parametrize(
+    ("is_timed", "launched", "expected"),
+    [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
+)
+def test_lines_begin_with_the_time_where_wanted(is_timed, launched, expected, capfd, monkeypatch, tmp_path):
+    monkeypatch.delenv(heartbeat.VARIABLE, raising=False)
+    if launched:
+        monkeypatch.setenv(heartbeat.VARIABLE, str(tmp_path / "beat"))
+    before = datetime.datetime.now().replace(microsecond=0)
+    Output(0, is_timed=is_timed).line("step 1, loss = 2.3")
+    Output(2, is_timed=is_timed).other_line("done at step 1")
+    lines = capfd.readouterr().out.splitlines()
+    assert list(map(live.without_time, lines)) == ["step 1, loss = 2.3", "worker 2: done at step 1"]
+    assert [line != live.without_time(line) for line in lines] == [expected] * 2
+    if expected:
+        assert before <= datetime.datetime.fromisoformat(lines[0].partition(": ")[0]) <= datetime.datetime.now()
 
 
 @pytest.mark.parametrize(("wanted", "term"), [(False, "xterm"), (True, "dumb")])

@@ -1,3 +1,5 @@
+import types
+
 import pytest
 import tensorflow as tf
 
@@ -31,6 +33,31 @@ def test_devices(values, kind, devices):
     assert isinstance(strategy, kind)
     assert strategies.device_names(strategy) == devices
     assert strategy.num_replicas_in_sync == len(devices)
+
+
+SMI = """#!/bin/sh
+echo "$*" > {folder}/asked
+printf '%s\\n' 'NVIDIA H100 80GB HBM3, 81559' 'NVIDIA H100 80GB HBM3, 81559'
+printf '%s\\n' 'NVIDIA T4, 15360' 'NVIDIA T4, 16384' 'NVIDIA GB10, [N/A]'
+"""
+
+
+def test_gpus_have_their_model_and_its_memory_where_that_is_one(monkeypatch, tmp_path):
+    """There is no GPU here: what TensorFlow and nvidia-smi say of them is given."""
+    found = ["NVIDIA T4", "NVIDIA H100 80GB HBM3", None, "NVIDIA GB10"]
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(len(found))]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    details = {gpu.name: {"device_name": model} if model else {} for gpu, model in zip(gpus, found, strict=True)}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details[gpu.name])
+    names = [f"/job:localhost/replica:0/task:0/device:{name}" for name in ("GPU:1", "GPU:0", "GPU:2", "GPU:3", "CPU:0")]
+    strategy = types.SimpleNamespace(extended=types.SimpleNamespace(worker_devices=names))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    without = ["GPU:1 (NVIDIA H100 80GB HBM3)", "GPU:0 (NVIDIA T4)", "GPU:2", "GPU:3 (NVIDIA GB10)", "CPU:0"]
+    assert strategies.device_names(strategy) == without
+    (tmp_path / "nvidia-smi").write_text(SMI.format(folder=tmp_path))
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert strategies.device_names(strategy) == ["GPU:1 (NVIDIA H100 80GB HBM3, 79.6 GiB)", *without[1:]]
+    assert "--query-gpu=name,memory.total" in (tmp_path / "asked").read_text()
 
 
 def test_more_replicas_than_the_process_was_split_into():

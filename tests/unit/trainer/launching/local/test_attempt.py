@@ -154,6 +154,21 @@ def test_a_group_ends_to_grow_once_it_has_stepped(puppets, watch):
     assert [one.exit_status.code for one in group.processes] == [75, 75]
 
 
+def test_signals_for_the_trainer_go_to_the_one_that_leads(puppets, watch):
+    launch = puppets("--num_workers=2")
+    begins = "trap 'echo saves; exit 0' USR2; beat 4"
+    orders = {"worker 0": [begins], "worker 1": [f"{begins}; sleep 0.5; exit 0"]}
+    outcome, lines, group = watch(launch, orders, then=says(signal.SIGUSR2))
+    assert (outcome.kind, lines) == ("done", ["trainer.launch: SIGUSR2: passed on to worker 0"])
+    assert [one.out.path.read_text().split() for one in group.processes] == [["saves"], []]
+
+
+def test_before_its_first_step_the_trainer_gets_no_signal_that_could_end_it(puppets):
+    group = puppets("--num_workers=2").start()
+    assert group.pass_on(signal.SIGUSR2) == "worker 0 makes no steps now; send it again later"
+    assert group.running == group.processes
+
+
 def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
