@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests import forked
-from tests.datasets import write_dataset
+from tests.datasets import Kind, write_dataset
+from tests.parameter_servers import Job, ledger_of
 from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 
 LONGEST = 1200  # seconds: twelve replicas of a ResNet on a busy machine
@@ -165,6 +166,30 @@ def test_every_model_is_the_same_on_every_topology(damaged, tmp_path, model, opt
 def test_the_other_models_are_too_with_their_recipes(data, tmp_path, model):
     recipe = ("--ema=0.99", "--label_smoothing=0.1", "--schedule=cosine", "--warmup_epochs=1", "--clip_norm=1")
     check(data, tmp_path, (*FLAGS, f"--model={model}", *recipe), ("one", "c1", "m3", "w2"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_resnet50_trains_on_photographs_with_every_strategy(tmp_path):
+    """By its own recipe, in bfloat16; the strategies that have virtual replicas come to the same bits."""
+    photographs = tmp_path / "photographs"
+    write_dataset(photographs, (8, 5), (256, 320, 3), (2,), classes=2, kind=Kind("jpeg", varied=True))
+    flags = ("--model=resnet50", "--precision=bfloat16", "--global_batch_size=4", "--log_every=1", "--steps_per_loop=1")
+    same = {}
+    for topology in ("one", "m2", "w2"):
+        output = train(photographs, tmp_path / topology, topology, *flags, "--virtual_replicas=4", "--train_steps=5")
+        same[topology] = checkpoint_bytes(tmp_path / topology, 5), results(output)
+        assert "resnet50 with 23,565,250 parameters; nesterov 0.1 cosine, warm-up 5 epochs" in output
+    assert same["m2"] == same["one"]
+    assert same["w2"] == same["one"]
+    assert len(same["one"][1]) == 6
+    central = ("--strategy=central_storage", "--num_replicas=2", "--train_steps=2", "--eval_split=none")
+    [(code, output, error)] = finish(start(photographs, tmp_path / "central", *flags, *central), timeout=LONGEST)
+    assert (code, len(results(output))) == (0, 2), error
+    job = Job(2, 1, photographs, tmp_path / "servers", *flags, "--train_steps=2", "--eval_split=none")
+    outcomes = job.finish(LONGEST)
+    assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
+    assert ledger_of(outcomes["chief 0"][1]) == (2, 2, 0, 0)
 
 
 @pytest.mark.parametrize(

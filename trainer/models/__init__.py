@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "mnist": ("softmax_regression", "mlp", "lenet", "mnist_cnn"),
     "cifar10": ("cifar10_cnn", "fast_cifar"),
-    "resnet": ("resnet18", "resnet20"),
+    "resnet": ("resnet18", "resnet20", "resnet50"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

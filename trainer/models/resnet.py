@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import keras
 
 from trainer.models.layers import ScalePixels, l2_loss
 
-_WIDTHS_18, _BLOCKS_18 = (64, 128, 256, 512), 2
+_WIDTHS = (64, 128, 256, 512)  # of the stages of ResNet-18 and ResNet-50
+_BLOCKS_18, _BLOCKS_50 = (2, 2, 2, 2), (3, 4, 6, 3)
+_WIDENED = 4  # what a block of ResNet-50 returns is so many times as wide as its 3x3 convolution
 _WIDTHS_20, _BLOCKS_20 = (16, 32, 64), 3
 _WEIGHT_DECAY = 1e-4
 _SMALL = 64  # pixels; smaller images get the stem for CIFAR
@@ -20,17 +24,18 @@ def resnet18(image_shape: tuple[int, int, int], image_dtype: str, num_classes: i
     CIFAR (Chen et al. 2020, "A simple framework for contrastive learning of visual representations", B.9): a 3x3
     convolution without stride instead of 7x7 and pooling; 11,173,962 trainable parameters on 32x32x3 with 10 classes.
     """
-    images = keras.Input(image_shape, dtype=image_dtype)
-    found = ScalePixels()(images)
-    if min(image_shape[:2]) < _SMALL:
-        found = keras.layers.ReLU()(_convolution(found, _WIDTHS_18[0], 3, 1))
-    else:
-        found = keras.layers.ReLU()(_padded_convolution(found, _WIDTHS_18[0], 7, 2))
-        found = keras.layers.MaxPooling2D(3, strides=2, padding="same")(found)
-    for stage, width in enumerate(_WIDTHS_18):
-        for block in range(_BLOCKS_18):
-            found = _block_18(found, width, 2 if stage and not block else 1)
-    return keras.Model(images, _logits(found, num_classes), name="resnet18")
+    return _of_photographs("resnet18", image_shape, image_dtype, num_classes, _BLOCKS_18, _block_18)
+
+
+def resnet50(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
+    """Returns ResNet-50 (table 1), 4 stages of 3, 4, 6 and 3 blocks, for images of any size.
+
+    Two things are as its successors have them (He et al. 2019, "Bag of tricks for image classification with
+    convolutional neural networks"): where a stage begins, the 3x3 convolution has the stride (4.1, ResNet-B), and the
+    last normalisation of a block begins at 0, so that each block begins as its shortcut (3.1). On 224x224x3 with 1,000
+    classes it has 25,557,032 trainable parameters, torchvision's count. Small images get the stem of `resnet18`.
+    """
+    return _of_photographs("resnet50", image_shape, image_dtype, num_classes, _BLOCKS_50, _block_50)
 
 
 def resnet20(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int, dropout: float) -> keras.Model:
@@ -48,11 +53,49 @@ def resnet20(image_shape: tuple[int, int, int], image_dtype: str, num_classes: i
     return keras.Model(images, _logits(found, num_classes, dropout), name="resnet20")
 
 
+def _of_photographs(
+    name: str,
+    image_shape: tuple[int, int, int],
+    image_dtype: str,
+    num_classes: int,
+    blocks: Sequence[int],
+    block: Callable[[keras.KerasTensor, int, int], keras.KerasTensor],
+) -> keras.Model:
+    """Returns a network of 4 stages.
+
+    Args:
+      name: of it.
+      image_shape, image_dtype, num_classes: of the data.
+      blocks: how many each stage has.
+      block: makes one, of values, width and stride.
+    """
+    images = keras.Input(image_shape, dtype=image_dtype)
+    found = ScalePixels()(images)
+    if min(image_shape[:2]) < _SMALL:
+        found = keras.layers.ReLU()(_convolution(found, _WIDTHS[0], 3, 1))
+    else:
+        found = keras.layers.ReLU()(_padded_convolution(found, _WIDTHS[0], 7, 2))
+        found = keras.layers.MaxPooling2D(3, strides=2, padding="same")(found)
+    for stage, (width, count) in enumerate(zip(_WIDTHS, blocks, strict=True)):
+        for number in range(count):
+            found = block(found, width, 2 if stage and not number else 1)
+    return keras.Model(images, _logits(found, num_classes), name=name)
+
+
 def _block_18(values: keras.KerasTensor, width: int, stride: int) -> keras.KerasTensor:
     found = keras.layers.ReLU()(_padded_convolution(values, width, 3, stride))
     found = _convolution(found, width, 3, 1)
     if stride > 1:
         values = _padded_convolution(values, width, 1, stride)
+    return keras.layers.ReLU()(keras.layers.Add()([values, found]))
+
+
+def _block_50(values: keras.KerasTensor, width: int, stride: int) -> keras.KerasTensor:
+    found = keras.layers.ReLU()(_convolution(values, width, 1, 1))
+    found = keras.layers.ReLU()(_padded_convolution(found, width, 3, stride))
+    found = _convolution(found, _WIDENED * width, 1, 1, gamma="zeros")
+    if values.shape[-1] != _WIDENED * width:
+        values = _padded_convolution(values, _WIDENED * width, 1, stride)
     return keras.layers.ReLU()(keras.layers.Add()([values, found]))
 
 
@@ -75,7 +118,7 @@ def _padded_convolution(values: keras.KerasTensor, width: int, size: int, stride
 
 
 def _convolution(
-    values: keras.KerasTensor, width: int, size: int, stride: int, padding: str = "same"
+    values: keras.KerasTensor, width: int, size: int, stride: int, padding: str = "same", gamma: str = "ones"
 ) -> keras.KerasTensor:
     convolved = keras.layers.Conv2D(
         width,
@@ -86,7 +129,7 @@ def _convolution(
         kernel_initializer="he_normal",
         kernel_regularizer=l2_loss(_WEIGHT_DECAY),
     )(values)
-    return keras.layers.BatchNormalization()(convolved)
+    return keras.layers.BatchNormalization(gamma_initializer=gamma)(convolved)
 
 
 def _logits(values: keras.KerasTensor, num_classes: int, dropout: float = 0.0) -> keras.KerasTensor:

@@ -44,9 +44,9 @@ def test_a_flag_shapes_the_training_unless_it_or_its_group_says_no():
     assert shaping == {"plain": True, "served": True, "kind": True, "silent": False}
 
 
-def test_flags_that_name_folders_may_differ_from_machine_to_machine():
+def test_flags_that_may_differ_from_machine_to_machine():
     told = {name for name, one in flags_of(TrainConfig).items() if one.field.metadata["per_machine"]}
-    assert told == {"data_dir", "model_dir", "log_keys", "metrics_jsonl", "cache_dir", "cache_bytes"}
+    assert told == {"data_dir", "model_dir", "log_keys", "metrics_jsonl", "cache_dir", "cache_bytes", "log_time"}
 
 
 def test_flags_say_which_defaults_are_the_models():

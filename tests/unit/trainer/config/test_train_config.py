@@ -44,6 +44,7 @@ def test_flags_and_their_defaults_stay():
             "best_mode": "auto",
             "histogram_every": 0,
             "activation_every": 0,
+            "log_time": None,
             "image_every": 0,
             "profile": None,
             "metrics_jsonl": None,

@@ -1,8 +1,9 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.models.resnet import resnet18
+from trainer.models.resnet import resnet18, resnet50
 
 
 def trainable(model):
@@ -16,11 +17,15 @@ def sizes(model):
 
 
 @pytest.mark.parametrize(
-    ("shape", "classes", "parameters", "expected"),
-    [((224, 224, 3), 1000, 11_689_512, [112, 56, 28, 14, 7]), ((32, 32, 3), 10, 11_173_962, [32, 16, 8, 4])],
+    ("build", "shape", "classes", "parameters", "expected"),
+    [
+        (resnet18, (224, 224, 3), 1000, 11_689_512, [112, 56, 28, 14, 7]),
+        (resnet18, (32, 32, 3), 10, 11_173_962, [32, 16, 8, 4]),
+        (resnet50, (224, 224, 3), 1000, 25_557_032, [112, 56, 28, 14, 7]),
+    ],
 )
-def test_parameters_and_sizes_of_the_sources(shape, classes, parameters, expected):
-    model = resnet18(shape, "uint8", classes)
+def test_parameters_and_sizes_of_the_sources(build, shape, classes, parameters, expected):
+    model = build(shape, "uint8", classes)
     assert trainable(model) == parameters
     assert sizes(model) == expected
 
@@ -33,6 +38,16 @@ def test_logits_of_small_images():
     logits = resnet18((5, 7, 1), "uint8", 3)(np.zeros((2, 5, 7, 1), np.uint8))
     assert logits.shape == (2, 3)
     assert logits.dtype == tf.float32
+
+
+def test_blocks_of_resnet50_begin_as_their_shortcuts_and_stride_in_their_3x3_convolution():
+    model = resnet50((64, 64, 3), "float32", 10)
+    norms = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    zeros = [norm for norm in norms if not np.any(norm.gamma.numpy())]
+    assert (len(norms), len(zeros)) == (1 + 3 * 16 + 4, 16)
+    strided = [layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D) and layer.strides[0] == 2]
+    assert [layer.kernel_size[0] for layer in strided].count(3) == 3
+    assert [layer.kernel_size[0] for layer in strided].count(1) == 3  # the shortcuts
 
 
 def test_weight_decay_is_of_all_kernels_in_l2_loss_form():
