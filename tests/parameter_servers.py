@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from tests import forked
 from tests.loopback import free_ports
@@ -39,9 +39,10 @@ class Job:
         absent: Collection[str] = (),
         environment: dict[str, str] | None = None,
         cwd: Path = forked.ROOT,
+        program: Sequence[str] = ("-m", "trainer.run"),
     ) -> None:
         """Starts them, but for those that are absent; by flags there is no chief besides worker 0."""
-        self._cwd = cwd
+        self._cwd, self._program = cwd, program
         counts = {"worker": workers, "ps": ps} | ({} if by_flags else {"chief": 1})
         ports = iter(free_ports(sum(counts.values())))
         self.hosts = {job: [f"localhost:{next(ports)}" for _ in range(count)] for job, count in counts.items()}
@@ -55,7 +56,7 @@ class Job:
 
     def start(self, job: str, index: int, *more: str, **environment: str) -> forked.Process:
         """Starts a process, or starts it again with the same command."""
-        program = ["-m", "trainer.run", "--strategy=parameter_server", *self._flags, *more]
+        program = [*self._program, "--strategy=parameter_server", *self._flags, *more]
         variables: dict[str, str | None] = {
             "PYTHONUNBUFFERED": "1",
             "TF_CONFIG": None,

@@ -15,6 +15,12 @@ from tests.loopback import free_ports
 
 Path = str | os.PathLike[str]
 RECORD_KEY = "record/.ATTRIBUTES/py_state"  # part of the format: what resumes a run reads it
+ON_ONE_CORE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from trainer import run
+run.entry_point()
+"""  # trainer.run, for `forked.Process(["-c", ...])`
 
 
 def start(data_dir: Path, model_dir: Path, *flags: str, tf_config: str | None = None) -> forked.Process:

@@ -16,7 +16,7 @@ from tests import forked
 from tests.converting import convert_in_process
 from tests.integration import parameter_server_tasks as tasks
 from tests.parameter_servers import WORKER_LINE, Job, ledger_of, wait_for_line
-from tests.runs import finish, start, wait_for_step
+from tests.runs import ON_ONE_CORE, finish, start, wait_for_step
 
 DATA = forked.ROOT.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs MNIST in ../shared/data")
@@ -161,6 +161,14 @@ def test_the_classic_flags_and_a_signal(digits, tmp_path):
     assert f"resumed from {tmp_path}/ckpt-{step}" in out
     assert ledger_of(out) == (step + 40, step + 40, 0, 0)
     assert re.search(r"^After 20 training steps", out + outcomes["worker 1"][1], re.M)
+
+
+def test_each_process_may_have_but_one_core(digits, tmp_path):
+    """TensorFlow's servers would run one operation at a time then, and some wait for others."""
+    flags = ["--model=softmax_regression", "--train_steps=30", "--log_every=10", "--eval_split=none"]
+    outcomes = Job(2, 1, digits, tmp_path, *flags, program=("-c", ON_ONE_CORE)).finish(60)
+    assert_all_ended(outcomes)
+    assert ledger_of(outcomes["chief 0"][1]) == (30, 30, 0, 0)
 
 
 def test_the_chief_is_lost(digits, tmp_path):

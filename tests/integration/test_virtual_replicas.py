@@ -11,19 +11,13 @@ import pytest
 from tests import forked
 from tests.datasets import Kind, write_dataset
 from tests.parameter_servers import Job, ledger_of
-from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.runs import ON_ONE_CORE, checkpoint_bytes, finish, start, start_workers, wait_for_step
 
 LONGEST = 1200  # seconds: twelve replicas of a ResNet on a busy machine
 STEPS = 8  # of 3 per epoch, whose last has 6 rows of padding
 FLAGS = ("--global_batch_size=24", "--virtual_replicas=12", "--steps_per_loop=2", "--log_every=2")
 SMALL = (*FLAGS, "--model=lenet", "--distort=shift(pixels=1)")
 DEEP = (*FLAGS, "--model=resnet20", "--dropout=0.3", "--distort=pad_crop_flip(pad=2)")
-ON_ONE_CORE = """
-import os
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from trainer import run
-run.entry_point()
-"""
 TUTORIAL = (*FLAGS, "--model=cifar10_cnn", "--distort=cifar10_tutorial(crop=12)")
 
 

@@ -64,11 +64,21 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
             job_name=task.job,
             task_index=task.index,
             protocol="grpc",
+            config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_threads(len(workers))),
         )
     except tf.errors.UnknownError:
         raise ports.unusable(
             where, name, roles.source_of(task), "was taken by another process; use another port"
         ) from None
+
+
+def _threads(workers: int) -> int:
+    """Returns how many operations TensorFlow's server runs at once.
+
+    By default it is the number of cores, but some operations wait for others: on one core a worker would wait for ever.
+    As many as there are workers, and one more, are needed (TensorFlow's tutorial "Parameter server training").
+    """
+    return max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, workers + 1)
 
 
 class WorkerClient(Client):
