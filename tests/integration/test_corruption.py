@@ -329,7 +329,7 @@ def test_the_trainer_skips_says_so_and_keeps_to_the_budget(tmp_path, capfd):
         )
     train(tmp_path / "data", tmp_path / "model", "--on_corrupt=skip", "--train_steps=5", *WINDOWED)
     assert "test accuracy = " in (out := capfd.readouterr().out)
-    assert "(6 examples; 1 corrupt left out)" in out
+    assert "(6 examples; 1 corrupt left out; averaged weights)" in out
 
 
 def delete(path):

@@ -26,7 +26,7 @@ def test_two_workers_are_stopped_before_the_time_limit_and_go_on(digits, tmp_pat
     slurm.command("python", f'#!/bin/bash\nPYTHONUNBUFFERED=1 PYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
     process = slurm.start(script, hosts="localhost")
     for line in process.stdout:
-        if line.startswith("step 50, loss"):
+        if "step 50, loss" in line:
             break
     slurm.warn(process)
     out, _ = process.communicate(timeout=300)

@@ -48,7 +48,7 @@ def start_on(folder, topology, *flags):
 
 
 def error_of(text):
-    match = re.search(r"mean_absolute_error = ([\d.]+) \(90 examples\)", text)
+    match = re.search(r"mean_absolute_error = ([\d.]+), loss = [\d.]+ \(90 examples\)", text)
     assert match, text
     return float(match[1])
 
