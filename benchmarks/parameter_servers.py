@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 
-from benchmarks import straggler
+from benchmarks import straggler, topology
 from benchmarks.rounds import ratio_text
 from pipeline.errors import DataError
 
@@ -72,11 +69,5 @@ def _configs(workers: int) -> list[str]:
     """Returns the TF_CONFIG of the chief, the workers and a parameter server; an empty one for no workers."""
     if not workers:
         return [""]
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(workers + 2)]
-        for free in sockets:
-            free.bind(("localhost", 0))
-        chief, ps, *others = [f"localhost:{free.getsockname()[1]}" for free in sockets]
-    cluster = {"chief": [chief], "ps": [ps], "worker": others}
-    tasks = [(job, index) for job, hosts in cluster.items() for index in range(len(hosts))]
-    return [json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}) for job, index in tasks]
+    chief, ps, *others = topology.free_addresses(workers + 2)
+    return topology.configs_of({"chief": [chief], "ps": [ps], "worker": others})

@@ -159,13 +159,22 @@ def start_worker(command: list[str], tf_config: str) -> subprocess.Popen[str]:
 
 def cluster_of(count: int) -> list[str]:
     """Returns the TF_CONFIG of each of so many workers on free ports of this machine."""
+    return configs_of({"worker": free_addresses(count)})
+
+
+def configs_of(cluster: dict[str, list[str]]) -> list[str]:
+    """Returns the TF_CONFIG of each process of a cluster."""
+    tasks = [(role, index) for role, hosts in cluster.items() for index in range(len(hosts))]
+    return [json.dumps({"cluster": cluster, "task": {"type": role, "index": index}}) for role, index in tasks]
+
+
+def free_addresses(count: int) -> list[str]:
+    """Returns addresses of this machine whose ports were free a moment ago."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for free in sockets:
             free.bind(("localhost", 0))
-        addresses = [f"localhost:{free.getsockname()[1]}" for free in sockets]
-    tasks = [{"type": "worker", "index": index} for index in range(count)]
-    return [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
+        return [f"localhost:{free.getsockname()[1]}" for free in sockets]
 
 
 def sent_bytes() -> int:

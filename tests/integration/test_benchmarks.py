@@ -1,5 +1,6 @@
 """The benchmarks run and print ratios; what the ratios are is for a person to read, on an idle machine."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -157,6 +158,21 @@ def test_virtual_replicas_are_measured_against_the_classic_step(cifar):
     assert sum(bool(re.fullmatch(measured, line)) for line in steps) == 6
 
 
+@pytest.mark.slow
+def test_scaling_is_measured_modelled_and_drawn(cifar, tmp_path):
+    flags = (f"--data_dir={cifar}", "--models=softmax_regression", "--seconds=0.5", "--links=")
+    done = run(*flags, f"--json={tmp_path}/s.json", f"--chart={tmp_path}/s.svg", benchmark="scaling")
+    parts, *jobs, mean = lines_of(done)
+    assert re.match(r"softmax_regression: 128 rows per worker, [\d.]+ ms per step, 0\.12 MB of gradients; ", parts)
+    names = [re.match(r"  (\w+, \d) on one machine: [\d,]+ img/s, loss [\d.]+", job)[1] for job in jobs]
+    assert names == ["synchronous, 1", "asynchronous, 1", "synchronous, 2", "asynchronous, 2"]
+    assert re.fullmatch(r"the model is off by \d+% in the mean of 2 jobs, at most by \d+%", mean)
+    found = json.loads((tmp_path / "s.json").read_text())["models"][0]
+    assert found["parts"]["gradients"] == 4 * (32 * 32 * 3 * 10 + 10)
+    assert [point["predicted"] is None for point in found["points"]] == [True, True, False, False]
+    assert "<svg" in (tmp_path / "s.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("benchmark", "flag", "fact"),
     [
@@ -167,6 +183,7 @@ def test_virtual_replicas_are_measured_against_the_classic_step(cifar):
         ("jpeg_throughput", "--size=0", "--size=0"),
         ("cold_start", "--step=-1", "--step=-1"),
         ("topology", "--global_batch_size=7", "--global_batch_size=7"),
+        ("scaling", "--links=1000,fast", "'fast'"),
     ],
 )
 def test_a_wrong_flag_is_one_line(benchmark, flag, fact):

@@ -1,0 +1,56 @@
+"""What was measured of how training scales."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from benchmarks.scaling.step_model import Parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A job that was measured.
+
+    Attributes:
+      strategy: synchronous, asynchronous, or mirrored on GPUs.
+      workers: or GPUs.
+      link: Mbit/s; None: they are on one machine.
+      rate: examples per second.
+      predicted: by the model; None: the model is made from this run.
+      loss: of the epoch so far at the end, after as many steps as the others'.
+      busy: share of the time in which steps did not wait for input; None: not measured.
+      gpu_use: as nvidia-smi tells it, a share; None: there is none.
+    """
+
+    strategy: str
+    workers: int
+    link: int | None
+    rate: float
+    predicted: float | None
+    loss: float
+    busy: float | None = None
+    gpu_use: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """How far the model is off, as a share of what was measured."""
+        return None if self.predicted is None else self.predicted / self.rate - 1
+
+    def __str__(self) -> str:
+        """One line."""
+        where = "one machine" if self.link is None else f"{self.link:,} Mbit/s"
+        text = f"{self.strategy}, {self.workers} on {where}: {self.rate:,.0f} img/s, loss {self.loss:.2f}"
+        if self.predicted is not None:
+            text += f"; the model says {self.predicted:,.0f} ({self.error:+.0%})"
+        if self.busy is not None:
+            text += f"; busy {self.busy:.0%}"
+        return text if self.gpu_use is None else f"{text}; GPU use {self.gpu_use:.0%}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """What was found of a model: the parts of its step, or None with GPUs; and all jobs."""
+
+    model: str
+    parts: Parts | None
+    points: tuple[Point, ...]
