@@ -159,6 +159,20 @@ def test_virtual_replicas_are_measured_against_the_classic_step(cifar):
 
 
 @pytest.mark.slow
+def test_stale_gradients_are_those_of_earlier_weights(cifar, tmp_path):
+    flags = (f"--data_dir={cifar}", "--model=softmax_regression", "--delays=0,9,30", "--steps=20")
+    done = run(*flags, f"--json={tmp_path}/s.json", f"--chart={tmp_path}/s.svg", benchmark="staleness")
+    assert len(lines_of(done)) == 3
+    losses = {delay: one["losses"] for delay, one in json.loads((tmp_path / "s.json").read_text()).items()}
+    assert {len(one) for one in losses.values()} == {3}
+    assert len({one[0] for one in losses.values()}) == 1  # all begin with the same weights
+    assert losses["9"][1] == losses["30"][1]  # ten gradients of the first weights
+    assert losses["9"][2] != losses["30"][2]
+    assert losses["0"][1] != losses["9"][1]
+    assert "<svg" in (tmp_path / "s.svg").read_text()
+
+
+@pytest.mark.slow
 def test_scaling_is_measured_modelled_and_drawn(cifar, tmp_path):
     flags = (f"--data_dir={cifar}", "--models=softmax_regression", "--seconds=0.5", "--links=")
     done = run(*flags, f"--json={tmp_path}/s.json", f"--chart={tmp_path}/s.svg", benchmark="scaling")
@@ -183,6 +197,7 @@ def test_scaling_is_measured_modelled_and_drawn(cifar, tmp_path):
         ("jpeg_throughput", "--size=0", "--size=0"),
         ("cold_start", "--step=-1", "--step=-1"),
         ("topology", "--global_batch_size=7", "--global_batch_size=7"),
+        ("staleness", "--delays=0,-1", "'-1'"),
         ("scaling", "--links=1000,fast", "'fast'"),
     ],
 )

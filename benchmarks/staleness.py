@@ -1,0 +1,155 @@
+"""What stale gradients do to training: the mlp on MNIST, by gradients that are 0, 1, 3 and 8 steps old.
+
+    python -m benchmarks.staleness --data_dir=MNIST [--delays=0,1,3,8] [--steps=600] [--chart=FILE.svg]
+
+In each step the gradient is that of weights some steps ago, and is applied to those of now by the model's own
+optimizer. An asynchronous job does that: with N workers of one speed, the steps of the N - 1 others come between a
+worker's look at the weights and its gradient. So steps follow each other N times as fast as one worker computes
+gradients. Losses are those of the test split, for which no gradient is computed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+
+from benchmarks import commands, inputs, loops
+from pipeline.commands import commandline
+from pipeline.commands.flags import check, flag
+from pipeline.commands.text import count_of
+
+COMMAND = "benchmarks.staleness"
+_EVERY = 10  # steps from one loss to the next
+_TESTED = 2_000  # rows of the test split
+_COLOURS = ("#1f77b4", "#2ca02c", "#ff7f0e", "#d62728")
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    data_dir: str = flag(text="MNIST as converted, or any data set of images")
+    delays: str = flag("0,1,3,8", "how many steps old gradients are, separated by commas")
+    steps: int = flag(600, "of each run", least=_EVERY)
+    model: str = flag("mlp", "of trainer.run")
+    json: str = flag("", "a file for all figures")
+    chart: str = flag("", "a file for the picture: .svg or .png")
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check(self)
+        inputs.whole_numbers("--delays", self.delays, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """How a run went.
+
+    Attributes:
+      losses: of the test split after 0, 10, 20, ... steps.
+      gradient: seconds of one gradient and its application.
+    """
+
+    losses: tuple[float, ...]
+    gradient: float
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a line for each delay; writes the figures and the picture."""
+    config = commandline.parse(COMMAND, "Train by stale gradients.", BenchmarkConfig, argv)
+    commands.say_processor()
+    found = {}
+    for delay in inputs.whole_numbers("--delays", config.delays, 0):
+        found[delay] = course(config.data_dir, config.model, delay, config.steps)
+        losses = found[delay].losses[1:]
+        print(
+            f"gradients {count_of(delay, 'step')} old: test loss {losses[-1]:.4f} after {config.steps} steps, "
+            f"{max(losses):.2f} at most on the way",
+            flush=True,
+        )
+    if config.json:
+        content = {str(delay): dataclasses.asdict(one) for delay, one in found.items()}
+        pathlib.Path(config.json).write_text(f"{json.dumps(content)}\n", encoding="utf-8")
+    if config.chart:
+        draw(found, config.chart)
+
+
+def course(data_dir: str, model: str, delay: int, steps: int) -> Course:
+    """Trains from the same weights on the same batches, whatever the delay is."""
+    made = loops.make([f"--data_dir={data_dir}", f"--model={model}", "--ema=0"])
+    tf = inputs.load_tensorflow()
+    import keras  # noqa: PLC0415
+
+    from pipeline import input_fn  # noqa: PLC0415
+
+    state = made.stepper.state
+    state.initialize(made.strategy)
+    network, loss_of = state.model, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    tested = next(iter(input_fn(data_dir, f"test[:{_TESTED}]", global_batch_size=_TESTED, training=False)))
+
+    @tf.function
+    def gradients(images, labels):  # type: ignore[no-untyped-def]  # TensorFlow traces it
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, network(images, training=True)) + tf.add_n([0.0, *network.losses])
+        return tape.gradient(loss, network.trainable_variables)
+
+    @tf.function
+    def step_by(values):  # type: ignore[no-untyped-def]
+        state.optimizer.apply_gradients(zip(values, network.trainable_variables, strict=True))
+
+    def test_loss() -> float:
+        return float(loss_of(tested[1], network(tested[0], training=False)))
+
+    def assign(values: Sequence[object]) -> None:
+        for variable, value in zip(network.trainable_variables, values, strict=True):
+            variable.assign(value)
+
+    losses, spent, batches = [test_loss()], [], loops.batches(made, constant=False)
+    seen: collections.deque[list[object]] = collections.deque(maxlen=delay + 1)
+    for step in range(steps):
+        now = [tf.identity(variable.value) for variable in network.trainable_variables]
+        seen.append(now)
+        images, labels, _ = next(batches)
+        assign(seen[0])
+        began = time.perf_counter()
+        found = [value.numpy() for value in gradients(images, labels)]
+        spent.append(time.perf_counter() - began)
+        assign(now)
+        state.optimizer.learning_rate.assign(state.rate(tf.constant(step, tf.int64)))
+        step_by(found)
+        if (step + 1) % _EVERY == 0:
+            losses.append(test_loss())
+    return Course(tuple(losses), sorted(spent)[len(spent) // 2])
+
+
+def draw(found: Mapping[int, Course], path: str) -> None:
+    """Writes the picture: the loss by steps, and by seconds."""
+    import matplotlib as mpl  # noqa: PLC0415
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = COMMAND
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    gradient = min(one.gradient for one in found.values())  # the same work for all
+    for (delay, one), colour in zip(found.items(), _COLOURS, strict=False):
+        steps = [_EVERY * i for i in range(len(one.losses))]
+        seconds = [gradient * step / (delay + 1) for step in steps]
+        label = f"{count_of(delay, 'step')} old" if delay else "not stale"
+        for panel, places in zip(panels, (steps, seconds), strict=True):
+            panel.plot(places, one.losses, color=colour, label=label)
+    panels[0].set(xlabel="steps", ylabel="test loss", yscale="log")
+    panels[1].set(xlabel="seconds, with one worker more than steps between")
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(found), frameon=False)
+    figure.savefig(path, dpi=120, metadata={"Date": None} if path.endswith(".svg") else None)
+
+
+if __name__ == "__main__":
+    commandline.run(COMMAND, main)
