@@ -18,13 +18,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from benchmarks import commands, inputs, loops
+from pipeline import manifest
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, flag
 from pipeline.commands.text import count_of
 
 COMMAND = "benchmarks.staleness"
 _EVERY = 10  # steps from one loss to the next
-_TESTED = 2_000  # rows of the test split
+_TESTED = 2_000  # rows of the test split, or all if it has fewer
 _COLOURS = ("#1f77b4", "#2ca02c", "#ff7f0e", "#d62728")
 
 
@@ -89,7 +90,8 @@ def course(data_dir: str, model: str, delay: int, steps: int) -> Course:
     state = made.stepper.state
     state.initialize(made.strategy)
     network, loss_of = state.model, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    tested = next(iter(input_fn(data_dir, f"test[:{_TESTED}]", global_batch_size=_TESTED, training=False)))
+    rows = min(_TESTED, manifest.load(data_dir).split("test").num_examples)
+    tested = next(iter(input_fn(data_dir, f"test[:{rows}]", global_batch_size=rows, training=False)))
 
     @tf.function
     def gradients(images, labels):  # type: ignore[no-untyped-def]  # TensorFlow traces it
