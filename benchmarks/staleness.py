@@ -16,6 +16,7 @@ import json
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks import commands, inputs, loops
 from pipeline import manifest
@@ -94,24 +95,24 @@ def course(data_dir: str, model: str, delay: int, steps: int) -> Course:
     tested = next(iter(input_fn(data_dir, f"test[:{rows}]", global_batch_size=rows, training=False)))
 
     @tf.function
-    def gradients(images, labels):  # type: ignore[no-untyped-def]  # TensorFlow traces it
+    def gradients(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = loss_of(labels, network(images, training=True)) + tf.add_n([0.0, *network.losses])
         return tape.gradient(loss, network.trainable_variables)
 
     @tf.function
-    def step_by(values):  # type: ignore[no-untyped-def]
+    def step_by(values: Any) -> None:
         state.optimizer.apply_gradients(zip(values, network.trainable_variables, strict=True))
 
     def test_loss() -> float:
         return float(loss_of(tested[1], network(tested[0], training=False)))
 
-    def assign(values: Sequence[object]) -> None:
+    def assign(values: Sequence[Any]) -> None:
         for variable, value in zip(network.trainable_variables, values, strict=True):
             variable.assign(value)
 
     losses, spent, batches = [test_loss()], [], loops.batches(made, constant=False)
-    seen: collections.deque[list[object]] = collections.deque(maxlen=delay + 1)
+    seen: collections.deque[list[Any]] = collections.deque(maxlen=delay + 1)
     for step in range(steps):
         now = [tf.identity(variable.value) for variable in network.trainable_variables]
         seen.append(now)
