@@ -156,8 +156,8 @@ def test_a_group_ends_to_grow_once_it_has_stepped(puppets, watch):
 
 def test_signals_for_the_trainer_go_to_the_one_that_leads(puppets, watch):
     launch = puppets("--num_workers=2")
-    begins = "trap 'echo saves; exit 0' USR2; beat 4"
-    orders = {"worker 0": [begins], "worker 1": [f"{begins}; sleep 0.5; exit 0"]}
+    saves = "trap 'echo saves; exit 0' USR2"
+    orders = {"worker 0": [f"{saves}; beat 4"], "worker 1": [f"{saves}; sleep 0.5; exit 0"]}  # only one beats: it leads
     outcome, lines, group = watch(launch, orders, then=says(signal.SIGUSR2))
     assert (outcome.kind, lines) == ("done", ["trainer.launch: SIGUSR2: passed on to worker 0"])
     assert [one.out.path.read_text().split() for one in group.processes] == [["saves"], []]
