@@ -197,7 +197,6 @@ def test_scaling_is_measured_modelled_and_drawn(cifar, tmp_path):
         ("jpeg_throughput", "--size=0", "--size=0"),
         ("cold_start", "--step=-1", "--step=-1"),
         ("topology", "--global_batch_size=7", "--global_batch_size=7"),
-        ("staleness", "--delays=0,-1", "'-1'"),
         ("scaling", "--links=1000,fast", "'fast'"),
     ],
 )
