@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
       PipelineError: whatever a user can cause.
     """
     for number in (interrupt.QUESTION, interrupt.SAVE):
-        signal.signal(number, signal.SIG_IGN)
+        # Not SIG_IGN, which programs that this one starts would inherit: a shell cannot trap a signal then.
+        signal.signal(number, lambda number, frame: None)
     with _explaining(argv):
         config = configs.parse(argv)
         commandline.require("tensorflow")
