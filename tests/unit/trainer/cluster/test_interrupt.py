@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from pipeline.errors import UsageError
+from trainer import run
 from trainer.cluster.interrupt import Interrupt
 
 # A child that holds the signals while its main thread is in one long call, as in a TensorFlow function.
@@ -81,3 +83,12 @@ def test_signals_can_be_left_to_the_system_for_a_while():
         with interrupt.deferred():
             os.kill(os.getpid(), signal.SIGTERM)
             wait_until(lambda: interrupt.requested is not None)
+
+
+def test_programs_that_a_run_starts_can_trap_the_signals_that_it_answers():
+    with pytest.raises(UsageError):
+        run.main(["--model_dir=run"])  # without data
+    traps = "trap 'echo asked' USR1; trap 'echo saved' USR2; kill -USR1 $$; kill -USR2 $$"
+    done = subprocess.run(["sh", "-c", traps], capture_output=True, text=True, check=True)
+    assert done.stdout == "asked\nsaved\n"
+    os.kill(os.getpid(), signal.SIGUSR2)  # nor does it end this process
