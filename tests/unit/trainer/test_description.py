@@ -61,7 +61,7 @@ def test_every_flag_is_compared(described, config_of):
     flags = {f"--{name}" for group in dataclasses.asdict(config_of()).values() for name in group}
     found = {name for name in described()[2] if name.startswith("--")}
     of_a_process = {f"--{name}" for name in ("worker_hosts", "ps_hosts", "chief_host", "job_name", "task_index")}
-    of_a_machine = {"--data_dir", "--model_dir", "--metrics_jsonl", "--cache_dir", "--cache_bytes"}
+    of_a_machine = {"--data_dir", "--model_dir", "--metrics_jsonl", "--cache_dir", "--cache_bytes", "--log_time"}
     assert flags - of_a_machine - of_a_process == found
 
 
