@@ -220,12 +220,13 @@ class TrainStep:
 
     def _next(self, iterator: Iterator[Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns the next batch, and the seconds of waiting for it after `after` has been computed."""
-        with tf.control_dependencies([after]):  # when the previous update has ended
-            began = _seconds()
-        with tf.control_dependencies([began]):
-            batch = next(iterator)
-        with tf.control_dependencies(tf.nest.flatten(self._local(batch), expand_composites=True)):
-            return batch, _seconds() - began
+        with tf.name_scope("input"):
+            with tf.control_dependencies([after]):  # when the previous update has ended
+                began = _seconds()
+            with tf.control_dependencies([began]):
+                batch = next(iterator)
+            with tf.control_dependencies(tf.nest.flatten(self._local(batch), expand_composites=True)):
+                return batch, _seconds() - began
 
     def _start(self) -> _Updated:
         """Returns what the last loop has passed on to the first update of this one."""
@@ -239,27 +240,33 @@ class TrainStep:
         )
 
     def _update(self, batch: tuple[Any, ...], before: _Updated) -> tuple[_Updated, _Reduced]:
-        """Runs one step on all replicas."""
+        """Runs one step on all replicas. Its scopes are those that TensorBoard shows."""
         state, self.graph = self.state, tf.compat.v1.get_default_graph()
         if state.schedule:
-            state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
+            with tf.name_scope("learning_rate"):
+                state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
         # All replicas end up with the same sums, gradients and weights: the first one's are returned.
         reduced: _Reduced = self._first(self.strategy.run(self._replica_update, batch))
-        state.global_step.assign_add(1)
-        step = state.global_step.read_value()
+        with tf.name_scope("global_step"):
+            state.global_step.assign_add(1)
+            step = state.global_step.read_value()
         if state.averages:
-            state.averages.update(self.strategy, step)
-        values = self._values(reduced.sums, reduced.penalty)
-        self.value_names, self._sum_shapes = tuple(values), {name: part.shape for name, part in reduced.sums.items()}
-        begins = tf.equal((step - 1) % self.steps_per_epoch, 0) if self.steps_per_epoch else tf.constant(False)
-        updated = _Updated(
-            step,
-            tf.stack(list(values.values())),
-            tf.logical_and(tf.math.is_finite(values[TOTAL_LOSS]), state.has_finite_weights()),
-            before.waited,
-            moving_averages(before.averages, tf.stack([values[name] for name in AVERAGED])),
-            epoch_sums(before.epoch, reduced.sums, reduced.penalty, begins),
-        )
+            with tf.name_scope("averages"):
+                state.averages.update(self.strategy, step)
+        with tf.name_scope("is_finite"):
+            finite = state.has_finite_weights()
+        with tf.name_scope("metrics"):
+            values = self._values(reduced.sums, reduced.penalty)
+            self.value_names, self._sum_shapes = tuple(values), {name: part.shape for name, part in reduced.sums.items()}
+            begins = tf.equal((step - 1) % self.steps_per_epoch, 0) if self.steps_per_epoch else tf.constant(False)
+            updated = _Updated(
+                step,
+                tf.stack(list(values.values())),
+                tf.logical_and(tf.math.is_finite(values[TOTAL_LOSS]), finite),
+                before.waited,
+                moving_averages(before.averages, tf.stack([values[name] for name in AVERAGED])),
+                epoch_sums(before.epoch, reduced.sums, reduced.penalty, begins),
+            )
         return updated, reduced
 
     def _replica_update(self, features: Any, labels: Any, weights: tf.Tensor) -> _Reduced:
@@ -272,41 +279,40 @@ class TrainStep:
         """
         assert self.gradients
         compute, state = self.gradients, self.state
-        replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
-        # All replicas divide by the weight of the whole batch: a mean of their means would give more weight to the rows
-        # of a replica with more padding. If all rows are skipped corrupt records, the weight is 0, and so are the sums.
-        weight = tf.maximum(all_sum(tf.reduce_sum(weights)), 1.0)
-        values, rows = state.values(), (features, labels, weights)
-        if self.virtual_replicas:
-            here = weights.shape[0]  # virtual replicas of this replica, numbered across all replicas
-            units = replica * here + tf.range(here, dtype=tf.int64)
-            # Summed as integers, which give the same bits in any order: see `trainer.topology`.
-            with _replica_scope():
+        with _replica_scope():
+            replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
+            # All replicas divide by the weight of the whole batch: a mean of their means would give more weight to the
+            # rows of a replica with more padding. If all rows are skipped corrupt records, the weight is 0, and so are
+            # the sums.
+            weight = tf.maximum(all_sum(tf.reduce_sum(weights)), 1.0)
+            values, rows = state.values(), (features, labels, weights)
+            if self.virtual_replicas:
+                here = weights.shape[0]  # virtual replicas of this replica, numbered across all replicas
+                units = replica * here + tf.range(here, dtype=tf.int64)
+                # Summed as integers, which give the same bits in any order: see `trainer.topology`.
                 total = sum_virtual_replicas(
                     lambda unit: tuple(compute.of(unit[0], weight, values, unit[1:])),
                     (units, *rows),
                     self.virtual_replicas,
                 )
-        else:
-            # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
-            # replicas wait for each other.
-            with _replica_scope():
-                contribution = compute.of(replica, weight, values, rows)
-            total = all_sum(tuple(contribution))
-        gradients, statistics, sums, penalty = total
-        state.assign_statistics(statistics)
+            else:
+                # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
+                # replicas wait for each other.
+                total = all_sum(tuple(compute.of(replica, weight, values, rows)))
+            gradients, statistics, sums, penalty = total
+            state.assign_statistics(statistics)
         return _Reduced(sums, penalty, self._apply(gradients))
 
     def _apply(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Updates the weights by summed gradients, which have the loss scale; returns them unscaled and not clipped."""
         optimizer, scale = self.state.optimizer, self.state.loss_scale()
-        plain = gradients if scale is None else [gradient / scale for gradient in gradients]
-        # After the sum: the norm is that of the whole batch's gradient, on any number of replicas.
-        kept = clipped(plain, self.clip_norm)
-        # The optimizer divides by the scale itself, and skips the update where a gradient has overflowed.
-        optimizer.apply(
-            kept if scale is None else [gradient * scale for gradient in kept], self.state.model.trainable_variables
-        )
+        with tf.name_scope("optimizer"):
+            plain = gradients if scale is None else [gradient / scale for gradient in gradients]
+            # After the sum: the norm is that of the whole batch's gradient, on any number of replicas.
+            kept = clipped(plain, self.clip_norm)
+            # The optimizer divides by the scale itself, and skips the update where a gradient has overflowed.
+            given = kept if scale is None else [gradient * scale for gradient in kept]
+            optimizer.apply(given, self.state.model.trainable_variables)
         return plain
 
     def _ended(self, last: _Updated) -> LoopResult:

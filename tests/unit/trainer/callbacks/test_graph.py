@@ -80,3 +80,9 @@ def test_replicas_and_layers_are_scopes(replicas, virtual, make_stepper, batch):
         assert scopes[scope] == {(layer, is_gradient) for layer in weighted for is_gradient in (False, True)}
     assert devices == {f"replica_{index}": {f"CPU:{index}"} for index in range(replicas)}
     assert not [name for name in nodes_of(found) if name.startswith("while/") or "gradient_tape" in name]
+    # What computes lies in one of these boxes. Beside them is only what is counted, and handed on to the next step.
+    boxes = {"input", *replicas_shown, "optimizer", "global_step", "is_finite", "metrics"}
+    assert boxes <= {name.partition("/")[0] for name in nodes_of(found) if "/" in name}
+    beside = {node.op for name, node in nodes_of(found).items() if name.partition("/")[0] not in boxes}
+    handed_on = {"Placeholder", "Identity", "ReadVariableOp", "AssignVariableOp"}
+    assert beside <= {*handed_on, "Const", "AddV2", "NoOp"}
