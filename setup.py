@@ -65,7 +65,7 @@ setup(
     # Optional: without a compiler, NumPy and TensorFlow do the same.
     ext_modules=[
         Extension(f"pipeline.read.{name}", [f"pipeline/read/{name}.c"], py_limited_api=STABLE, optional=True)
-        for name in ("_unpack", "_gather_crops")
+        for name in ("_unpack", "_operations")
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
     install_requires=[

@@ -39,7 +39,7 @@ from pipeline import manifest
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, flag
 from pipeline.errors import UsageError
-from pipeline.read import rows_reader
+from pipeline.read import frames
 from pipeline.read.shards import LOCAL_THREADS
 
 COMMAND = "benchmarks.windowed_throughput"
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.epoch_of:
         _read_epoch(config)
         return
-    print(f"records are unpacked by {'compiled code' if rows_reader.is_compiled() else 'NumPy'}", flush=True)
+    print(f"records are unpacked by {'compiled code' if frames.is_compiled() else 'NumPy'}", flush=True)
     flags = ("--num_shards=train:16,test:1",)
     with inputs.data_set(
         config.data_dir, lambda folder: inputs.make_cifar(folder, config.images, *flags, is_smooth=True)

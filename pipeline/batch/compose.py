@@ -146,7 +146,8 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
                 "nothing can be skipped"
             )
     _check_first_record(resolved, shards)
-    return RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips), batches
+    records = RecordsReader(shards, manifest.compression)
+    return RecordColumns(records, Buffers(release_arrays), corruption.skips), batches
 
 
 def is_read_by_graph(request: Request) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -18,53 +16,12 @@ from pipeline.distort.composed import crop_first_of, cropping_of, of_crops
 from pipeline.distort.geometry import CropFirst
 from pipeline.errors import DataError, root_cause
 from pipeline.manifest.splits import Selection
-from pipeline.read import progress
+from pipeline.read import operations, progress
 from pipeline.read.memory import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor, gather
 
-_LIBRARY = "pipeline.read._gather_crops"  # not a module of Python; TensorFlow loads it
 _DECODED_TOGETHER = 256  # images, so that there is no second copy of the split in memory
-
-
-def is_compiled() -> bool:
-    """Returns whether the compiled operation of `gather_crops` can be used."""
-    return _operation() is not None
-
-
-def gather_crops(
-    lanes: tf.Tensor, rows: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int
-) -> tf.Tensor:
-    """Returns a crop of each of some images, with zeros where it reaches beyond its image.
-
-    Args:
-      lanes: the images, uint8 (n, lines, bytes of a line).
-      rows: numbers of the images to crop, int64 (k,).
-      top, left: where each crop begins, in lines and in bytes; int32 (k,). It may begin before the image.
-      height, width: of the crops, in lines and in bytes.
-
-    Returns:
-      uint8 (k, height, width).
-
-    Raises:
-      tf.errors.InvalidArgumentError: `rows` has a number that is not one of an image.
-    """
-    operation = _operation()
-    assert operation is not None
-    crops: tf.Tensor = operation(lanes, rows, top, left, tf.constant([height, width], tf.int32))
-    return tf.ensure_shape(crops, (rows.shape[0], height, width))
-
-
-@functools.cache
-def _operation() -> Any:
-    """Returns the compiled operation; None: it was not compiled, or does not fit this TensorFlow."""
-    library = importlib.util.find_spec(_LIBRARY)
-    if library is None or not library.origin:
-        return None
-    try:
-        return getattr(tf.load_op_library(library.origin), "stepfeed_gather_crops", None)
-    except (tf.errors.OpError, OSError, RuntimeError):  # compiled for another system or processor
-        return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,7 +60,7 @@ class Crops:
 
         lanes, flat = tf.reshape(images, (-1, height, width * channels)), tf.reshape(rows, [-1])
         top, left = kernels.separate(corners)(epoch, flat)
-        crops = gather_crops(lanes, flat, top, left, tall, wide * channels)
+        crops = operations.gather_crops(lanes, flat, top, left, tall, wide * channels)
         return tf.reshape(crops, (*rows.shape, tall * wide * channels))
 
 
@@ -155,12 +112,11 @@ def _crops(batches: Batches) -> Crops | None:
     first, form = crop_first_of(batches.recipe), batches.form
     if first is None or not isinstance(form, PixelRows) or batches.on_device or not batches.resolved.order.training:
         return None
-    return Crops(first, form.image_shape, batches.keys_of) if is_compiled() else None
+    return Crops(first, form.image_shape, batches.keys_of) if operations.is_compiled() else None
 
 
 def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[Columns, Form]:
-    records = columns["record"]
-    count, shape = int(records.shape[0]), form.decoder.image_shape
+    count, shape = selection.num_examples, form.decoder.image_shape
     matrix = aligned_matrix(count, int(np.prod(shape)))
 
     @tf.function(autograph=False)
@@ -172,9 +128,9 @@ def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[
     firsts = range(0, count, _DECODED_TOGETHER)
     for first in progress.bar(firsts, len(firsts), "decoding the images"):
         try:
-            images, labels, features = decode(records[first : first + _DECODED_TOGETHER])
+            images, labels, features = decode(_records(columns, first, min(first + _DECODED_TOGETHER, count)))
         except tf.errors.OpError as error:
-            raise _undecodable(decode, records, first, selection, error) from None
+            raise _undecodable(decode, columns, first, selection, error) from None
         matrix[first : first + _DECODED_TOGETHER] = images.numpy().reshape(-1, matrix.shape[1])
         parts.append({"label": labels, **features})
     others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
@@ -182,13 +138,17 @@ def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[
     return {"image": as_tensor(matrix), **others, **kept}, PixelRows(shape)
 
 
+def _records(columns: Columns, first: int, stop: int) -> tf.Tensor:
+    return gather(columns, tf.range(first, stop, dtype=tf.int64))["record"]
+
+
 def _undecodable(
-    decode: Callable[[tf.Tensor], Any], records: tf.Tensor, first: int, selection: Selection, error: tf.errors.OpError
+    decode: Callable[[tf.Tensor], Any], columns: Columns, first: int, selection: Selection, error: tf.errors.OpError
 ) -> DataError:
     """Returns the error for the first record from number `first` on that cannot be decoded."""
-    for number in range(first, min(first + _DECODED_TOGETHER, int(records.shape[0]))):
+    for number in range(first, min(first + _DECODED_TOGETHER, selection.num_examples)):
         try:
-            decode(records[number : number + 1])
+            decode(_records(columns, number, number + 1))
         except tf.errors.OpError as alone:
             file, row = selection.locate(number)
             reason = f"its image cannot be decoded: {root_cause(alone.message)[1]}"

@@ -26,7 +26,7 @@ from pipeline.order.sharding import check_replicas
 from pipeline.read.corruption import Corruption
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.shards import Shards
-from pipeline.read.window import RECORD_ID, Columns, LocalReader
+from pipeline.read.window import RECORD_ID, Columns, LocalReader, gather
 from pipeline.resolved import ResolvedRequest
 
 _RAW = "raw images are copied as they are"
@@ -164,7 +164,9 @@ class Subject:
             Part(ORDER, taking(plans, lambda element: tf.size(element[0].records, tf.int64))),
         ]
         if self._decodes_once():
-            found.append(Part(DECODE, decoding(self.chosen.form, self.reader.load(self.reads.pieces)["record"])))
+            columns = self.reader.load(self.reads.pieces)
+            records = gather(columns, tf.range(int(reads.pieces[:, 2].sum() - reads.pieces[:, 1].sum()), dtype=tf.int64))
+            found.append(Part(DECODE, decoding(self.chosen.form, records["record"])))
         cut_off = [WEIGHTS, *self.prefixes()] if self.prefixes() else []
         found += [_steps(name, self.dataset(name), self.rows) for name in cut_off]
         found.append(_steps(BATCHES, self.dataset(), self.rows))

@@ -1,8 +1,10 @@
-/* Copies framed records to the rows of a matrix: pipeline/read/unpack.py describes it, and does the same in NumPy.
+/* Checks framed records, and copies those of one length to the rows of a matrix: pipeline/read/frames.py and
+ * rows_reader.py describe it, and do the same in NumPy.
  *
- * It runs without the interpreter's lock. The CRC of a record is one long chain of instructions that wait for each
- * other; records have one length here, so those of several are computed abreast. Pixels are written past the cache:
- * a window does not fit there, and a line that is written whole need not be read first. */
+ * It runs without the interpreter's lock. A CRC is one long chain of instructions that wait for each other. So those of
+ * several records are computed abreast where records have one length; else those of three parts of a record, which are
+ * then joined. Pixels are written past the cache: a window does not fit there, and a line that is written whole need
+ * not be read first. */
 #define PY_SSIZE_T_CLEAN
 #include <pyconfig.h>
 #ifndef Py_GIL_DISABLED
@@ -23,7 +25,10 @@ enum { HEADER = 12, FOOTER = 4 };                          /* bytes of a record'
 enum { LINE = 64 };                                        /* bytes of a line of the cache */
 enum { ABREAST = 4 };                                      /* CRCs: a step takes 3 cycles, each cycle begins one */
 enum { MORE = 0x80 };                                      /* in a varint's byte: another one follows */
-enum { BAD_LENGTH = 1, BAD_RECORD = 2, OTHER_LAYOUT = 4 }; /* as in unpack.py */
+enum { BAD_LENGTH = 1, BAD_RECORD = 2, OTHER_LAYOUT = 4 }; /* as in frames.py */
+enum { PARTS = 3 };                                        /* of a record, whose CRCs are computed abreast */
+enum { CRC_BITS = 32, BYTE_VALUES = 256, CRC_BYTES = 4 };
+enum { LARGE_PART = 4096, SMALL_PART = 256 };              /* bytes */
 enum { BLOCK, FRAME, BETWEEN, ROW_OF, IMAGES, LABELS, PROBLEMS, BUFFERS };
 
 typedef struct {
@@ -34,7 +39,69 @@ typedef struct {
     Py_ssize_t stride, records, fixed, rows, pixels, image, label;
 } Work;
 
-/* The masked CRC32C of each of some records: the mask is that of tensorflow/core/lib/hash/crc32c.h. */
+/* What a CRC becomes where zeros follow, as many as a part has bytes: by each byte of it. */
+typedef uint32_t Zeros[CRC_BYTES][BYTE_VALUES];
+static Zeros large_zeros, small_zeros;
+
+static uint32_t times(const uint32_t *matrix, uint32_t vector) {
+    uint32_t sum = 0;
+    for (; vector; vector >>= 1, matrix++)
+        if (vector & 1) sum ^= *matrix;
+    return sum;
+}
+
+/* A zero byte more is a linear map of the bits of a CRC; `bytes` of them, a power of two, are that map squared again and
+ * again (Mark Adler's crc32_combine in zlib, before version 1.2.12). */
+static void make_zeros(Zeros zeros, size_t bytes) {
+    const uint32_t polynomial = UINT32_C(0x82F63B78); /* Castagnoli's, reversed */
+    uint32_t map[CRC_BITS], squared[CRC_BITS];
+    map[0] = polynomial; /* of one bit */
+    for (int i = 1; i < CRC_BITS; i++) map[i] = UINT32_C(1) << (i - 1);
+    for (size_t bits = 1; bits < 8 * bytes; bits *= 2) {
+        for (int i = 0; i < CRC_BITS; i++) squared[i] = times(map, map[i]);
+        memcpy(map, squared, sizeof map);
+    }
+    for (int i = 0; i < CRC_BYTES; i++)
+        for (uint32_t value = 0; value < BYTE_VALUES; value++) zeros[i][value] = times(map, value << (8 * i));
+}
+
+static uint32_t after_zeros(Zeros zeros, uint32_t crc) {
+    return zeros[0][crc & 0xFF] ^ zeros[1][crc >> 8 & 0xFF] ^ zeros[2][crc >> 16 & 0xFF] ^ zeros[3][crc >> 24];
+}
+
+TARGET static uint64_t crc_of_parts(uint64_t crc, const uint8_t **data, size_t *size, Zeros zeros, size_t part) {
+    for (; *size >= PARTS * part; *data += PARTS * part, *size -= PARTS * part) {
+        uint64_t second = 0, third = 0;
+        for (size_t i = 0; i < part; i += sizeof(uint64_t)) {
+            uint64_t words[PARTS];
+            for (int j = 0; j < PARTS; j++) memcpy(words + j, *data + (size_t)j * part + i, sizeof words[j]);
+            crc = _mm_crc32_u64(crc, words[0]);
+            second = _mm_crc32_u64(second, words[1]);
+            third = _mm_crc32_u64(third, words[2]);
+        }
+        crc = after_zeros(zeros, (uint32_t)crc) ^ second;
+        crc = after_zeros(zeros, (uint32_t)crc) ^ third;
+    }
+    return crc;
+}
+
+/* The mask is that of tensorflow/core/lib/hash/crc32c.h. */
+static uint32_t masked(uint32_t crc) { return (crc >> 15 | crc << 17) + UINT32_C(0xA282EAD8); }
+
+TARGET static uint32_t masked_crc(const uint8_t *data, size_t size) {
+    uint64_t crc = UINT32_MAX;
+    crc = crc_of_parts(crc, &data, &size, large_zeros, LARGE_PART);
+    crc = crc_of_parts(crc, &data, &size, small_zeros, SMALL_PART);
+    for (; size >= sizeof(uint64_t); data += sizeof(uint64_t), size -= sizeof(uint64_t)) {
+        uint64_t word;
+        memcpy(&word, data, sizeof word);
+        crc = _mm_crc32_u64(crc, word);
+    }
+    for (; size; data++, size--) crc = _mm_crc32_u8((uint32_t)crc, *data);
+    return masked(~(uint32_t)crc);
+}
+
+/* The masked CRC32C of each of some records. */
 TARGET static void masked_crcs(const uint8_t *const *records, size_t size, uint32_t *crcs) {
     uint64_t found[ABREAST];
     size_t done = 0;
@@ -47,10 +114,7 @@ TARGET static void masked_crcs(const uint8_t *const *records, size_t size, uint3
         }
     for (; done < size; done++)
         for (int j = 0; j < ABREAST; j++) found[j] = _mm_crc32_u8((uint32_t)found[j], records[j][done]);
-    for (int j = 0; j < ABREAST; j++) {
-        uint32_t crc = ~(uint32_t)found[j];
-        crcs[j] = (crc >> 15 | crc << 17) + UINT32_C(0xA282EAD8);
-    }
+    for (int j = 0; j < ABREAST; j++) crcs[j] = masked(~(uint32_t)found[j]);
 }
 
 static void copy(uint8_t *to, const uint8_t *from, size_t size) {
@@ -137,15 +201,59 @@ static PyObject *py_unpack(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static int has_instructions(PyObject *Py_UNUSED(module)) {
-    if (__builtin_cpu_supports("sse4.2")) return 0;
+/* What is wrong with a frame of some size; its record's stored CRC. */
+static uint8_t problems_of_frame(const uint8_t *frame, size_t size, uint32_t *stored) {
+    uint64_t length;
+    uint32_t crc;
+    if (size < HEADER + FOOTER) return BAD_LENGTH;
+    memcpy(&length, frame, sizeof length);
+    memcpy(&crc, frame + sizeof length, sizeof crc);
+    memcpy(stored, frame + size - FOOTER, FOOTER);
+    size -= HEADER + FOOTER;
+    return (length != size || crc != masked_crc(frame, sizeof length) ? BAD_LENGTH : 0) |
+           (*stored != masked_crc(frame + HEADER, size) ? BAD_RECORD : 0);
+}
+
+static PyObject *py_check(PyObject *Py_UNUSED(module), PyObject *args) {
+    enum { FRAMES, BEGINS, FOUND, CRCS, CHECKED };
+    Py_buffer of[CHECKED];
+    if (!PyArg_ParseTuple(args, "y*y*w*w*", &of[FRAMES], &of[BEGINS], &of[FOUND], &of[CRCS])) return NULL;
+    const uint8_t *frames = of[FRAMES].buf;
+    const int64_t *begins = of[BEGINS].buf;
+    uint8_t *problems = of[FOUND].buf;
+    uint32_t *crcs = of[CRCS].buf;
+    Py_ssize_t count = of[FOUND].len;
+    int fit = of[BEGINS].len == (count + 1) * (Py_ssize_t)sizeof *begins && of[CRCS].len == count * (Py_ssize_t)sizeof *crcs;
+    for (Py_ssize_t i = 0; fit && i < count; i++) fit = begins[i] <= begins[i + 1];
+    if (fit && begins[count] - begins[0] <= of[FRAMES].len) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < count; i++)
+            problems[i] = problems_of_frame(frames + (begins[i] - begins[0]), (size_t)(begins[i + 1] - begins[i]), crcs + i);
+        Py_END_ALLOW_THREADS
+    } else
+        fit = 0;
+    for (int i = 0; i < CHECKED; i++) PyBuffer_Release(&of[i]);
+    if (!fit) {
+        PyErr_SetString(PyExc_ValueError, "begins: not those of the frames");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static int prepare(PyObject *Py_UNUSED(module)) {
+    if (__builtin_cpu_supports("sse4.2")) {
+        make_zeros(large_zeros, LARGE_PART);
+        make_zeros(small_zeros, SMALL_PART);
+        return 0;
+    }
     PyErr_SetString(PyExc_ImportError, "the processor has no SSE 4.2");
     return -1;
 }
 
-static PyMethodDef methods[] = {{"unpack", py_unpack, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {
+    {"unpack", py_unpack, METH_VARARGS, NULL}, {"check", py_check, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)has_instructions}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)prepare}, {0, NULL}};
 
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT, .m_name = "pipeline.read._unpack", .m_methods = methods, .m_slots = slots};

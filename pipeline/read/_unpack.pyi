@@ -14,3 +14,10 @@ def unpack(
     problems: NDArray[np.uint8],
     /,
 ) -> None: ...
+def check(
+    frames: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    problems: NDArray[np.uint8],
+    crcs: NDArray[np.uint32],
+    /,
+) -> None: ...

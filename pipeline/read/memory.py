@@ -20,6 +20,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 _STATUS = "/proc/self/status"  # Linux
 U8 = NDArray[np.uint8]
 _ALIGNED = 64  # bytes: TensorFlow shares NumPy's memory if it begins at a multiple of this
+_SLACK = 8  # parts of a window, of which one is added
 _IN_USE = 2  # windows: one is consumed while the next is read
 _WAITS, _WAIT_SECONDS = 5, 0.004  # for unfinished batches to release the previous window
 
@@ -86,7 +87,8 @@ class Buffers:
         with self._lock:
             self._in_use += 1
             memory = self._free.pop() if self._free else None
-        return memory if memory is not None and len(memory) >= size else np.empty(size, np.uint8)
+        # Windows of records that differ in length differ in size. What is not written to takes no memory.
+        return memory if memory is not None and len(memory) >= size else np.empty(size + size // _SLACK, np.uint8)
 
     def _take_back(self, memory: U8) -> None:
         with self._lock:

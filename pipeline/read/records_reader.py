@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.read import frames
 from pipeline.read.compressed import KEPT_BYTES, GzipReader, MemberReader, Run
+from pipeline.read.memory import aligned_matrix
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
 from pipeline.records import framing
 
+U8 = NDArray[np.uint8]
+Part = tuple[int, int, int]  # segment, first record of its shard, end
 _TASK = 4 << 20  # 4 MiB, per thread
+_CHUNK = 1 << 20  # 1 MiB, which is still in the core's cache when its CRCs are computed
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Serialized records.
+    """Serialized records, where they were read to.
 
     Attributes:
-      records: bytes (n,), dtype object.
-      good: bool (n,): False where a corrupt record was skipped, and a copy of another takes its place.
+      memory: uint8 (1, m).
+      bounds: where each record begins and ends in the memory; int64 (n, 2).
+      good: bool (n,): False where a corrupt record was skipped, and another takes its place.
     """
 
-    records: NDArray[np.object_]
+    memory: U8
+    bounds: NDArray[np.int64]
     good: NDArray[np.bool_]
+
+    def as_bytes(self) -> NDArray[np.object_]:
+        """Returns copies of the records: bytes (n,), dtype object."""
+        found = np.empty(len(self.bounds), object)
+        found[:] = [self.memory[0, begin:end].tobytes() for begin, end in self.bounds.tolist()]
+        return found
 
 
 class RecordsReader:
@@ -45,11 +57,14 @@ class RecordsReader:
         self._gzip = GzipReader(shards, self.sidecars)
         self._members = MemberReader(shards, self.sidecars, kept_bytes)
 
-    def read(self, pieces: NDArray[np.int64], text: str = "") -> Records:
-        """Returns the records of pieces (segment, first record and end; (p, 3)); an empty one if there are none.
+    def read(
+        self, pieces: NDArray[np.int64], make_matrix: Callable[[int, int], U8] = aligned_matrix, text: str = ""
+    ) -> Records:
+        """Returns the records of pieces; an empty one if there are none.
 
         Args:
-          pieces: to read in this order.
+          pieces: to read in this order: segment, first record and end; int64 (p, 3).
+          make_matrix: returns memory for them, uint8 (1, columns), with any content.
           text: of the bar that shows how far it is; empty: none.
 
         Raises:
@@ -57,14 +72,23 @@ class RecordsReader:
         """
         with self.shards.held(pieces):
             parts = [part for piece in pieces for part in self._parts(piece[None])]
-            read = self.shards.in_parallel(lambda part: self.read_part(*part), parts, text)
-        found = [record for part in read for record in part]
-        records = np.empty(max(1, len(found)), object)
-        records[:] = found or [b""]
-        good = np.array([record is not None for record in records], bool)
+            sizes, streamed = zip(*self.shards.in_parallel(self._begun, parts), strict=True) if parts else ((), ())
+            ends = np.cumsum(sizes, dtype=np.int64).tolist()
+            memory = make_matrix(1, max(1, ends[-1] if ends else 0))
+
+            def fill(n: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+                first = ends[n] - sizes[n]
+                bounds, good = self._fill(memory[0, first : ends[n]], parts[n], streamed[n])
+                return first + bounds, good
+
+            found = self.shards.in_parallel(fill, range(len(parts)), text)
+        bounds = np.concatenate([np.zeros((0, 2), np.int64), *(bounds for bounds, _ in found)])
+        good = np.concatenate([np.zeros(0, bool), *(good for _, good in found)])
+        if not len(good):
+            return Records(memory, np.zeros((1, 2), np.int64), np.ones(1, bool))
         if not good.all():
-            records[~good] = records[self.shards.stand_ins(good, parts[0][0])]
-        return Records(records, good)
+            bounds[~good] = bounds[self.shards.stand_ins(good, parts[0][0])]
+        return Records(memory, bounds, good)
 
     def read_part(self, segment: int, start: int, stop: int) -> list[bytes | None]:
         """Returns records start..stop-1 of a segment's shard; None in place of a corrupt one that is skipped.
@@ -72,31 +96,77 @@ class RecordsReader:
         Raises:
           DataError: as for `read`.
         """
+        part = segment, start, stop
+        size, streamed = self._begun(part)
+        memory = np.empty(size, np.uint8)
+        bounds, good = self._fill(memory, part, streamed)
+        places = zip(bounds.tolist(), good.tolist(), strict=True)
+        return [memory[begin:end].tobytes() if is_good else None for (begin, end), is_good in places]
+
+    def _begun(self, part: Part) -> tuple[int, list[bytes] | None]:
+        """Returns the bytes that a part needs; and, of a shard that only its whole stream yields, the records."""
+        segment, start, stop = part
         if not self._is_seekable(segment):
-            return list(self._gzip.read(segment, start, stop))
-        runs = self._members.read(segment, start, stop) if self._compression else self._plain(segment, start, stop)
-        found: list[bytes | None] = []
-        crcs, offsets = [np.zeros(0, np.uint32)], [np.zeros(0, np.int64)]  # stored in the frames; of the frames
-        crc = 0
-        for first, begins, frames in runs:
-            offsets.append(begins[:-1])
-            if frames is None:
-                found += [None] * (len(begins) - 1)
-                crcs.append(np.zeros(len(begins) - 1, np.uint32))
+            streamed = list(self._gzip.read(segment, start, stop))
+            return sum(map(len, streamed)), streamed
+        return self.offset(segment, stop) - self.offset(segment, start), None
+
+    def _fill(
+        self, memory: U8, part: Part, streamed: list[bytes] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Puts the records of a part into some memory; returns their bounds there, and which are good."""
+        if streamed is None:
+            return self._checked(memory, part)
+        ends = np.cumsum(list(map(len, streamed)), dtype=np.int64)
+        memory[:] = np.frombuffer(b"".join(streamed), np.uint8)
+        return np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1), np.ones(len(ends), bool)
+
+    def _checked(self, memory: U8, part: Part) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Reads the frames of a part into some memory and checks them; returns as `_fill` does."""
+        segment, start, stop = part
+        offsets, good = np.zeros(stop - start + 1, np.int64), np.ones(stop - start, bool)  # of the frames in the shard
+        crcs = np.zeros(stop - start, np.uint32)  # that they store
+        by_file, crc = not self._compression and self.shards.is_checked_whole(segment, stop - start), 0
+        base = None
+        for first, begins, block in self._runs(memory, part):
+            base = int(begins[0]) if base is None else base
+            run = slice(first - start, first - start + len(begins) - 1)
+            offsets[run.start : run.stop + 1] = begins
+            if block is None:
+                good[run] = False
                 continue
-            crc = 0 if self._compression else crc32c.crc32c(frames, crc)
-            places = zip(begins.tolist(), itertools.pairwise((begins - begins[0]).tolist()), strict=False)
-            for number, (offset, (begin, end)) in enumerate(places, first):
-                found.append(self._unframed(segment, number, offset, frames[begin:end]))
-            crcs.append(_stored_crcs(frames, begins[1:] - begins[0]))
-        whole = [i for i, record in enumerate(found) if record is not None]
+            view = memory[begins[0] - base : begins[-1] - base]
+            if self._compression:
+                view[:] = np.frombuffer(block, np.uint8)
+            problems, crcs[run] = frames.check(view, begins)
+            for i in np.flatnonzero(problems).tolist():
+                begin, end = (begins[i : i + 2] - begins[0]).tolist()
+                fault = framing.check(view[begin:end].data)
+                self.shards.corrupt(segment, first + i, int(begins[i]), fault.text if fault else "")
+                good[run.start + i] = False
+            if by_file:
+                crc = crc32c.crc32c(view.data, crc)
         # The records are intact, but may be those of another conversion: only the manifest's CRCs show that.
-        if not self._compression and len(whole) == self.shards.segments[segment].shard.num_examples:
+        if by_file and good.all():
             self.shards.check_crc(segment, crc)
-        elif whole:
-            stored, at = np.concatenate(crcs)[whole], np.concatenate(offsets)[whole]
-            self.sidecars.check_crcs(segment, start + np.array(whole, np.int64), stored, lambda i: int(at[i]))
-        return found
+        else:
+            whole = np.flatnonzero(good)
+            self.sidecars.check_crcs(segment, start + whole, crcs[whole], lambda i: int(offsets[whole[i]]))
+        places = offsets - offsets[0]
+        return np.stack([places[:-1] + framing.HEADER, places[1:] - framing.FOOTER], axis=1), good
+
+    def _runs(self, memory: U8, part: Part) -> Iterator[Run]:
+        """Yields the runs of frames of a part. If they are not compressed, they are read into the memory."""
+        if self._compression:
+            yield from self._members.read(*part)
+            return
+        segment, start, stop = part
+        ends = self.sidecars.offsets(segment)
+        with self.shards.opened(segment) as file:
+            for first, last in self.shards.runs(segment, start, stop, _CHUNK):
+                view = memory[ends[first] - ends[start] : ends[last] - ends[start]].data
+                file.read_into(view, int(ends[first]))
+                yield Run(first, ends[first : last + 1], view)
 
     def offset(self, segment: int, record: int) -> int:
         """Returns the byte offset of a record in a segment's decompressed shard.
@@ -108,20 +178,13 @@ class RecordsReader:
             return self.sidecars.members(segment).begin(record)
         return int(self.sidecars.offsets(segment)[record])
 
-    def _parts(self, piece: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    def _parts(self, piece: NDArray[np.int64]) -> list[Part]:
         if self._compression and self._is_seekable(int(piece[0, 0])):
             return self._members.parts(piece)
         return self.shards.parts(piece, None if self._compression else _TASK)
 
     def _is_seekable(self, segment: int) -> bool:
         return self.shards.segments[segment].shard.is_seekable(self._compression)
-
-    def _plain(self, segment: int, start: int, stop: int) -> Iterator[Run]:
-        ends = self.sidecars.offsets(segment)
-        with self.shards.opened(segment) as file:
-            for first, last in self.shards.runs(segment, start, stop, _TASK):
-                begins = ends[first : last + 1]
-                yield Run(first, begins, file.read_at(int(begins[0]), int(begins[-1] - begins[0])))
 
     def probe(self) -> None:
         """Reads the first and the last record of every seekable shard, which shows if it is of another conversion.
@@ -132,17 +195,3 @@ class RecordsReader:
         counts = {n: taken.shard.num_examples for n, taken in enumerate(self.shards.segments) if self._is_seekable(n)}
         ends = {(n, record) for n, count in counts.items() if count for record in (0, count - 1)}
         self.shards.in_parallel(lambda part: self.read_part(*part, part[1] + 1), sorted(ends))
-
-    def _unframed(self, segment: int, number: int, offset: int, frame: memoryview) -> bytes | None:
-        fault = framing.check(frame)
-        if fault:
-            self.shards.corrupt(segment, number, offset, fault.text)
-            return None
-        return bytes(frame[framing.HEADER : -framing.FOOTER])
-
-
-def _stored_crcs(block: memoryview, ends: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Returns the CRCs at the ends of frames: uint32 (n,). For a frame that is too short it is any number."""
-    at = np.maximum(ends - framing.FOOTER, 0)[:, None] + np.arange(framing.FOOTER)
-    stored: NDArray[np.uint8] = np.frombuffer(block, np.uint8)[np.minimum(at, len(block) - 1)]
-    return stored.view("<u4")[:, 0]

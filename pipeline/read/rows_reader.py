@@ -1,6 +1,7 @@
 """Reads records of one layout into the rows of a matrix: raw images of one shape, with label and key.
 
-Every byte is checked by the CRC of its record; a shard that is read whole is checked by the manifest's CRC32C, too.
+Every byte is checked by the CRC of its record, and that by the manifest's list of CRCs. Where it has none, a shard that
+is read whole is checked by the manifest's CRC32C.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import IMAGE_FEATURES
 from pipeline.manifest.splits import Selection
+from pipeline.read import frames
 from pipeline.read.compressed import MemberReader
 from pipeline.read.memory import aligned_matrix
 from pipeline.read.shards import Shards
@@ -25,61 +27,8 @@ from pipeline.records import framing, tf_example
 from pipeline.records.tf_example import Layout
 
 U8 = NDArray[np.uint8]
-# Bits for what may be wrong with a record. OTHER_LAYOUT means nothing if the record is corrupt.
-BAD_LENGTH, BAD_RECORD, OTHER_LAYOUT = 1, 2, 4
 _CHUNK = 1 << 20  # 1 MiB, which is still in the core's cache when its CRC is computed
 _TASK = 8 << 20  # 8 MiB, per thread
-
-try:
-    from pipeline.read import _unpack
-except ImportError:  # installed without a compiler, or for another kind of processor
-    _unpack = None  # type: ignore[assignment]
-
-
-def is_compiled() -> bool:
-    """Returns whether the compiled code is used, which releases the interpreter's lock."""
-    return _unpack is not None
-
-
-def unpack(block: U8, layout: Layout, row_of: NDArray[np.int64], images: U8, labels: NDArray[np.int64]) -> U8:
-    """Copies the images and labels of records to their rows, corrupt or not, and returns what is wrong with each.
-
-    All arrays are C-contiguous.
-
-    Args:
-      block: framed records, uint8 (m, bytes of a framed record).
-      layout: of the records.
-      row_of: each record's row, int64 (m,).
-      images: to write to, uint8 (rows, pixels).
-      labels: to write to, int64 (rows,).
-
-    Returns:
-      uint8 (m,): 0, or the sum of `BAD_LENGTH` (its length or the CRC of its length), `BAD_RECORD` (its CRC) and
-      `OTHER_LAYOUT`.
-
-    Raises:
-      ValueError, IndexError: the arguments do not fit together.
-    """
-    if _unpack is not None:
-        problems = np.empty(len(block), np.uint8)
-        image, label = layout.image, layout.label.start
-        where = layout.between, image.start, image.stop - image.start, label
-        _unpack.unpack(block, layout.frame, *where, row_of, images, labels, problems)
-        return problems
-    records = block[:, framing.HEADER : -framing.FOOTER]
-    images[row_of] = records[:, layout.image]
-    labels[row_of] = records[:, layout.label.start]
-    bad_length = (block[:, : framing.HEADER] != layout.frame[: framing.HEADER]).any(axis=1)
-    bad_record = _masked_crcs(block) != block[:, -framing.FOOTER :].view("<u4")[:, 0]
-    bits = np.stack([bad_length, bad_record, layout.mismatch(records)], axis=1)
-    return np.packbits(bits, axis=1, bitorder="little")[:, 0]
-
-
-def _masked_crcs(block: U8) -> NDArray[np.uint32]:
-    stride = block.shape[1]
-    view, size = block.reshape(-1).data, stride - framing.HEADER - framing.FOOTER
-    starts = range(framing.HEADER, len(view), stride)
-    return framing.mask(np.fromiter((crc32c.crc32c(view[i : i + size]) for i in starts), np.uint32, len(block)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +129,7 @@ class RowsReader:
     def _read_part(self, rows: Rows, segment: int, start: int, stop: int, row_of: NDArray[np.int64]) -> None:
         """Reads records start..stop-1 of a shard into their rows, a block at a time, and checks their CRCs."""
         stride, size = self._stride(segment), stop - start
-        is_whole, crc = size == self.shards.segments[segment].shard.num_examples and not self.members, 0
+        by_file, crc = not self.members and self.shards.is_checked_whole(segment, size), 0
         crcs, is_good = np.empty(size, np.uint32), np.ones(size, bool)
         for first, count, block in self._blocks(segment, start, stop):
             run = slice(first - start, first - start + count)
@@ -188,10 +137,10 @@ class RowsReader:
                 is_good[run] = rows.good[row_of[run]] = False
                 continue
             is_good[run] = self._place(rows, block, segment, first, row_of[run])
-            if is_whole:
+            if by_file:
                 crc = crc32c.crc32c(block.reshape(-1).data, crc)
             crcs[run] = np.ascontiguousarray(block[:, -framing.FOOTER :]).view("<u4")[:, 0]
-        if is_whole and is_good.all():
+        if by_file and is_good.all():
             self.shards.check_crc(segment, crc)
         else:
             good = np.flatnonzero(is_good)
@@ -205,8 +154,8 @@ class RowsReader:
         stride = self._stride(segment)
         if self.members:
             for run in self.members.read(segment, start, stop):
-                frames = None if run.frames is None else np.frombuffer(run.frames, np.uint8).reshape(-1, stride)
-                yield run.first, len(run.begins) - 1, frames
+                block = None if run.frames is None else np.frombuffer(run.frames, np.uint8).reshape(-1, stride)
+                yield run.first, len(run.begins) - 1, block
             return
         chunk = np.empty((max(1, min(_CHUNK // stride, stop - start)), stride), np.uint8)
         with self.shards.opened(segment) as file:
@@ -221,7 +170,7 @@ class RowsReader:
         if rows.keys is not None and layout.key.stop > layout.key.start:
             keys = np.ascontiguousarray(block[:, framing.HEADER : -framing.FOOTER][:, layout.key])
             rows.keys[to_rows] = keys.view(f"S{keys.shape[1]}")[:, 0]
-        problems = unpack(block, layout, to_rows, rows.images, rows.labels)
+        problems = frames.unpack(block, layout, to_rows, rows.images, rows.labels)
         is_good = np.ones(len(block), bool)
         for i in np.flatnonzero(problems).tolist():
             is_good[i] = self._settle(rows, block[i].data, int(problems[i]), segment, first + i, int(to_rows[i]))
@@ -234,7 +183,7 @@ class RowsReader:
     def _settle(self, rows: Rows, frame: memoryview, problems: int, segment: int, number: int, row: int) -> bool:
         """Copies a record of another layout to its row; returns False if it is corrupt and skipped."""
         offset = number * len(frame)
-        if problems & (BAD_LENGTH | BAD_RECORD):
+        if problems & (frames.BAD_LENGTH | frames.BAD_RECORD):
             fault = framing.check(frame)
             self.shards.corrupt(segment, number, offset, fault.text if fault else "")
             rows.good[row] = False

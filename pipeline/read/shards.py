@@ -211,6 +211,14 @@ class Shards:
                 file = stack.enter_context(self.cache.opened(self.cache.entry(name, num_bytes, crc32c)))
             yield file or stack.enter_context((folder(self.data_dir) / name).open_file())
 
+    def is_checked_whole(self, segment: int, records: int) -> bool:
+        """Whether so many records of a segment's shard are compared with the manifest by the CRC32C of the whole file.
+
+        They are where these are all of it, and the manifest has no list of the CRCs of its records.
+        """
+        shard = self.segments[segment].shard
+        return shard.crcs_crc32c is None and records == shard.num_examples
+
     def check_same(self, segment: int, found: Identity) -> None:
         """Raises DataError if a segment's file has changed since the input was made; `found` is its identity now."""
         before = self.identities[segment]

@@ -13,6 +13,7 @@ from pipeline.errors import to_run
 from pipeline.files.paths import PathLike, folder
 from pipeline.files.remote import in_command
 from pipeline.manifest.splits import Selection
+from pipeline.read import operations
 from pipeline.read.memory import Buffers, aligned_matrix
 from pipeline.read.numpy_calls import call_numpy
 from pipeline.read.records_reader import RecordsReader
@@ -24,6 +25,9 @@ Columns = dict[str, tf.Tensor]
 
 GOOD = "good"  # column: False where a corrupt record was skipped, and a copy of another takes its row
 RECORD_ID = "record_id"
+RECORD = "record"  # column: serialized records, string (n,)
+# In place of the column of records: the memory that they were read into, and where they begin and end in it.
+MEMORY, BOUNDS = "memory", "bounds"
 _BUFFER = 1 << 20  # 1 MiB, read at once
 
 
@@ -79,7 +83,7 @@ class LocalReader(WindowReader):
           DataError: a shard is missing, changed or corrupt.
         """
         found = self.arrays(pieces, None, "reading the data")
-        return {n: (as_tensor if n == "image" else tf.constant)(found[n]) for n in self.specs}
+        return {n: (as_tensor if n in ("image", MEMORY) else tf.constant)(found[n]) for n in self.specs}
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
         if self.shards.cache is None:
@@ -123,18 +127,21 @@ class RowColumns(LocalReader):
 
 
 class RecordColumns(LocalReader):
-    """Reads records of any kind: column `record`, serialized."""
+    """Reads records of any kind, serialized. They stay in the memory that they are read into; `gather` copies them."""
 
     assigns_rows: ClassVar[bool] = False
 
-    def __init__(self, reader: RecordsReader, with_good: bool) -> None:
-        self._reader, self.shards = reader, reader.shards
-        self.specs = {"record": tf.TensorSpec([None], tf.string), **_good(with_good)}
+    def __init__(self, reader: RecordsReader, buffers: Buffers, with_good: bool) -> None:
+        self._reader, self._buffers, self.shards = reader, buffers, reader.shards
+        in_memory = {MEMORY: tf.TensorSpec([1, None], tf.uint8), BOUNDS: tf.TensorSpec([None, 2], tf.int64)}
+        found = in_memory if operations.is_compiled() else {RECORD: tf.TensorSpec([None], tf.string)}
+        self.specs = {**found, **_good(with_good)}
 
     def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "") -> dict[str, np.ndarray]:
-        del row_of
-        found = self._reader.read(pieces, text)
-        return {"record": found.records, GOOD: found.good}
+        found = self._reader.read(pieces, aligned_matrix if row_of is None else self._buffers.matrix, text)
+        if RECORD in self.specs:
+            return {RECORD: found.as_bytes(), GOOD: found.good}
+        return {MEMORY: found.memory, BOUNDS: found.bounds, GOOD: found.good}
 
 
 def _good(wanted: bool) -> dict[str, tf.TensorSpec]:
@@ -147,24 +154,26 @@ def as_tensor(array: np.ndarray) -> tf.Tensor:
 
 
 def gather(window: Columns, rows: tf.Tensor) -> Columns:
-    """Returns rows of a window, int64 (n,)."""
-    return {name: tf.gather(column, rows) for name, column in window.items()}
+    """Returns rows of a window, int64 (...)."""
+    if MEMORY not in window:
+        return {name: tf.gather(column, rows) for name, column in window.items()}
+    others = {name: column for name, column in window.items() if name not in (MEMORY, BOUNDS)}
+    record = operations.copy_records(window[MEMORY], tf.gather(window[BOUNDS], rows))
+    return {RECORD: record, **gather(others, rows)}
 
 
 def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
     """Returns rows of a window, int64 (n,). Negative ones are rows of its tail; -1 is the first of them."""
 
-    def from_both(column: tf.Tensor, tail: tf.Tensor) -> tf.Tensor:
+    def from_both() -> Columns:
         # A run that begins in the middle of an epoch has no tail at first; the steps that need one are skipped.
-        kept = tf.gather(tail, tf.clip_by_value(-1 - rows, 0, tf.shape(tail, tf.int64)[0] - 1))
-        here = tf.gather(column, tf.maximum(rows, 0))
-        return tf.where(tf.reshape(rows < 0, [-1] + [1] * (len(column.shape) - 1)), kept, here)
+        number = next(iter(tail.values()))
+        kept = gather(tail, tf.clip_by_value(-1 - rows, 0, tf.shape(number, tf.int64)[0] - 1))
+        here = gather(window, tf.maximum(rows, 0))
+        is_kept = {name: tf.reshape(rows < 0, [-1] + [1] * (len(column.shape) - 1)) for name, column in here.items()}
+        return {name: tf.where(is_kept[name], kept[name], column) for name, column in here.items()}
 
-    return tf.cond(
-        tf.reduce_any(rows < 0),
-        lambda: {name: from_both(column, tail[name]) for name, column in window.items()},
-        lambda: gather(window, rows),
-    )
+    return tf.cond(tf.reduce_any(rows < 0), from_both, lambda: gather(window, rows))
 
 
 def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Columns:
@@ -183,7 +192,10 @@ def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Colu
 
 
 def empty_tail(spec: dict[str, tf.TensorSpec]) -> Columns:
-    """Returns the tail before the first window: one row of zeros, or of empty bytes, per column."""
+    """Returns the tail before the first window: one row of zeros, or of empty bytes, per column that `gather` returns."""
+    if MEMORY in spec:
+        others = {name: column for name, column in spec.items() if name not in (MEMORY, BOUNDS)}
+        return empty_tail({RECORD: tf.TensorSpec([None], tf.string), **others})
     return {
         name: tf.zeros([1, *column.shape[1:]], column.dtype)
         if column.dtype != tf.string
@@ -216,7 +228,7 @@ class GraphReader:
         del row_of
         # An empty record is added, because a window must have a row even if it has no record.
         records = tf.data.Dataset.from_tensor_slices(pieces).map(self._records).unbatch()
-        return {"record": _all(records.concatenate(tf.data.Dataset.from_tensors("")))}
+        return {RECORD: _all(records.concatenate(tf.data.Dataset.from_tensors("")))}
 
     def _records(self, piece: tf.Tensor) -> tf.Tensor:
         """Returns the records of a piece (3,): string (n,). An error names the shard and the record."""

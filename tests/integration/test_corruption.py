@@ -101,7 +101,7 @@ def examples(found):
     if isinstance(found, Rows):
         images = [image.tobytes() for image in found.images]
         return list(zip(images, found.labels.tolist(), found.keys.tolist(), strict=True))
-    decoded = [tf_example.decode(record, ["image", "label", "key"]) for record in found.records]
+    decoded = [tf_example.decode(record, ["image", "label", "key"]) for record in found.as_bytes()]
     return [(e["image"][0], int(e["label"][0]), e["key"][0]) for e in decoded]
 
 

@@ -5,14 +5,13 @@ import shutil
 
 import pytest
 
-from pipeline.batch import resident
-from pipeline.read import rows_reader
+from pipeline.read import frames, operations
 
 
 @pytest.fixture(scope="session")
 def compiled():
     """The code that was compiled when the package was installed."""
-    if not rows_reader.is_compiled():
+    if not frames.is_compiled():
         if platform.machine() == "x86_64" and shutil.which("cc"):
             pytest.fail(
                 "pipeline.read._unpack was not built, though there is a compiler; install again and read the warnings"
@@ -23,7 +22,7 @@ def compiled():
 @pytest.fixture
 def without_compiled(monkeypatch):
     """Has records unpacked by NumPy."""
-    monkeypatch.setattr(rows_reader, "_unpack", None)
+    monkeypatch.setattr(frames, "_unpack", None)
 
 
 @pytest.fixture(params=["compiled", "without_compiled"])
@@ -35,7 +34,7 @@ def engine(request):
 @pytest.fixture(scope="session")
 def compiled_operation():
     """TensorFlow's operation that crops images in memory, which was compiled when the package was installed."""
-    if not resident.is_compiled():
+    if not operations.is_compiled():
         if platform.system() == "Linux" and shutil.which("cc"):
-            pytest.fail("pipeline.read._gather_crops was not built or not loaded, though there is a compiler")
-        pytest.skip("pipeline.read._gather_crops was not built: no compiler, or not Linux")
+            pytest.fail("pipeline.read._operations was not built or not loaded, though there is a compiler")
+        pytest.skip("pipeline.read._operations was not built: no compiler, or not Linux")

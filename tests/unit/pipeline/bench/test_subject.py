@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from pipeline import input_fn
 from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
-from pipeline.batch.resident import is_compiled
+from pipeline.read.operations import is_compiled
 from pipeline.bench import measure
 from pipeline.bench.result import BYTES, ORDER, READER, result_of
 from pipeline.bench.subject import Subject

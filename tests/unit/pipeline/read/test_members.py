@@ -54,7 +54,7 @@ def keys_in(found):
     """Returns the keys of what a reader read."""
     if hasattr(found, "keys"):
         return found.keys.tolist()
-    return [tf_example.decode(record)["key"][0] for record in found.records]
+    return [tf_example.decode(record)["key"][0] for record in found.as_bytes()]
 
 
 def expected(numbers, kind):

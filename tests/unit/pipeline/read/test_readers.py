@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest.splits import select
-from pipeline.read import compressed, records_reader, rows_reader
+from pipeline.read import compressed, frames, records_reader, rows_reader
 from pipeline.read.corruption import Corruption, skipped_records
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader, all_pieces
@@ -61,7 +61,7 @@ class Opened:
         if self.are_rows:
             images, labels, keys = found.images.tobytes(), found.labels.tolist(), found.keys.tolist()
         else:
-            decoded = [tf_example.decode(record) for record in found.records]
+            decoded = [tf_example.decode(record) for record in found.as_bytes()]
             images = b"".join(d["image"][0] for d in decoded)
             labels, keys = [int(d["label"][0]) for d in decoded], [d["key"][0] for d in decoded]
         assert images == b"".join(images_of(n, 1, SHAPE).tobytes() for n in numbers)
@@ -99,7 +99,7 @@ def test_no_record_is_one_row_of_nothing(opened, pieces):
         assert not found.images.any()
         assert (found.images.shape, found.labels.tolist(), found.keys.tolist()) == ((1, 144), [0], [b""])
     else:
-        assert found.records.tolist() == [b""]
+        assert found.as_bytes().tolist() == [b""]
 
 
 class Damaged:
@@ -182,10 +182,11 @@ def test_every_record_is_read_or_named_and_no_other_one_suffers(compiled, tmp_pa
     good = [not damaged.bad.get(one) for one in wanted]
     with pytest.MonkeyPatch.context() as patch:
         if not is_compiled:
-            patch.setattr(rows_reader, "_unpack", None)
+            patch.setattr(frames, "_unpack", None)
         for module in (rows_reader, records_reader, compressed):
             patch.setattr(module, "_TASK", task)
-        patch.setattr(rows_reader, "_CHUNK", chunk)
+        for module in (rows_reader, records_reader):
+            patch.setattr(module, "_CHUNK", chunk)
         try:
             found = opened.reader(policy=policy).read(np.array(pieces).reshape(-1, 3))
         except DataError as error:

@@ -1,4 +1,4 @@
-"""Crops of images: the compiled operation against NumPy, and what it refuses."""
+"""The compiled operations, crops of images and copies of records, against NumPy; and what they refuse."""
 
 import importlib.util
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.batch import resident
-from pipeline.batch.resident import is_compiled
+from pipeline.read import operations
+from pipeline.read.operations import is_compiled
 
 
 def reference(lanes, rows, top, left, height, width):
@@ -37,14 +37,14 @@ def test_parts_are_those_of_numpy(compiled_operation, shape, size, beyond):
         random.integers(-beyond, max(all_ - crop, 0) + beyond + 1, 300).astype(np.int32)
         for all_, crop in zip(shape[1:], size, strict=True)
     )
-    found = resident.gather_crops(tf.constant(lanes), tf.constant(rows), top, left, *size)
+    found = operations.gather_crops(tf.constant(lanes), tf.constant(rows), top, left, *size)
     assert (found.dtype, found.shape) == (tf.uint8, (300, *size))
     assert np.array_equal(found, reference(lanes, rows, top, left, *size))
 
 
 def test_no_parts_are_none(compiled_operation):
     none = tf.zeros([0], tf.int32)
-    found = resident.gather_crops(tf.zeros([3, 4, 5], tf.uint8), tf.zeros([0], tf.int64), none, none, 2, 2)
+    found = operations.gather_crops(tf.zeros([3, 4, 5], tf.uint8), tf.zeros([0], tf.int64), none, none, 2, 2)
     assert found.shape == (0, 2, 2)
 
 
@@ -62,7 +62,39 @@ def test_no_parts_are_none(compiled_operation):
 def test_what_is_not_in_memory_is_refused(compiled_operation, rows, top, left, size, what):
     arguments = tf.constant(rows, tf.int64), tf.constant(top, tf.int32), tf.constant(left, tf.int32)
     with pytest.raises(tf.errors.InvalidArgumentError, match=what):
-        resident.gather_crops(tf.zeros([3, 4, 5], tf.uint8), *arguments, *size)
+        operations.gather_crops(tf.zeros([3, 4, 5], tf.uint8), *arguments, *size)
+
+
+@pytest.mark.parametrize("shape", [(200,), (8, 25), (0,), ()])
+def test_records_are_the_bytes_between_their_bounds(compiled_operation, shape):
+    """Short ones lie within a tensor, longer ones do not: of each length there are some, to the end of the memory."""
+    random = np.random.default_rng(1)
+    memory = random.integers(0, 256, (1, 3_000), np.uint8)
+    sizes = random.choice([0, 1, 15, 21, 22, 23, 24, 31, 32, 1_000], shape)
+    begins = np.minimum(random.integers(0, 3_001, shape), 3_000 - sizes)
+    bounds = np.stack([begins, begins + sizes], axis=-1)
+    found = operations.copy_records(tf.constant(memory), tf.constant(bounds))
+    assert (found.dtype, found.shape) == (tf.string, shape)
+    flat = [memory[0, begin:end].tobytes() for begin, end in bounds.reshape(-1, 2).tolist()]
+    assert np.ravel(found.numpy()).tolist() == flat
+
+
+def test_records_outlive_the_memory_and_can_be_changed_like_any_strings(compiled_operation):
+    memory = np.frombuffer(bytes(range(256)) * 400, np.uint8).copy()
+    bounds = np.array([[0, 100_000], [5, 9], [7, 60], [3, 3]])
+    found = operations.copy_records(tf.constant(memory), tf.constant(bounds))
+    expected = [memory[begin:end].tobytes() for begin, end in bounds.tolist()]
+    del memory
+    twice = tf.strings.join([found, found]).numpy().tolist()
+    both = tf.concat([found, tf.gather(found, [0, 1])], 0).numpy().tolist()
+    assert twice == [one + one for one in expected]
+    assert both == [*expected, *expected[:2]]
+
+
+@pytest.mark.parametrize("bounds", [[[0, 11]], [[-1, 3]], [[0, 1], [5, 4]], [[0, 1, 2]], [0], [[2**62, 2**62 + 1]]])
+def test_what_does_not_lie_in_the_memory_is_no_record(compiled_operation, bounds):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bounds must"):
+        operations.copy_records(tf.zeros([2, 5], tf.uint8), tf.constant(bounds, tf.int64))
 
 
 @pytest.mark.parametrize("origin", [None, "text.so"])
@@ -71,9 +103,9 @@ def test_without_a_compiler_or_of_another_system_there_is_no_operation(monkeypat
         (tmp_path / origin).write_text("not a library")
     spec = origin and importlib.util.spec_from_loader("it", None, origin=str(tmp_path / origin))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    resident._operation.cache_clear()
+    operations._operations.cache_clear()
     try:
         assert not is_compiled()
     finally:
         monkeypatch.undo()
-        resident._operation.cache_clear()
+        operations._operations.cache_clear()

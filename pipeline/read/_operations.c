@@ -1,18 +1,18 @@
-/* An operation of TensorFlow that copies a crop of each of some images: pipeline/read/gather_crops.py describes it.
+/* Two operations of TensorFlow, which copy crops of images, and records out of the memory that they were read into:
+ * pipeline/read/operations.py describes them.
  *
- * It is written against TensorFlow's C interface (tensorflow/c), whose functions are looked up when TensorFlow loads
+ * They are written against TensorFlow's C interface (tensorflow/c), whose functions are looked up when TensorFlow loads
  * this library: so it compiles without TensorFlow, and one build serves its versions. Where a function is missing,
  * nothing is registered. */
 #include <dlfcn.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 3 }; /* TF_Code */
-enum { UINT8 = 4 };                    /* TF_DataType */
-enum { LINE = 64 };                    /* bytes of a line of the cache */
-enum { IMAGES, ROWS, TOP, LEFT, SIZE, INPUTS };
-static const int RANKS[INPUTS] = {3, 1, 1, 1, 1};
-static const char *const NAME = "StepfeedGatherCrops";
+enum { OK = 0, INVALID_ARGUMENT = 3, RESOURCE_EXHAUSTED = 8 }; /* TF_Code */
+enum { UINT8 = 4, STRING = 7 };                                /* TF_DataType */
+enum { LINE = 64 };                                            /* bytes of a line of the cache */
+enum { MOST_INPUTS = 5, MOST_RANK = 8 };
 
 /* All objects of TensorFlow are pointers here. */
 #define FUNCTIONS(F)                                                                                            \
@@ -40,6 +40,15 @@ static const char *const NAME = "StepfeedGatherCrops";
 
 #define DECLARED(result, name, arguments) static result(*name) arguments;
 FUNCTIONS(DECLARED)
+
+/* What an operation does with its inputs. Returns what is wrong with them, or NULL. Its output may be NULL, where
+ * `status` says why. */
+typedef const char *Computation(void *const *inputs, void *context, void **output, void *status);
+
+/* ---- crops ---- */
+
+enum { IMAGES, ROWS, TOP, LEFT, SIZE, CROPS_INPUTS };
+static const int RANKS[CROPS_INPUTS] = {3, 1, 1, 1, 1};
 
 typedef struct {
     int64_t images, height, width; /* of the images: how many, lines, bytes of a line */
@@ -84,7 +93,7 @@ static void copy(const uint8_t *images, const int64_t *rows, const int32_t *top,
 
 /* Returns what is wrong with the inputs, or NULL. */
 static const char *checked(void *const *inputs, Shape *shape) {
-    for (int i = 0; i < INPUTS; i++)
+    for (int i = 0; i < CROPS_INPUTS; i++)
         if (TF_NumDims(inputs[i]) != RANKS[i]) return "images must have three dimensions, the others one";
     shape->images = TF_Dim(inputs[IMAGES], 0);
     shape->height = TF_Dim(inputs[IMAGES], 1);
@@ -103,28 +112,104 @@ static const char *checked(void *const *inputs, Shape *shape) {
     return NULL;
 }
 
-static void compute(void *kernel, void *context) {
-    void *inputs[INPUTS] = {0}, *status = TF_NewStatus();
+static Computation crops;
+static const char *crops(void *const *inputs, void *context, void **output, void *status) {
     Shape shape = {0};
-    (void)kernel;
-    for (int i = 0; i < INPUTS && TF_GetCode(status) == OK; i++) TF_GetInput(context, i, &inputs[i], status);
+    const char *problem = checked(inputs, &shape);
+    if (problem) return problem;
+    int64_t dimensions[3] = {shape.crops, shape.tall, shape.wide};
+    size_t bytes = (size_t)(shape.crops * shape.tall * shape.wide);
+    *output = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, bytes, status);
+    if (TF_GetCode(status) == OK)
+        copy(TF_TensorData(inputs[IMAGES]), TF_TensorData(inputs[ROWS]), TF_TensorData(inputs[TOP]),
+             TF_TensorData(inputs[LEFT]), TF_TensorData(*output), &shape);
+    return NULL;
+}
+
+/* ---- records ---- */
+
+enum { MEMORY, BOUNDS, RECORDS_INPUTS };
+
+/* A string of TensorFlow, TF_TString in xla/tsl/platform/ctstring_internal.h: a short one lies in place, a longer one
+ * in memory of malloc. The lowest two bits of the first byte tell which. */
+enum { SHORT = 0, LONG = 1, KIND_BITS = 2, MOST_SHORT = 22, ALIGNED = 16 };
+typedef union {
+    struct {
+        uint8_t size;
+        char bytes[MOST_SHORT + 1];
+    } in_place;
+    struct {
+        size_t size, capacity;
+        char *bytes;
+    } elsewhere;
+} String;
+
+/* Makes an empty string one of these bytes. Returns 0 where there is no memory. */
+static int assign(String *to, const uint8_t *bytes, size_t size) {
+    if (size <= MOST_SHORT) {
+        to->in_place.size = (uint8_t)(size << KIND_BITS | SHORT);
+        memcpy(to->in_place.bytes, bytes, size);
+        to->in_place.bytes[size] = 0;
+        return 1;
+    }
+    size_t room = (size + ALIGNED) & ~(size_t)(ALIGNED - 1); /* with a zero at the end */
+    char *memory = malloc(room);
+    if (!memory) return 0;
+    memcpy(memory, bytes, size);
+    memory[size] = 0;
+    to->elsewhere.bytes = memory;
+    to->elsewhere.capacity = room - 1;
+    to->elsewhere.size = size << KIND_BITS | LONG;
+    return 1;
+}
+
+static Computation records;
+static const char *records(void *const *inputs, void *context, void **output, void *status) {
+    int rank = TF_NumDims(inputs[BOUNDS]) - 1;
+    int64_t dimensions[MOST_RANK], count = 1, size = 1;
+    if (rank < 0 || rank > MOST_RANK || TF_Dim(inputs[BOUNDS], rank) != 2) return "bounds must have two columns";
+    for (int i = 0; i < rank; i++) count *= dimensions[i] = TF_Dim(inputs[BOUNDS], i);
+    for (int i = 0; i < TF_NumDims(inputs[MEMORY]); i++) size *= TF_Dim(inputs[MEMORY], i);
+    const int64_t *bounds = TF_TensorData(inputs[BOUNDS]);
+    for (int64_t i = 0; i < count; i++)
+        if (bounds[2 * i] < 0 || bounds[2 * i + 1] < bounds[2 * i] || bounds[2 * i + 1] > size)
+            return "bounds must lie in memory";
+    *output = TF_AllocateOutput(context, 0, STRING, dimensions, rank, sizeof(String) * (size_t)count, status);
+    if (TF_GetCode(status) != OK) return NULL;
+    const uint8_t *memory = TF_TensorData(inputs[MEMORY]);
+    String *strings = count ? TF_TensorData(*output) : NULL; /* TensorFlow made them, empty */
+    for (int64_t i = 0; i < count; i++)
+        if (!assign(strings + i, memory + bounds[2 * i], (size_t)(bounds[2 * i + 1] - bounds[2 * i]))) {
+            TF_SetStatus(status, RESOURCE_EXHAUSTED, "no memory for a record");
+            break;
+        }
+    return NULL;
+}
+
+/* ---- what TensorFlow calls ---- */
+
+static void compute(Computation *computation, int count, void *context) {
+    void *inputs[MOST_INPUTS] = {0}, *status = TF_NewStatus(), *output = NULL;
+    for (int i = 0; i < count && TF_GetCode(status) == OK; i++) TF_GetInput(context, i, &inputs[i], status);
     if (TF_GetCode(status) == OK) {
-        const char *problem = checked(inputs, &shape);
+        const char *problem = computation(inputs, context, &output, status);
         if (problem) TF_SetStatus(status, INVALID_ARGUMENT, problem);
     }
-    if (TF_GetCode(status) == OK) {
-        int64_t dimensions[3] = {shape.crops, shape.tall, shape.wide};
-        size_t bytes = (size_t)(shape.crops * shape.tall * shape.wide);
-        void *crops = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, bytes, status);
-        if (TF_GetCode(status) == OK)
-            copy(TF_TensorData(inputs[IMAGES]), TF_TensorData(inputs[ROWS]), TF_TensorData(inputs[TOP]),
-                 TF_TensorData(inputs[LEFT]), TF_TensorData(crops), &shape);
-        if (crops) TF_DeleteTensor(crops);
-    }
+    if (output) TF_DeleteTensor(output);
     if (TF_GetCode(status) != OK) TF_OpKernelContext_Failure(context, status);
-    for (int i = 0; i < INPUTS; i++)
+    for (int i = 0; i < count; i++)
         if (inputs[i]) TF_DeleteTensor(inputs[i]);
     TF_DeleteStatus(status);
+}
+
+static void compute_crops(void *kernel, void *context) {
+    (void)kernel;
+    compute(crops, CROPS_INPUTS, context);
+}
+
+static void compute_records(void *kernel, void *context) {
+    (void)kernel;
+    compute(records, RECORDS_INPUTS, context);
 }
 
 static void infer(void *context, void *status) { TF_ShapeInferenceContextSetUnknownShape(context, status); }
@@ -138,15 +223,23 @@ static int found(void) {
     return 1;
 }
 
-__attribute__((constructor)) static void register_operation(void) {
-    if (!found()) return;
-    void *status = TF_NewStatus(), *definition = TF_NewOpDefinitionBuilder(NAME);
-    static const char *const inputs[INPUTS] = {"images: uint8", "rows: int64", "top: int32", "left: int32", "size: int32"};
-    for (int i = 0; i < INPUTS; i++) TF_OpDefinitionBuilderAddInput(definition, inputs[i]);
-    TF_OpDefinitionBuilderAddOutput(definition, "crops: uint8");
+static void register_operation(const char *name, const char *const *inputs, int count, const char *output,
+                               void (*function)(void *, void *)) {
+    void *status = TF_NewStatus(), *definition = TF_NewOpDefinitionBuilder(name);
+    for (int i = 0; i < count; i++) TF_OpDefinitionBuilderAddInput(definition, inputs[i]);
+    TF_OpDefinitionBuilderAddOutput(definition, output);
     TF_OpDefinitionBuilderSetShapeInferenceFunction(definition, infer);
     TF_RegisterOpDefinition(definition, status);
     if (TF_GetCode(status) == OK)
-        TF_RegisterKernelBuilder(NAME, TF_NewKernelBuilder(NAME, "CPU", NULL, compute, NULL), status);
+        TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, "CPU", NULL, function, NULL), status);
     TF_DeleteStatus(status);
+}
+
+__attribute__((constructor)) static void register_operations(void) {
+    static const char *const of_crops[CROPS_INPUTS] = {"images: uint8", "rows: int64", "top: int32", "left: int32",
+                                                       "size: int32"};
+    static const char *const of_records[RECORDS_INPUTS] = {"memory: uint8", "bounds: int64"};
+    if (!found()) return;
+    register_operation("StepfeedGatherCrops", of_crops, CROPS_INPUTS, "crops: uint8", compute_crops);
+    register_operation("StepfeedCopyRecords", of_records, RECORDS_INPUTS, "records: string", compute_records);
 }

@@ -1,0 +1,67 @@
+"""Operations of TensorFlow that are compiled when the package is installed: they copy parts of what is in memory."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import tensorflow as tf
+
+_LIBRARY = "pipeline.read._operations"  # not a module of Python; TensorFlow loads it
+
+
+def is_compiled() -> bool:
+    """Returns whether the operations can be used."""
+    return _operations() is not None
+
+
+def gather_crops(
+    lanes: tf.Tensor, rows: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int
+) -> tf.Tensor:
+    """Returns a crop of each of some images, with zeros where it reaches beyond its image.
+
+    Args:
+      lanes: the images, uint8 (n, lines, bytes of a line).
+      rows: numbers of the images to crop, int64 (k,).
+      top, left: where each crop begins, in lines and in bytes; int32 (k,). It may begin before the image.
+      height, width: of the crops, in lines and in bytes.
+
+    Returns:
+      uint8 (k, height, width).
+
+    Raises:
+      tf.errors.InvalidArgumentError: `rows` has a number that is not one of an image.
+    """
+    crops: tf.Tensor = _operations().stepfeed_gather_crops(lanes, rows, top, left, tf.constant([height, width], tf.int32))
+    return tf.ensure_shape(crops, (rows.shape[0], height, width))
+
+
+def copy_records(memory: tf.Tensor, bounds: tf.Tensor) -> tf.Tensor:
+    """Returns parts of some memory as strings of their own.
+
+    Args:
+      memory: uint8, of any shape.
+      bounds: where each part begins and ends; int64 (..., 2).
+
+    Returns:
+      string (...).
+
+    Raises:
+      tf.errors.InvalidArgumentError: a part does not lie in the memory.
+    """
+    records: tf.Tensor = _operations().stepfeed_copy_records(memory, bounds)
+    return tf.ensure_shape(records, bounds.shape[:-1])
+
+
+@functools.cache
+def _operations() -> Any:
+    """Returns the module of the operations; None: they were not compiled, or do not fit this TensorFlow."""
+    library = importlib.util.find_spec(_LIBRARY)
+    if library is None or not library.origin:
+        return None
+    try:
+        found = tf.load_op_library(library.origin)
+    except (tf.errors.OpError, OSError, RuntimeError):  # compiled for another system or processor
+        return None
+    return found if hasattr(found, "stepfeed_copy_records") else None
