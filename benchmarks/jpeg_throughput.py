@@ -5,7 +5,8 @@
 "Alone" is the shortest way to call libjpeg-turbo: the encoded images in memory, and `tf.image.decode_and_crop_jpeg` of
 a random part of each, in a parallel map with one call per core. Rounds alternate; the ratio is computed per round, and
 its median is printed. On a shared machine, processor time says more than wall time. `random_resized_crop` is
-compared with the same crops of one size, so the ratio includes the cost of resizing.
+compared with the same crops of one size, so the ratio includes the cost of resizing. Last, `scaled_decoding` against
+none: its speed, and how far the same crops differ (PSNR, over some batches).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from benchmarks import commands, inputs, rounds, sources
 from benchmarks.rounds import Take, taking
 from pipeline import manifest
@@ -24,8 +27,8 @@ from pipeline.commands.flags import check, flag
 from pipeline.errors import UsageError
 
 COMMAND = "benchmarks.jpeg_throughput"
-_SOURCE = (375, 500)  # height and width of the images that are made
 _WINDOWS = 4  # per epoch, about
+_COMPARED = 4  # batches
 _FEW = 32  # crops that are yielded at once, so that taking them costs nothing
 
 
@@ -34,7 +37,9 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str = flag("", "JPEGs as converted with --image_encoding=source; default: made for the run")
-    images: int = flag(4_000, "images to make, of 500 x 375 pixels", least=1)
+    images: int = flag(4_000, "images to make", least=1)
+    height: int = flag(375, "of the images to make, pixels", least=1)
+    width: int = flag(500, "of the images to make, pixels", least=1)
     size: int = flag(224, "height and width of the crops", least=1)
     global_batch_size: int = flag(128, "rows of a batch")
     rounds: int = flag(7, "rounds of each", least=1)
@@ -48,14 +53,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints one line per recipe."""
     config = commandline.parse(COMMAND, "Measure crops of JPEGs against libjpeg-turbo alone.", BenchmarkConfig, argv)
     commands.say_processor()
-    with inputs.data_set(config.data_dir, lambda folder: make_data(folder, config.images)) as data_dir:
+    with inputs.data_set(config.data_dir, lambda folder: make_data(folder, config)) as data_dir:
         for name in ("random_crop", "random_resized_crop"):
             compare(config, data_dir, f"{name}(size={config.size}, normalize=False)")
+        compare_scaled(config, data_dir)
 
 
-def make_data(folder: pathlib.Path, images: int) -> str:
+def make_data(folder: pathlib.Path, config: BenchmarkConfig) -> str:
     """Converts JPEGs that compress as photographs do, without re-encoding; returns the data set's folder."""
-    source = sources.parquet(folder / "source.parquet", images, _SOURCE, "JPEG")
+    source = sources.parquet(folder / "source.parquet", config.images, (config.height, config.width), "JPEG")
     commands.convert("parquet", source, folder / "data", "--image_encoding=source")
     return str(folder / "data")
 
@@ -67,6 +73,28 @@ def compare(config: BenchmarkConfig, data_dir: str, recipe: str) -> None:
     alone = crop_alone(inputs.train_files(data_dir), config.size)
     name = f"decode_and_crop_jpeg of {config.size} x {config.size} alone"
     rounds.compare(recipe, ours, {name: alone}, config.rounds, config.seconds)
+
+
+def compare_scaled(config: BenchmarkConfig, data_dir: str) -> None:
+    """Measures decoding at a part of the size in turn with decoding in full, and prints how the crops differ."""
+    rows, window = config.global_batch_size, manifest.load(data_dir).split("train").num_bytes // _WINDOWS
+    name = f"random_resized_crop(size={config.size}, normalize=False"
+    scaled, full = (
+        inputs.train_input(data_dir, rows, distort=f"{name}{more})", shuffle_bytes=window)
+        for more in (", scaled_decoding=True", "")
+    )
+    takes = taking(iter(scaled), rows), {"the same, decoded in full": taking(iter(full), rows)}
+    rounds.compare("scaled_decoding", *takes, config.rounds, config.seconds)
+    errors = [
+        np.mean((np.float64(one[0]) - np.float64(other[0])) ** 2, axis=(1, 2, 3))
+        for one, other in zip(scaled.take(_COMPARED), full.take(_COMPARED), strict=True)
+    ]
+    decibels = 10 * np.log10(255**2 / np.maximum(np.concatenate(errors), 1e-3))
+    least, middle = np.percentile(decibels, [5, 50])
+    print(
+        f"  its crops differ from these by a PSNR of {middle:.0f} dB; of 5% of them by less than {least:.0f}",
+        flush=True,
+    )
 
 
 def crop_alone(files: list[str], size: int) -> Take:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -20,6 +20,7 @@ from pipeline.manifest import Feature, Manifest
 
 _DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
 Columns = dict[str, tf.Tensor]
+_RATIOS = (2, 4, 8)  # at which TensorFlow decodes a JPEG, besides 1
 
 
 def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
@@ -95,6 +96,8 @@ class ExampleParser:
 class Stretched:
     """A `Crop` that is the whole image, resized to `size` whatever its shape, as by `beam_jobs.convert --resize`."""
 
+    is_scaled: ClassVar[bool] = False
+
     size: tuple[int, int]
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
@@ -147,7 +150,20 @@ class ImageDecoder:
         return tf.map_fn(lambda values: function(*values), rows, fn_output_signature=spec)
 
     def _jpeg_part(self, image: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
-        return self._resized(tf.image.decode_and_crop_jpeg(image, box, channels=self.channels))
+        def whole() -> tf.Tensor:
+            return self._resized(tf.image.decode_and_crop_jpeg(image, box, channels=self.channels))
+
+        def scaled(ratio: int) -> tf.Tensor:
+            pixels = tf.io.decode_jpeg(image, channels=self.channels, ratio=ratio)
+            first, end = box[:2] // ratio, -(-(box[:2] + box[2:]) // ratio)
+            return self._resized(pixels[first[0] : end[0], first[1] : end[1]])
+
+        if self.crop is None or not self.crop.is_scaled:
+            return whole()
+        # The part is still at least as large as the result: it is never scaled up.
+        times = tf.reduce_min(box[2:] // self.image_shape[:2])
+        branch = tf.reduce_sum(tf.cast(times >= _RATIOS, tf.int32))
+        return tf.switch_case(branch, [whole, *(functools.partial(scaled, ratio) for ratio in _RATIOS)])
 
     def _part(self, crop: Crop, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         def jpeg_part() -> tf.Tensor:

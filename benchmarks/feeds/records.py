@@ -59,7 +59,9 @@ def _ours(setting: Setting) -> object:
         "remainder": "drop",
         "shuffle_bytes": _BYTES // 8,
     }  # less than the data set, which would be kept otherwise
-    dataset = input_fn(setting.own, global_batch_size=rows, training=False, parse=lambda found: found, **windows)
+    dataset = input_fn(
+        setting.own, global_batch_size=rows, training=True, epochs=1, parse=lambda found: found, **windows
+    )
     return dataset.map(lambda found, _: found)
 
 

@@ -165,7 +165,9 @@ class Subject:
         ]
         if self._decodes_once():
             columns = self.reader.load(self.reads.pieces)
-            records = gather(columns, tf.range(int(reads.pieces[:, 2].sum() - reads.pieces[:, 1].sum()), dtype=tf.int64))
+            records = gather(
+                columns, tf.range(int(reads.pieces[:, 2].sum() - reads.pieces[:, 1].sum()), dtype=tf.int64)
+            )
             found.append(Part(DECODE, decoding(self.chosen.form, records["record"])))
         cut_off = [WEIGHTS, *self.prefixes()] if self.prefixes() else []
         found += [_steps(name, self.dataset(name), self.rows) for name in cut_off]

@@ -154,6 +154,10 @@ class Crop(Protocol):
     def size(self) -> tuple[int, int]:
         """Height and width of the result."""
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, where the result is not larger than that."""
+
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Returns top, left, height and width of the part in pixels: int32 (4,) or (rows, 4).
 

@@ -32,6 +32,11 @@ class OpenFile:
         except OSError as error:
             raise unreadable(path, error) from None
 
+    @property
+    def descriptor(self) -> int | None:
+        """The number by which the system reads the file; None: it is read in another way."""
+        return self._descriptor
+
     def identity(self) -> Identity:
         """Returns the identity of the open file."""
         return Identity.of(os.fstat(self._descriptor))

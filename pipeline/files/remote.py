@@ -333,6 +333,10 @@ class _OpenRemoteFile(OpenFile):
         except Exception as error:
             raise unreadable(self.path, error) from None
 
+    @property
+    def descriptor(self) -> None:
+        return None
+
     def identity(self) -> Identity:
         return self._original.identity()
 

@@ -12,8 +12,10 @@
 #endif
 #include <Python.h>
 
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifndef __x86_64__
 #error "written for x86-64: elsewhere NumPy does the same"
@@ -29,6 +31,7 @@ enum { BAD_LENGTH = 1, BAD_RECORD = 2, OTHER_LAYOUT = 4 }; /* as in frames.py */
 enum { PARTS = 3 };                                        /* of a record, whose CRCs are computed abreast */
 enum { CRC_BITS = 32, BYTE_VALUES = 256, CRC_BYTES = 4 };
 enum { LARGE_PART = 4096, SMALL_PART = 256 };              /* bytes */
+enum { TOGETHER = 1 << 18 };                               /* bytes that are read at once, if a frame is not longer */
 enum { BLOCK, FRAME, BETWEEN, ROW_OF, IMAGES, LABELS, PROBLEMS, BUFFERS };
 
 typedef struct {
@@ -240,6 +243,55 @@ static PyObject *py_check(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Whether a file's bytes from an offset on could be read. */
+static int is_read(int file, uint8_t *to, size_t size, int64_t offset) {
+    while (size) {
+        ssize_t found = pread(file, to, size, (off_t)offset);
+        if (found < 0 && errno == EINTR) continue;
+        if (found <= 0) return 0;
+        to += found, offset += found, size -= (size_t)found;
+    }
+    return 1;
+}
+
+/* Reads frames and checks them, those that follow each other in the file together. Returns how many. */
+static Py_ssize_t read_frames(int file, const int64_t *begins, const int64_t *places, Py_ssize_t count, uint8_t *memory,
+                              uint8_t *problems, uint32_t *crcs) {
+    Py_ssize_t first = 0, stop;
+    for (; first < count; first = stop) {
+        for (stop = first + 1; stop < count; stop++)
+            if (begins[stop] - begins[first] != places[stop] - places[first] ||
+                places[stop + 1] - places[first] > TOGETHER)
+                break;
+        if (!is_read(file, memory + places[first], (size_t)(places[stop] - places[first]), begins[first])) break;
+        for (Py_ssize_t i = first; i < stop; i++)
+            problems[i] = problems_of_frame(memory + places[i], (size_t)(places[i + 1] - places[i]), crcs + i);
+    }
+    return first;
+}
+
+static PyObject *py_read(PyObject *Py_UNUSED(module), PyObject *args) {
+    enum { OFFSETS, PLACES, MEMORY, FOUND, CRCS, GIVEN };
+    Py_buffer of[GIVEN];
+    int file;
+    if (!PyArg_ParseTuple(args, "iy*y*w*w*w*", &file, &of[OFFSETS], &of[PLACES], &of[MEMORY], &of[FOUND], &of[CRCS]))
+        return NULL;
+    const int64_t *places = of[PLACES].buf;
+    Py_ssize_t count = of[FOUND].len, done = 0, size = sizeof *places;
+    int fit = of[OFFSETS].len == count * size && of[PLACES].len == (count + 1) * size &&
+              of[CRCS].len == count * (Py_ssize_t)sizeof(uint32_t) && places[0] >= 0 && places[count] <= of[MEMORY].len;
+    for (Py_ssize_t i = 0; fit && i < count; i++) fit = places[i] <= places[i + 1];
+    if (fit) {
+        Py_BEGIN_ALLOW_THREADS
+        done = read_frames(file, of[OFFSETS].buf, places, count, of[MEMORY].buf, of[FOUND].buf, of[CRCS].buf);
+        Py_END_ALLOW_THREADS
+    }
+    for (int i = 0; i < GIVEN; i++) PyBuffer_Release(&of[i]);
+    if (fit) return PyLong_FromSsize_t(done);
+    PyErr_SetString(PyExc_ValueError, "places: not those of frames in the memory");
+    return NULL;
+}
+
 static int prepare(PyObject *Py_UNUSED(module)) {
     if (__builtin_cpu_supports("sse4.2")) {
         make_zeros(large_zeros, LARGE_PART);
@@ -251,7 +303,11 @@ static int prepare(PyObject *Py_UNUSED(module)) {
 }
 
 static PyMethodDef methods[] = {
-    {"unpack", py_unpack, METH_VARARGS, NULL}, {"check", py_check, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+    {"unpack", py_unpack, METH_VARARGS, NULL},
+    {"check", py_check, METH_VARARGS, NULL},
+    {"read", py_read, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)prepare}, {0, NULL}};
 

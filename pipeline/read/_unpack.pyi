@@ -21,3 +21,12 @@ def check(
     crcs: NDArray[np.uint32],
     /,
 ) -> None: ...
+def read(
+    file: int,
+    begins: NDArray[np.int64],
+    places: NDArray[np.int64],
+    memory: NDArray[np.uint8],
+    problems: NDArray[np.uint8],
+    crcs: NDArray[np.uint32],
+    /,
+) -> int: ...

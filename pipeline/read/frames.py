@@ -1,4 +1,4 @@
-"""Framed records in memory: checks them, and copies those of one layout to rows; in compiled code, or in NumPy."""
+"""Framed records: reads and checks them, and copies those of one layout to rows; in compiled code, or in NumPy."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.files.reading import OpenFile
 from pipeline.records import framing
 from pipeline.records.tf_example import Layout
 
 U8 = NDArray[np.uint8]
 # Bits for what may be wrong with a record. OTHER_LAYOUT means nothing if the record is corrupt.
 BAD_LENGTH, BAD_RECORD, OTHER_LAYOUT = 1, 2, 4
+_CHUNK = 1 << 18  # 256 KiB, which are still in the core's cache when their CRCs are computed
 
 try:
     from pipeline.read import _unpack
@@ -70,7 +72,7 @@ def check(frames: U8, begins: NDArray[np.int64]) -> tuple[U8, NDArray[np.uint32]
 
     Args:
       frames: uint8 (bytes,), C-contiguous.
-      begins: the offset of each frame in the file, and of the end; the first one is that of `frames[0]`. int64 (m + 1,).
+      begins: where each frame begins, and the end; the first one is that of `frames[0]`. int64 (m + 1,).
 
     Returns:
       uint8 (m,): 0, or the sum of `BAD_LENGTH` and `BAD_RECORD`; and uint32 (m,). A frame too short for a CRC has 0.
@@ -94,3 +96,41 @@ def check(frames: U8, begins: NDArray[np.int64]) -> tuple[U8, NDArray[np.uint32]
         if len(frame) >= framing.OVERHEAD:
             crcs[i] = np.frombuffer(frame[-framing.FOOTER :], "<u4")[0]
     return problems, crcs
+
+
+def read(
+    file: OpenFile, begins: NDArray[np.int64], places: NDArray[np.int64], memory: U8
+) -> tuple[U8, NDArray[np.uint32]]:
+    """Reads frames of a file and checks them; returns what `check` does.
+
+    Args:
+      file: that has them.
+      begins: the offset of each frame, int64 (m,).
+      places: where each goes in the memory, and the end; int64 (m + 1,).
+      memory: to write to, uint8 (bytes,), C-contiguous.
+
+    Raises:
+      DataError: the file cannot be read, or ends too early.
+      ValueError: the arguments do not fit together.
+    """
+    count, done = len(begins), 0
+    problems, crcs = np.zeros(count, np.uint8), np.zeros(count, np.uint32)
+    while done < count:
+        if _unpack is not None and file.descriptor is not None:
+            done += _unpack.read(file.descriptor, begins[done:], places[done:], memory, problems[done:], crcs[done:])
+            if done == count:
+                break  # else `read_into` says what is wrong
+        stop = done + 1
+        while stop < count and _follows(begins, places, done, stop):
+            stop += 1
+        part = memory[places[done] : places[stop]]
+        file.read_into(part.data, int(begins[done]))
+        problems[done:stop], crcs[done:stop] = check(part, places[done : stop + 1])
+        done = stop
+    return problems, crcs
+
+
+def _follows(begins: NDArray[np.int64], places: NDArray[np.int64], first: int, number: int) -> bool:
+    """Whether a frame is read together with those from `first` on: they follow each other, and are not too long."""
+    is_next = begins[number] - begins[first] == places[number] - places[first]
+    return bool(is_next and places[number + 1] - places[first] <= _CHUNK)

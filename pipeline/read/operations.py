@@ -33,7 +33,9 @@ def gather_crops(
     Raises:
       tf.errors.InvalidArgumentError: `rows` has a number that is not one of an image.
     """
-    crops: tf.Tensor = _operations().stepfeed_gather_crops(lanes, rows, top, left, tf.constant([height, width], tf.int32))
+    crops: tf.Tensor = _operations().stepfeed_gather_crops(
+        lanes, rows, top, left, tf.constant([height, width], tf.int32)
+    )
     return tf.ensure_shape(crops, (rows.shape[0], height, width))
 
 

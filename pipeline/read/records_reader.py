@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import NamedTuple
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.read import frames
-from pipeline.read.compressed import KEPT_BYTES, GzipReader, MemberReader, Run
+from pipeline.read.compressed import KEPT_BYTES, GzipReader, MemberReader
 from pipeline.read.memory import aligned_matrix
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
 from pipeline.records import framing
 
 U8 = NDArray[np.uint8]
-Part = tuple[int, int, int]  # segment, first record of its shard, end
 _TASK = 4 << 20  # 4 MiB, per thread
-_CHUNK = 1 << 20  # 1 MiB, which is still in the core's cache when its CRCs are computed
+
+
+class _Task(NamedTuple):
+    """Records that a thread reads from one shard.
+
+    Attributes:
+      segment: that has the shard.
+      runs: (first record of the shard, end), one or more.
+    """
+
+    segment: int
+    runs: list[tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,23 +82,23 @@ class RecordsReader:
           DataError: a shard is missing or changed, or has a corrupt record that must not be skipped.
         """
         with self.shards.held(pieces):
-            parts = [part for piece in pieces for part in self._parts(piece[None])]
-            sizes, streamed = zip(*self.shards.in_parallel(self._begun, parts), strict=True) if parts else ((), ())
+            tasks = self._tasks(pieces)
+            sizes, streamed = zip(*self.shards.in_parallel(self._begun, tasks), strict=True) if tasks else ((), ())
             ends = np.cumsum(sizes, dtype=np.int64).tolist()
             memory = make_matrix(1, max(1, ends[-1] if ends else 0))
 
             def fill(n: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
                 first = ends[n] - sizes[n]
-                bounds, good = self._fill(memory[0, first : ends[n]], parts[n], streamed[n])
+                bounds, good = self._fill(memory[0, first : ends[n]], tasks[n], streamed[n])
                 return first + bounds, good
 
-            found = self.shards.in_parallel(fill, range(len(parts)), text)
+            found = self.shards.in_parallel(fill, range(len(tasks)), text)
         bounds = np.concatenate([np.zeros((0, 2), np.int64), *(bounds for bounds, _ in found)])
         good = np.concatenate([np.zeros(0, bool), *(good for _, good in found)])
         if not len(good):
             return Records(memory, np.zeros((1, 2), np.int64), np.ones(1, bool))
         if not good.all():
-            bounds[~good] = bounds[self.shards.stand_ins(good, parts[0][0])]
+            bounds[~good] = bounds[self.shards.stand_ins(good, tasks[0].segment)]
         return Records(memory, bounds, good)
 
     def read_part(self, segment: int, start: int, stop: int) -> list[bytes | None]:
@@ -96,77 +107,78 @@ class RecordsReader:
         Raises:
           DataError: as for `read`.
         """
-        part = segment, start, stop
-        size, streamed = self._begun(part)
+        task = _Task(segment, [(start, stop)])
+        size, streamed = self._begun(task)
         memory = np.empty(size, np.uint8)
-        bounds, good = self._fill(memory, part, streamed)
+        bounds, good = self._fill(memory, task, streamed)
         places = zip(bounds.tolist(), good.tolist(), strict=True)
         return [memory[begin:end].tobytes() if is_good else None for (begin, end), is_good in places]
 
-    def _begun(self, part: Part) -> tuple[int, list[bytes] | None]:
-        """Returns the bytes that a part needs; and, of a shard that only its whole stream yields, the records."""
-        segment, start, stop = part
+    def _begun(self, task: _Task) -> tuple[int, list[bytes] | None]:
+        """Returns the bytes that a task needs; and, of a shard that only its whole stream yields, the records."""
+        segment = task.segment
         if not self._is_seekable(segment):
-            streamed = list(self._gzip.read(segment, start, stop))
+            streamed = [record for run in task.runs for record in self._gzip.read(segment, *run)]
             return sum(map(len, streamed)), streamed
-        return self.offset(segment, stop) - self.offset(segment, start), None
+        return sum(self.offset(segment, stop) - self.offset(segment, start) for start, stop in task.runs), None
 
     def _fill(
-        self, memory: U8, part: Part, streamed: list[bytes] | None
+        self, memory: U8, task: _Task, streamed: list[bytes] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Puts the records of a part into some memory; returns their bounds there, and which are good."""
+        """Puts the records of a task into some memory; returns their bounds there, and which are good."""
         if streamed is None:
-            return self._checked(memory, part)
+            return self._checked(memory, task)
         ends = np.cumsum(list(map(len, streamed)), dtype=np.int64)
         memory[:] = np.frombuffer(b"".join(streamed), np.uint8)
         return np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1), np.ones(len(ends), bool)
 
-    def _checked(self, memory: U8, part: Part) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Reads the frames of a part into some memory and checks them; returns as `_fill` does."""
-        segment, start, stop = part
-        offsets, good = np.zeros(stop - start + 1, np.int64), np.ones(stop - start, bool)  # of the frames in the shard
-        crcs = np.zeros(stop - start, np.uint32)  # that they store
-        by_file, crc = not self._compression and self.shards.is_checked_whole(segment, stop - start), 0
-        base = None
-        for first, begins, block in self._runs(memory, part):
-            base = int(begins[0]) if base is None else base
-            run = slice(first - start, first - start + len(begins) - 1)
-            offsets[run.start : run.stop + 1] = begins
-            if block is None:
-                good[run] = False
-                continue
-            view = memory[begins[0] - base : begins[-1] - base]
-            if self._compression:
-                view[:] = np.frombuffer(block, np.uint8)
-            problems, crcs[run] = frames.check(view, begins)
-            for i in np.flatnonzero(problems).tolist():
-                begin, end = (begins[i : i + 2] - begins[0]).tolist()
-                fault = framing.check(view[begin:end].data)
-                self.shards.corrupt(segment, first + i, int(begins[i]), fault.text if fault else "")
-                good[run.start + i] = False
-            if by_file:
-                crc = crc32c.crc32c(view.data, crc)
+    def _checked(self, memory: U8, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Reads the frames of a task into some memory and checks them; returns as `_fill` does."""
+        segment = task.segment
+        numbers = np.concatenate([np.arange(*run) for run in task.runs])
+        begins, sizes = self._frames(task)
+        places = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])  # in the memory
+        if self._compression:
+            good = self._decompressed(memory, task, places)
+            problems, crcs = frames.check(memory, places)
+        else:
+            good = np.ones(len(numbers), bool)
+            with self.shards.opened(segment) as file:
+                problems, crcs = frames.read(file, begins, places, memory)
+        for i in np.flatnonzero(good & (problems != 0)).tolist():
+            fault = framing.check(memory[places[i] : places[i + 1]].data)
+            self.shards.corrupt(segment, int(numbers[i]), int(begins[i]), fault.text if fault else "")
+            good[i] = False
         # The records are intact, but may be those of another conversion: only the manifest's CRCs show that.
-        if by_file and good.all():
-            self.shards.check_crc(segment, crc)
+        if not self._compression and good.all() and self.shards.is_checked_whole(segment, len(numbers)):
+            self.shards.check_crc(segment, crc32c.crc32c(memory.data))
         else:
             whole = np.flatnonzero(good)
-            self.sidecars.check_crcs(segment, start + whole, crcs[whole], lambda i: int(offsets[whole[i]]))
-        places = offsets - offsets[0]
+            self.sidecars.check_crcs(segment, numbers[whole], crcs[whole], lambda i: int(begins[whole[i]]))
         return np.stack([places[:-1] + framing.HEADER, places[1:] - framing.FOOTER], axis=1), good
 
-    def _runs(self, memory: U8, part: Part) -> Iterator[Run]:
-        """Yields the runs of frames of a part. If they are not compressed, they are read into the memory."""
+    def _frames(self, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the offset of each frame of a task in the decompressed shard, and its size."""
         if self._compression:
-            yield from self._members.read(*part)
-            return
-        segment, start, stop = part
-        ends = self.sidecars.offsets(segment)
-        with self.shards.opened(segment) as file:
-            for first, last in self.shards.runs(segment, start, stop, _CHUNK):
-                view = memory[ends[first] - ends[start] : ends[last] - ends[start]].data
-                file.read_into(view, int(ends[first]))
-                yield Run(first, ends[first : last + 1], view)
+            table = self.sidecars.members(task.segment)
+            ends = [table.begins_of(*run) for run in task.runs]
+        else:
+            offsets = self.sidecars.offsets(task.segment)
+            ends = [offsets[start : stop + 1] for start, stop in task.runs]
+        return np.concatenate([each[:-1] for each in ends]), np.concatenate([np.diff(each) for each in ends])
+
+    def _decompressed(self, memory: U8, task: _Task, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Copies frames out of members into the memory; returns which are not those of a corrupt one."""
+        good, done = np.ones(len(places) - 1, bool), 0
+        for run in task.runs:
+            for member in self._members.read(task.segment, *run):
+                stop = done + len(member.begins) - 1
+                if member.frames is None:
+                    good[done:stop] = False
+                else:
+                    memory[places[done] : places[stop]] = np.frombuffer(member.frames, np.uint8)
+                done = stop
+        return good
 
     def offset(self, segment: int, record: int) -> int:
         """Returns the byte offset of a record in a segment's decompressed shard.
@@ -178,10 +190,27 @@ class RecordsReader:
             return self.sidecars.members(segment).begin(record)
         return int(self.sidecars.offsets(segment)[record])
 
-    def _parts(self, piece: NDArray[np.int64]) -> list[Part]:
-        if self._compression and self._is_seekable(int(piece[0, 0])):
-            return self._members.parts(piece)
-        return self.shards.parts(piece, None if self._compression else _TASK)
+    def _tasks(self, pieces: NDArray[np.int64]) -> list[_Task]:
+        """Returns tasks that together read the records of pieces in their order."""
+        tasks: list[_Task] = []
+        size = 0  # of the last one
+        for piece in pieces:
+            is_seekable = self._is_seekable(int(piece[0]))
+            if self._compression and is_seekable:
+                parts = self._members.parts(piece[None])
+            else:
+                parts = self.shards.parts(piece[None], None if self._compression else _TASK)
+            for segment, start, stop in parts:
+                shard = self.shards.segments[segment].shard
+                added = (stop - start) * shard.num_bytes // max(1, shard.num_examples)
+                # Opening a file costs as much as reading some 100 KB. Members are kept for one thread alone.
+                if tasks and tasks[-1].segment == segment and size + added <= _TASK and not self._compression:
+                    tasks[-1].runs.append((start, stop))
+                    size += added
+                else:
+                    tasks.append(_Task(segment, [(start, stop)]))
+                    size = added
+        return tasks
 
     def _is_seekable(self, segment: int) -> bool:
         return self.shards.segments[segment].shard.is_seekable(self._compression)

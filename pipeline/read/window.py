@@ -192,7 +192,7 @@ def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Colu
 
 
 def empty_tail(spec: dict[str, tf.TensorSpec]) -> Columns:
-    """Returns the tail before the first window: one row of zeros, or of empty bytes, per column that `gather` returns."""
+    """Returns the tail before the first window: one row of zeros or of empty bytes, in the columns of `gather`."""
     if MEMORY in spec:
         others = {name: column for name, column in spec.items() if name not in (MEMORY, BOUNDS)}
         return empty_tail({RECORD: tf.TensorSpec([None], tf.string), **others})

@@ -111,8 +111,13 @@ def test_windows_are_measured_against_reading_memory_one_by_one_and_the_promise(
 
 @pytest.mark.slow
 def test_crops_out_of_jpegs_are_measured_against_decoding_alone():
-    flags = ("--images=200", "--size=64", "--global_batch_size=16", "--rounds=1", "--seconds=0.1")
-    lines = lines_of(run(*flags, benchmark="jpeg_throughput"))
+    flags = ("--images=200", "--height=300", "--width=400", "--size=64", "--global_batch_size=16", "--rounds=1")
+    *lines, scaled, difference = lines_of(run(*flags, "--seconds=0.1", benchmark="jpeg_throughput"))
+    assert re.fullmatch(rf"scaled_decoding, against the same, decoded in full{BOTH}", scaled)
+    less = re.fullmatch(
+        r"  its crops differ from these by a PSNR of (\d+) dB; of 5% of them by less than (\d+)", difference
+    )
+    assert 25 < int(less[2]) <= int(less[1]) < 60
     for line, name in zip(lines[-2:], ("random_crop", "random_resized_crop"), strict=True):
         assert re.fullmatch(rf"{name}\(size=64, normalize=False\), against decode_and_crop_jpeg of{BOTH}", line), line
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline import Shard, input_fn
-from pipeline.batch import resident
+from pipeline.read import operations
 from pipeline.batch.compose import choose
 from pipeline.batch.resident import load
 from pipeline.request import Request
@@ -37,7 +37,7 @@ def rows_of(folder, **options):
 )
 def test_parts_give_the_bytes_of_whole_images(folder, compiled_operation, monkeypatch, distort, options):
     crops = taken(folder, distort=distort, **options)
-    monkeypatch.setattr(resident, "is_compiled", lambda: False)
+    monkeypatch.setattr(operations, "is_compiled", lambda: False)
     assert rows_of(folder, distort=distort).crops is None
     whole = taken(folder, distort=distort, **options)
     assert len(crops) == len(whole) == 16 - options.get("start_step", 0)

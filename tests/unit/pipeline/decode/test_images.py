@@ -130,3 +130,45 @@ def test_an_image_of_another_size_than_the_manifest_says_is_an_error(encoding):
     assert decode(made, [right], keys_of(1)).shape == (1, 30, 41, 3)
     with pytest.raises(tf.errors.InvalidArgumentError):
         decode(made, [right, wrong], keys_of(2))
+
+
+def smooth(height, width):
+    """A JPEG of waves that are much longer than a pixel."""
+    y, x = np.mgrid[:height, :width] / 40
+    pixels = np.stack([np.sin(x) + np.cos(y), np.sin(x + y), np.cos(x - 2 * y)], axis=-1)
+    pixels = np.uint8(128 + 50 * pixels)
+    stream = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(stream, "JPEG", quality=95, subsampling=0)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_scaled_decoding_scales_while_it_decodes_and_shows_the_same(training):
+    images, keys = [smooth(500 + i, 700 - i) for i in range(40)], keys_of(40)
+    plain, scaled = (
+        decoder("jpeg", f"random_resized_crop(size=24, scaled_decoding={way})", training=training)
+        for way in (False, True)
+    )
+    expected, found = decode(plain, images, keys), decode(scaled, images, keys)
+    ratios = set()
+    for i, image in enumerate(images):
+        top, left, tall, wide = box_of(scaled.crop, (500 + i, 700 - i), keys[i])
+        times = min(tall, wide) // 24
+        ratio = max(r for r in (1, 2, 4, 8) if r <= max(1, times))
+        ratios.add(ratio)
+        if ratio == 1:
+            assert np.array_equal(found[i], expected[i])
+            continue
+        pixels = tf.io.decode_jpeg(image, 3, ratio=ratio)
+        part = pixels[top // ratio : -(-(top + tall) // ratio), left // ratio : -(-(left + wide) // ratio)]
+        reduced = np.clip(np.round(tf.image.resize(part, (24, 24), antialias=True)), 0, 255)
+        assert np.abs(found[i] - reduced).max() <= 1
+        error = np.mean((np.float64(found[i]) - expected[i]) ** 2)
+        assert 10 * np.log10(255**2 / error) > 30, (i, ratio)  # dB
+    assert ratios >= ({4, 8} if training else {8})
+
+
+def test_scaled_decoding_changes_nothing_in_parts_that_are_hardly_larger_than_the_result():
+    images, keys = [encoded((40, 47), "JPEG", seed=i) for i in range(8)], keys_of(8)
+    plain, scaled = (decoder("jpeg", f"random_resized_crop(size=24, scaled_decoding={way})") for way in (False, True))
+    assert np.array_equal(decode(plain, images, keys), decode(scaled, images, keys))

@@ -185,7 +185,7 @@ def test_every_record_is_read_or_named_and_no_other_one_suffers(compiled, tmp_pa
             patch.setattr(frames, "_unpack", None)
         for module in (rows_reader, records_reader, compressed):
             patch.setattr(module, "_TASK", task)
-        for module in (rows_reader, records_reader):
+        for module in (rows_reader, frames):
             patch.setattr(module, "_CHUNK", chunk)
         try:
             found = opened.reader(policy=policy).read(np.array(pieces).reshape(-1, 3))
