@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from pipeline import input_fn
 from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
-from pipeline.read.operations import is_compiled
 from pipeline.bench import measure
 from pipeline.bench.result import BYTES, ORDER, READER, result_of
 from pipeline.bench.subject import Subject
 from pipeline.files.reading import OpenFile
+from pipeline.read.operations import is_compiled
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import Kind, write_dataset
