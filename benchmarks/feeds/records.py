@@ -55,13 +55,9 @@ def _ours(setting: Setting) -> object:
     from pipeline import input_fn  # noqa: PLC0415
 
     rows = _rows(setting)
-    windows = {
-        "remainder": "drop",
-        "shuffle_bytes": _BYTES // 8,
-    }  # less than the data set, which would be kept otherwise
-    dataset = input_fn(
-        setting.own, global_batch_size=rows, training=True, epochs=1, parse=lambda found: found, **windows
-    )
+    # Windows of less than the data set, which would be kept otherwise; shuffled, one epoch of them.
+    windows = {"remainder": "drop", "shuffle_bytes": _BYTES // 8, "epochs": 1}
+    dataset = input_fn(setting.own, global_batch_size=rows, training=True, parse=lambda found: found, **windows)
     return dataset.map(lambda found, _: found)
 
 

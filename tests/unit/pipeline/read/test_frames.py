@@ -27,7 +27,7 @@ def test_whole_records_have_no_problem_and_the_crcs_of_their_bytes(engine):
 
 @pytest.mark.parametrize("size", [3, 1_000, 13_000])
 def test_each_flipped_bit_is_seen_where_it_is(engine, size):
-    records, data, begins = framed([40, size, 40])
+    _, data, begins = framed([40, size, 40])
     first, end = (begins[1:3] - FIRST).tolist()
     step = 1 if size < 10 else 997
     for bit in {*range(8 * first, 8 * (first + framing.HEADER)), *range(8 * first, 8 * end, step), 8 * end - 1}:
