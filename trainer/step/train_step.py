@@ -257,10 +257,8 @@ class TrainStep:
             finite = state.has_finite_weights()
         with tf.name_scope("metrics"):
             values = self._values(reduced.sums, reduced.penalty)
-            self.value_names, self._sum_shapes = (
-                tuple(values),
-                {name: part.shape for name, part in reduced.sums.items()},
-            )
+            self.value_names = tuple(values)
+            self._sum_shapes = {name: part.shape for name, part in reduced.sums.items()}
             begins = tf.equal((step - 1) % self.steps_per_epoch, 0) if self.steps_per_epoch else tf.constant(False)
             updated = _Updated(
                 step,
