@@ -70,6 +70,14 @@ def alone(flags: Sequence[str], steps: int) -> Run:
     return _trained([_Process([*flags, "--strategy=one_device"], core=0)], steps)
 
 
+def side_by_side(flags: Sequence[str], steps: int, count: int) -> Run:
+    """Runs so many trainers that have nothing to do with each other, each on a core; returns what the first one says.
+
+    Cores share memory and a clock: what one computes alone takes longer where the others compute, too.
+    """
+    return _trained([_Process([*flags, "--strategy=one_device"], core=core) for core in range(count)], steps)
+
+
 def on_gpus(flags: Sequence[str], steps: int, gpus: int) -> Run:
     """Runs the trainer in one process on so many GPUs."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -126,9 +134,13 @@ def _trained(processes: Sequence[_Process], steps: int, summaries: bool = False)
     """Trains, and returns what the lines of the first process say."""
     every = max(1, steps // _LINES)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        common = [f"--model_dir={folder}/run", f"--train_steps={steps}", f"--log_every={every}", "--eval_split=none"]
+        common = [f"--train_steps={steps}", f"--log_every={every}", "--eval_split=none"]
         common += [f"--steps_per_loop={every}", "--checkpoint_every=0", f"--summary_every={every if summaries else 0}"]
-        jobs = [dataclasses.replace(one, flags=[*one.flags, *common]) for one in processes]
+        # Those of one job share a run; those that know of no others have one each.
+        own = [f"--model_dir={folder}/run" + ("" if one.tf_config else f"-{n}") for n, one in enumerate(processes)]
+        jobs = [
+            dataclasses.replace(one, flags=[*one.flags, *common, run]) for one, run in zip(processes, own, strict=True)
+        ]
         lines = _LINE.findall(_outputs(jobs, "trainer.run")[0])
     later = [float(rate) for _, rate in lines[len(lines) // 2 :]]
     if not later:
