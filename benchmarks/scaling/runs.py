@@ -145,7 +145,8 @@ def _trained(processes: Sequence[_Process], steps: int, summaries: bool = False)
     later = [float(rate) for _, rate in lines[len(lines) // 2 :]]
     if not later:
         raise DataError("a job has printed no line with a rate; give more --steps")
-    return Run(statistics.median(later), float(lines[-1][0]))
+    # Examples over seconds, not the middle of the lines' rates: asynchronous workers end their steps together.
+    return Run(statistics.harmonic_mean(later), float(lines[-1][0]))
 
 
 def _outputs(jobs: Sequence[_Process], module: str) -> list[str]:
