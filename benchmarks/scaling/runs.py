@@ -21,7 +21,9 @@ from benchmarks.topology import configs_of, free_addresses
 from pipeline.errors import DataError
 
 _LINE = re.compile(r"step \d+, loss = (\S+) \(([\d.]+) examples/sec; ")
-_LINES = 8  # of a run, of which the second half counts
+# Of a run, of which the second half counts. Asynchronous workers print theirs together: more lines, lest one more or
+# less of them counts for much.
+_LINES, _ASYNCHRONOUS_LINES = 8, 32
 _PORTS = 29_500  # of a namespace, which has all ports for itself
 _SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 _SMI_SECONDS = 1.0  # between two looks
@@ -109,7 +111,7 @@ def asynchronous(flags: Sequence[str], steps: int, workers: int, link: Link) -> 
         processes = [
             _Process(job, *place) for place in zip(configs_of(cluster), cores, [prefixes[0], *prefixes], strict=True)
         ]
-        return _trained(processes, steps)
+        return _trained(processes, steps, lines=_ASYNCHRONOUS_LINES)
 
 
 def exchange(flags: Sequence[str]) -> dict[str, float]:
@@ -130,9 +132,9 @@ def _machines(count: int, link: Link) -> Iterator[tuple[list[str], list[Sequence
         yield [f"{host}:{_PORTS}" for host, _ in machines], [prefix for _, prefix in machines]
 
 
-def _trained(processes: Sequence[_Process], steps: int, summaries: bool = False) -> Run:
+def _trained(processes: Sequence[_Process], steps: int, summaries: bool = False, lines: int = _LINES) -> Run:
     """Trains, and returns what the lines of the first process say."""
-    every = max(1, steps // _LINES)
+    every = max(1, steps // lines)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         common = [f"--train_steps={steps}", f"--log_every={every}", "--eval_split=none"]
         common += [f"--steps_per_loop={every}", "--checkpoint_every=0", f"--summary_every={every if summaries else 0}"]
@@ -141,12 +143,11 @@ def _trained(processes: Sequence[_Process], steps: int, summaries: bool = False)
         jobs = [
             dataclasses.replace(one, flags=[*one.flags, *common, run]) for one, run in zip(processes, own, strict=True)
         ]
-        lines = _LINE.findall(_outputs(jobs, "trainer.run")[0])
-    later = [float(rate) for _, rate in lines[len(lines) // 2 :]]
+        found = _LINE.findall(_outputs(jobs, "trainer.run")[0])
+    later = [float(rate) for _, rate in found[len(found) // 2 :]]
     if not later:
         raise DataError("a job has printed no line with a rate; give more --steps")
-    # Examples over seconds, not the middle of the lines' rates: asynchronous workers end their steps together.
-    return Run(statistics.harmonic_mean(later), float(lines[-1][0]))
+    return Run(statistics.harmonic_mean(later), float(found[-1][0]))
 
 
 def _outputs(jobs: Sequence[_Process], module: str) -> list[str]:
