@@ -3,10 +3,10 @@
     python -m benchmarks.scaling [--models=mlp,cifar10_cnn] [--links=1000,100] [--json=FILE] [--chart=FILE.svg]
 
 Each worker has a core of its own, and the same number of rows whatever their number is. A step is modelled from parts
-that are measured apart: the step of one worker, and what a message and a byte cost between two. The model is then
-compared with jobs of two workers, and of a parameter server, over this machine and over links of so many Mbit/s
-(network namespaces; needs root), before it is drawn to 256 workers. Where there are GPUs, replicas on 1, 2, 4, ... of
-them are measured instead, with their use.
+that are measured apart: the step of one worker (for workers of this machine, of one beside others), and what a message
+and a byte cost between two. The model is then compared with jobs of two workers, and of a parameter server, over this
+machine and over links of so many Mbit/s (network namespaces; needs root), before it is drawn to 256 workers. Where
+there are GPUs, replicas on 1, 2, 4, ... of them are measured instead, with their use.
 """
 
 from __future__ import annotations
@@ -98,24 +98,36 @@ def _measured(model: str, data_dir: str, seconds: float, given: Sequence[int], g
     )
     points = [Point("synchronous", 1, None, one.rate, None, one.loss)]
     points += [Point("asynchronous", 1, None, server.rate, None, server.loss)]
-    jobs: list[tuple[str, int, int | None]] = [
-        ("synchronous", workers, None) for workers in _counts(len(os.sched_getaffinity(0)))
-    ]
+    counts = _counts(len(os.sched_getaffinity(0)))
+    jobs: list[tuple[str, int, int | None]] = [("synchronous", workers, None) for workers in counts]
     jobs += [("synchronous", 2, rate) for rate in given] + [("asynchronous", 2, None)]
     jobs += [("asynchronous", 1, rate) for rate in given]
-    return Scaling(model, parts, (*_shown(points), *_shown(_checked(jobs, batch, steps, parts))))
+    here = {1: parts}
+    for count in {*counts, 2}:
+        shared = rows / runs.side_by_side(batch(1), steps, count).rate
+        print(f"  {count} at once, each alone: {1e3 * shared:.1f} ms per step", flush=True)
+        here[count] = dataclasses.replace(parts, compute=shared)
+    return Scaling(model, parts, (*_shown(points), *_shown(_checked(jobs, batch, seconds, steps, here))))
 
 
 def _checked(
-    jobs: Iterable[tuple[str, int, int | None]], batch: Callable[[int], list[str]], steps: int, parts: Parts
+    jobs: Iterable[tuple[str, int, int | None]],
+    batch: Callable[[int], list[str]],
+    seconds: float,
+    steps: int,
+    here: dict[int, Parts],
 ) -> Iterator[Point]:
-    """Yields jobs of a strategy with so many workers on a link, in Mbit/s, beside what the model says of them."""
+    """Yields jobs of a strategy with so many workers on a link, in Mbit/s, beside what the model says of them.
+
+    `here` has the parts of a step where so many workers compute on this machine.
+    """
     for strategy, workers, rate in jobs:
         link = Link() if rate is None else Link(bits=rate * 1e6)
-        run = (runs.synchronous if strategy == "synchronous" else runs.asynchronous)(
-            batch(workers), steps, workers, link
-        )
-        yield Point(strategy, workers, rate, run.rate, _SPEEDS[strategy](parts, workers, link), run.loss)
+        run = runs.synchronous if strategy == "synchronous" else runs.asynchronous
+        predicted = _SPEEDS[strategy](here[workers], workers, link)
+        count = steps if rate is None else min(steps, _steps(workers * here[workers].rows / predicted, seconds))
+        found = run(batch(workers), count, workers, link)
+        yield Point(strategy, workers, rate, found.rate, predicted, found.loss)
 
 
 def _shown(points: Iterable[Point]) -> Iterator[Point]:

@@ -21,7 +21,9 @@ from benchmarks.topology import configs_of, free_addresses
 from pipeline.errors import DataError
 
 _LINE = re.compile(r"step \d+, loss = (\S+) \(([\d.]+) examples/sec; ")
-_LINES = 8  # of a run, of which the second half counts
+# Of a run, of which the second half counts. Asynchronous workers print theirs together: more lines, lest one more or
+# less of them counts for much.
+_LINES, _ASYNCHRONOUS_LINES = 8, 32
 _PORTS = 29_500  # of a namespace, which has all ports for itself
 _SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 _SMI_SECONDS = 1.0  # between two looks
@@ -70,6 +72,14 @@ def alone(flags: Sequence[str], steps: int) -> Run:
     return _trained([_Process([*flags, "--strategy=one_device"], core=0)], steps)
 
 
+def side_by_side(flags: Sequence[str], steps: int, count: int) -> Run:
+    """Runs so many trainers that have nothing to do with each other, each on a core; returns what the first one says.
+
+    Cores share memory and a clock: what one computes alone takes longer where the others compute, too.
+    """
+    return _trained([_Process([*flags, "--strategy=one_device"], core=core) for core in range(count)], steps)
+
+
 def on_gpus(flags: Sequence[str], steps: int, gpus: int) -> Run:
     """Runs the trainer in one process on so many GPUs."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -101,7 +111,7 @@ def asynchronous(flags: Sequence[str], steps: int, workers: int, link: Link) -> 
         processes = [
             _Process(job, *place) for place in zip(configs_of(cluster), cores, [prefixes[0], *prefixes], strict=True)
         ]
-        return _trained(processes, steps)
+        return _trained(processes, steps, lines=_ASYNCHRONOUS_LINES)
 
 
 def exchange(flags: Sequence[str]) -> dict[str, float]:
@@ -122,18 +132,22 @@ def _machines(count: int, link: Link) -> Iterator[tuple[list[str], list[Sequence
         yield [f"{host}:{_PORTS}" for host, _ in machines], [prefix for _, prefix in machines]
 
 
-def _trained(processes: Sequence[_Process], steps: int, summaries: bool = False) -> Run:
+def _trained(processes: Sequence[_Process], steps: int, summaries: bool = False, lines: int = _LINES) -> Run:
     """Trains, and returns what the lines of the first process say."""
-    every = max(1, steps // _LINES)
+    every = max(1, steps // lines)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        common = [f"--model_dir={folder}/run", f"--train_steps={steps}", f"--log_every={every}", "--eval_split=none"]
+        common = [f"--train_steps={steps}", f"--log_every={every}", "--eval_split=none"]
         common += [f"--steps_per_loop={every}", "--checkpoint_every=0", f"--summary_every={every if summaries else 0}"]
-        jobs = [dataclasses.replace(one, flags=[*one.flags, *common]) for one in processes]
-        lines = _LINE.findall(_outputs(jobs, "trainer.run")[0])
-    later = [float(rate) for _, rate in lines[len(lines) // 2 :]]
+        # Those of one job share a run; those that know of no others have one each.
+        own = [f"--model_dir={folder}/run" + ("" if one.tf_config else f"-{n}") for n, one in enumerate(processes)]
+        jobs = [
+            dataclasses.replace(one, flags=[*one.flags, *common, run]) for one, run in zip(processes, own, strict=True)
+        ]
+        found = _LINE.findall(_outputs(jobs, "trainer.run")[0])
+    later = [float(rate) for _, rate in found[len(found) // 2 :]]
     if not later:
         raise DataError("a job has printed no line with a rate; give more --steps")
-    return Run(statistics.median(later), float(lines[-1][0]))
+    return Run(statistics.harmonic_mean(later), float(found[-1][0]))
 
 
 def _outputs(jobs: Sequence[_Process], module: str) -> list[str]:

@@ -181,7 +181,8 @@ def test_stale_gradients_are_those_of_earlier_weights(cifar, tmp_path):
 def test_scaling_is_measured_modelled_and_drawn(cifar, tmp_path):
     flags = (f"--data_dir={cifar}", "--models=softmax_regression", "--seconds=0.5", "--links=")
     done = run(*flags, f"--json={tmp_path}/s.json", f"--chart={tmp_path}/s.svg", benchmark="scaling")
-    parts, *jobs, mean = lines_of(done)
+    parts, beside, *jobs, mean = lines_of(done)
+    assert re.fullmatch(r"  2 at once, each alone: [\d.]+ ms per step", beside)
     assert re.match(r"softmax_regression: 128 rows per worker, [\d.]+ ms per step, 0\.12 MB of gradients; ", parts)
     names = [re.match(r"  (\w+, \d) on one machine: [\d,]+ img/s, loss [\d.]+", job)[1] for job in jobs]
     assert names == ["synchronous, 1", "asynchronous, 1", "synchronous, 2", "asynchronous, 2"]
