@@ -51,7 +51,7 @@ ARGUMENTS = {  # the fields of these classes, to notice a misspelt argument befo
     "randaugment": ("n", "m", "fill"),
     "random_crop": ("size", "flip", "normalize"),
     "random_erasing": ("prob", "min_area", "max_area", "max_shape"),
-    "random_resized_crop": ("size", "flip", "normalize", "min_area", "max_shape", "central"),
+    "random_resized_crop": ("size", "flip", "normalize", "min_area", "max_shape", "central", "scaled_decoding"),
     "resize": ("height", "width"),
     "shift": ("pixels",),
 }

@@ -192,25 +192,15 @@ class RecordsReader:
 
     def _tasks(self, pieces: NDArray[np.int64]) -> list[_Task]:
         """Returns tasks that together read the records of pieces in their order."""
-        tasks: list[_Task] = []
-        size = 0  # of the last one
+        parts = []
         for piece in pieces:
-            is_seekable = self._is_seekable(int(piece[0]))
-            if self._compression and is_seekable:
-                parts = self._members.parts(piece[None])
+            if self._compression and self._is_seekable(int(piece[0])):
+                parts += self._members.parts(piece[None])
             else:
-                parts = self.shards.parts(piece[None], None if self._compression else _TASK)
-            for segment, start, stop in parts:
-                shard = self.shards.segments[segment].shard
-                added = (stop - start) * shard.num_bytes // max(1, shard.num_examples)
-                # Opening a file costs as much as reading some 100 KB. Members are kept for one thread alone.
-                if tasks and tasks[-1].segment == segment and size + added <= _TASK and not self._compression:
-                    tasks[-1].runs.append((start, stop))
-                    size += added
-                else:
-                    tasks.append(_Task(segment, [(start, stop)]))
-                    size = added
-        return tasks
+                parts += self.shards.parts(piece[None], None if self._compression else _TASK)
+        # A member is kept for the thread that reads the rest of it.
+        groups = self.shards.together(parts, 0 if self._compression else _TASK)
+        return [_Task(group[0][0], [(start, stop) for _, start, stop in group]) for group in groups]
 
     def _is_seekable(self, segment: int) -> bool:
         return self.shards.segments[segment].shard.is_seekable(self._compression)

@@ -6,6 +6,7 @@ is read whole is checked by the manifest's CRC32C.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import DataError
+from pipeline.files.reading import OpenFile
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import IMAGE_FEATURES
 from pipeline.manifest.splits import Selection
@@ -115,10 +117,11 @@ class RowsReader:
         keys = np.zeros(len(images), f"S{max(1, key_bytes)}") if self.with_keys else None
         rows = Rows(images, np.zeros(len(images), np.int64), keys, np.ones(len(images), bool))
         parts = self.members.parts(pieces) if self.members else self.shards.parts(pieces, _TASK)
-        ends = np.cumsum([stop - start for _, start, stop in parts])[:-1]
-        of_parts = np.split(np.arange(len(images)) if row_of is None else row_of, ends)
+        groups = self.shards.together(parts, 0 if self.members else _TASK)
+        ends = np.cumsum([sum(stop - start for _, start, stop in group) for group in groups])[:-1]
+        of_groups = np.split(np.arange(len(images)) if row_of is None else row_of, ends)
         with self.shards.held(pieces):
-            self.shards.in_parallel(lambda n: self._read_part(rows, *parts[n], of_parts[n]), range(len(parts)), text)
+            self.shards.in_parallel(lambda n: self._read_group(rows, groups[n], of_groups[n]), range(len(groups)), text)
         if not rows.good.all():
             bad, other = ~rows.good, self.shards.stand_ins(rows.good, parts[0][0])
             images[bad], rows.labels[bad] = images[other], rows.labels[other]
@@ -126,12 +129,23 @@ class RowsReader:
                 keys[bad] = keys[other]
         return rows
 
-    def _read_part(self, rows: Rows, segment: int, start: int, stop: int, row_of: NDArray[np.int64]) -> None:
+    def _read_group(self, rows: Rows, parts: list[tuple[int, int, int]], row_of: NDArray[np.int64]) -> None:
+        """Reads parts of one shard into their rows."""
+        opened = contextlib.nullcontext() if self.members else self.shards.opened(parts[0][0])
+        with opened as file:
+            done = 0
+            for segment, start, stop in parts:
+                self._read_part(rows, file, segment, start, stop, row_of[done : done + stop - start])
+                done += stop - start
+
+    def _read_part(
+        self, rows: Rows, file: OpenFile | None, segment: int, start: int, stop: int, row_of: NDArray[np.int64]
+    ) -> None:
         """Reads records start..stop-1 of a shard into their rows, a block at a time, and checks their CRCs."""
         stride, size = self._stride(segment), stop - start
         by_file, crc = not self.members and self.shards.is_checked_whole(segment, size), 0
         crcs, is_good = np.empty(size, np.uint32), np.ones(size, bool)
-        for first, count, block in self._blocks(segment, start, stop):
+        for first, count, block in self._blocks(file, segment, start, stop):
             run = slice(first - start, first - start + count)
             if block is None:
                 is_good[run] = rows.good[row_of[run]] = False
@@ -146,23 +160,25 @@ class RowsReader:
             good = np.flatnonzero(is_good)
             self.sidecars.check_crcs(segment, start + good, crcs[good], lambda i: (start + int(good[i])) * stride)
 
-    def _blocks(self, segment: int, start: int, stop: int) -> Iterator[tuple[int, int, U8 | None]]:
+    def _blocks(
+        self, file: OpenFile | None, segment: int, start: int, stop: int
+    ) -> Iterator[tuple[int, int, U8 | None]]:
         """Yields blocks: (first record, number of records, frames uint8 (records, stride)).
 
         The next block may overwrite the frames. They are None if a corrupt member has the records, and is skipped.
         """
         stride = self._stride(segment)
-        if self.members:
+        if file is None:
+            assert self.members
             for run in self.members.read(segment, start, stop):
                 block = None if run.frames is None else np.frombuffer(run.frames, np.uint8).reshape(-1, stride)
                 yield run.first, len(run.begins) - 1, block
             return
         chunk = np.empty((max(1, min(_CHUNK // stride, stop - start)), stride), np.uint8)
-        with self.shards.opened(segment) as file:
-            for first in range(start, stop, len(chunk)):
-                block = chunk[: stop - first]
-                file.read_into(block.reshape(-1).data, first * stride)
-                yield first, len(block), block
+        for first in range(start, stop, len(chunk)):
+            block = chunk[: stop - first]
+            file.read_into(block.reshape(-1).data, first * stride)
+            yield first, len(block), block
 
     def _place(self, rows: Rows, block: U8, segment: int, first: int, to_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Copies a block of framed records to their rows; returns which are good: bool (m,)."""
