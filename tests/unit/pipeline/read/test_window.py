@@ -10,8 +10,9 @@ import tensorflow as tf
 from pipeline import input_fn
 from pipeline.audit.contract import Contract
 from pipeline.batch import compose
+from pipeline.read import frames, operations
 from pipeline.read.memory import Buffers, aligned_matrix
-from pipeline.read.numpy_calls import message_of_input
+from pipeline.read.numpy_calls import message_of_input, release_arrays
 from pipeline.read.window import as_tensor
 from pipeline.request import Request
 from pipeline.resolved import resolve
@@ -113,3 +114,32 @@ def test_too_little_memory_is_said_in_one_line(folder, monkeypatch):
     said = message_of_input(caught.value.message)
     assert "(unable to allocate 160 x 192)" in said
     assert "shuffle_bytes" in said
+
+
+def handed_on(folder, **arguments):
+    """Batches of the records themselves, most of which span two windows."""
+    return dataset(folder, parse=lambda records: records, remainder="drop", **arguments)
+
+
+def test_serialized_records_are_the_same_without_compiled_code(folder, compiled, compiled_operation, monkeypatch):
+    def taken():
+        return [[part.numpy().tolist() for part in element] for element in handed_on(folder, epochs=3)]
+
+    expected = taken()
+    stored = {record for batch, _ in expected for record in batch}
+    assert len(stored) == RECORDS
+    for module, name, value in [(frames, "_unpack", None), (operations, "is_compiled", lambda: False)]:
+        monkeypatch.setattr(module, name, value)
+        assert taken() == expected
+
+
+def test_a_batch_of_records_does_not_keep_its_window(folder, matrices, compiled_operation):
+    batches = iter(handed_on(folder, epochs=2))
+    kept = [next(batches)[0] for _ in range(2 * RECORDS // ROWS)]
+    before = [batch.numpy().tolist() for batch in kept]
+    assert len(matrices) > 2 * WINDOWS
+    del batches
+    gc.collect()
+    release_arrays()
+    assert [matrix() for matrix in matrices] == [None] * len(matrices)
+    assert [batch.numpy().tolist() for batch in kept] == before
