@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from pipeline.errors import DataError
+from pipeline.files.reading import OpenFile
 from pipeline.read import frames
 from pipeline.records import framing
 
@@ -60,3 +62,35 @@ def test_places_that_are_not_those_of_frames_are_refused(engine, wrong):
     _, data, _ = framed([40])
     with pytest.raises(ValueError, match="not those of the frames"):
         frames.check(data, np.array(wrong))
+
+
+def test_frames_are_read_from_their_places_in_any_order_and_in_runs(engine, tmp_path):
+    records, data, begins = framed([40, 0, 700, 41, 100_000, 9, 300_000, 8])
+    (tmp_path / "file").write_bytes(bytes(7) + data.tobytes())
+    begins = begins - FIRST + 7
+    for wanted in ([3, 4, 0, 1, 2, 6, 7, 5, 4], [0, 2, 4, 6], [7, 6], list(range(8)), [5, 5, 5], []):
+        sizes = [len(records[i]) + framing.OVERHEAD for i in wanted]
+        places = 3 + np.cumsum([0, *sizes])  # the memory begins earlier
+        memory = np.zeros(places[-1], np.uint8)
+        with OpenFile(str(tmp_path / "file")) as file:
+            problems, crcs = frames.read(file, begins[wanted], places, memory)
+        assert not problems.any()
+        assert crcs.tolist() == [framing.masked_crc32c(records[i]) for i in wanted]
+        assert memory[3:].tobytes() == b"".join(framing.frame(records[i]) for i in wanted)
+
+
+def test_a_file_that_ends_too_early_is_named(engine, tmp_path):
+    _, data, begins = framed([40, 700, 41])
+    (tmp_path / "file").write_bytes(data[:-1].tobytes())
+    begins = begins - FIRST
+    with OpenFile(str(tmp_path / "file")) as file, pytest.raises(DataError, match="truncated") as raised:
+        frames.read(file, begins[:-1], begins, np.zeros(len(data), np.uint8))
+    assert raised.value.path == str(tmp_path / "file")
+
+
+@pytest.mark.parametrize("places", [[0, 56, 112], [0, 56, 1_000_000], [56, 0]])
+def test_places_that_are_not_in_the_memory_are_refused(compiled, tmp_path, places):
+    _, data, _ = framed([40])
+    (tmp_path / "file").write_bytes(data.tobytes())
+    with OpenFile(str(tmp_path / "file")) as file, pytest.raises(ValueError, match="places: not those of frames"):
+        frames.read(file, np.zeros(len(places) - 1, np.int64), np.array(places), np.zeros(80, np.uint8))
