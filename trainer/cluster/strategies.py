@@ -72,7 +72,16 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
 
 def device_names(strategy: tf.distribute.Strategy) -> list[str]:
     """Returns the local devices of a strategy's replicas: `CPU:0`, `GPU:0 (NVIDIA H100 80GB HBM3, 79.6 GiB)`."""
-    names = [":".join(name.split(":")[-2:]) for name in strategy.extended.worker_devices]
+    return _with_models([":".join(name.split(":")[-2:]) for name in strategy.extended.worker_devices])
+
+
+def first_gpu() -> str | None:
+    """Returns the GPU on which TensorFlow computes where nothing says on which; None: there is none."""
+    return _with_models(["GPU:0"])[0] if tf.config.list_physical_devices("GPU") else None
+
+
+def _with_models(names: list[str]) -> list[str]:
+    """Returns the names of devices, with model and memory where they are known."""
     gpus = tf.config.list_physical_devices("GPU")
     details = {gpu.name.rpartition("device:")[2]: tf.config.experimental.get_device_details(gpu) for gpu in gpus}
     models = {name: detail.get("device_name") for name, detail in details.items()}

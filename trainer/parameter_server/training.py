@@ -98,6 +98,8 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
         strategies.configure(config)
         mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
     output = Output(is_timed=config.output.log_time)
+    if roles.mine.job == WORKER and (gpu := strategies.first_gpu()):
+        output.print(f"{roles.name(roles.mine)}: here {gpu}")
     WorkerClient(roles, described(roles, mine), timeout, silence, interrupt, heartbeat, output).serve()
 
 
@@ -179,6 +181,8 @@ class ParameterServerRun(Run):
             blocks = Asynchronous(self.state, batches, compute, self.ledger, self.rows)
             self.scheduler = AsyncScheduler(blocks, closures, columns, num_workers, config.steps.steps_per_loop, lines)
         self.where = self.here = f"{count_of(num_workers, 'worker')}, {len(self.roles.ps)} ps, {how}"
+        if self.roles.chief_works and (gpu := strategies.first_gpu()):
+            self.where = self.here = f"{self.where}; worker 0 here {gpu}"
 
     def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
         """Returns a stepper that evaluates in the chief's process, and batches that the chief reads."""

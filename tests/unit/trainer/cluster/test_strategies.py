@@ -57,6 +57,9 @@ def test_gpus_have_their_model_and_its_memory_where_that_is_one(monkeypatch, tmp
     (tmp_path / "nvidia-smi").write_text(SMI.format(folder=tmp_path))
     (tmp_path / "nvidia-smi").chmod(0o755)
     assert strategies.device_names(strategy) == ["GPU:1 (NVIDIA H100 80GB HBM3, 79.6 GiB)", *without[1:]]
+    assert strategies.first_gpu() == "GPU:0 (NVIDIA T4)"
+    gpus.clear()
+    assert strategies.first_gpu() is None
     assert "--query-gpu=name,memory.total" in (tmp_path / "asked").read_text()
 
 

@@ -1,0 +1,25 @@
+"""A worker of a job with parameter servers says on which GPU it computes, before it serves the chief."""
+
+import pytest
+
+from trainer.cluster import strategies
+from trainer.parameter_server import training
+from trainer.parameter_server.roles import Roles, Task
+
+GPU = "GPU:0 (NVIDIA T4, 15 GiB)"
+
+
+@pytest.mark.parametrize(
+    ("job", "gpu", "said"),
+    [("worker", GPU, f"worker 0 (b:1): here {GPU}\n"), ("worker", None, ""), ("ps", GPU, "")],
+)
+def test_a_worker_names_its_gpu_where_there_is_one(job, gpu, said, config_of, monkeypatch, capsys):
+    """There is none here: what TensorFlow says of it is given, and nobody is served."""
+    served = []
+    monkeypatch.setattr(strategies, "first_gpu", lambda: gpu)
+    monkeypatch.setattr(strategies, "configure", lambda config: None)
+    monkeypatch.setattr(training.WorkerClient, "serve", lambda client: served.append(capsys.readouterr().out))
+    roles = Roles(("b:1",), ("c:1",), Task(job, 0), "a:1")
+    config = config_of(data_dir="data", strategy="parameter_server")
+    training.serve(config, None, roles, None, None)
+    assert served == [said]
