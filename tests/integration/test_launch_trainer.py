@@ -83,7 +83,7 @@ def test_two_workers(launch, undisturbed, tmp_path):
 
 
 def test_a_signal_to_the_launcher_saves_without_an_end(launch, tmp_path):
-    job = launch("--num_workers=2", steps=100_000)
+    job = launch("--num_workers=2", "--", "--checkpoint_every=0", steps=100_000)
     pids = [one["pid"] for one in job.wait_until(lambda status: status["processes"][0]["step"])["processes"]]
     for number in (signal.SIGUSR2, signal.SIGUSR1):
         job.process.send_signal(number)
