@@ -58,14 +58,23 @@ setup(
     packages=find_packages(include=["stepfeed*", "pipeline*", "trainer*", "beam_jobs*"]),
     package_data={
         **{name: ["py.typed"] for name in ("stepfeed", "pipeline", "trainer", "beam_jobs")},
+        "pipeline.operations": ["*.h"],
         "pipeline.read": ["*.pyi"],
         "trainer.launching.schedulers": ["*.sh"],
         "beam_jobs.report": ["*.jinja", "*.css"],
     },
     # Optional: without a compiler, NumPy and TensorFlow do the same.
     ext_modules=[
-        Extension(f"pipeline.read.{name}", [f"pipeline/read/{name}.c"], py_limited_api=STABLE, optional=True)
-        for name in ("_unpack", "_operations")
+        Extension("pipeline.read._unpack", ["pipeline/read/_unpack.c"], py_limited_api=STABLE, optional=True),
+        Extension(
+            "pipeline.operations._operations",
+            ["pipeline/operations/_operations.c", "pipeline/operations/_pixels.c"],
+            depends=["pipeline/operations/_pixels.h"],
+            # Sums wrap around, as XLA's do; a product and a sum are rounded one after the other.
+            extra_compile_args=["-O3", "-fwrapv", "-ffp-contract=off"],
+            py_limited_api=STABLE,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
     install_requires=[

@@ -35,12 +35,14 @@ class Batches:
       resolved: the request, with its data set.
       form: makes examples of columns.
       recipe: the distortion; None: the user's parser returns everything.
+      by_passes: whether compiled code may distort; not in a dataset that another process runs.
       until: the stage after which `element` stops, by which `pipeline.bench` times the stages; None: after the last.
     """
 
     resolved: ResolvedRequest
     form: Form
     recipe: Recipe | None
+    by_passes: bool = False
     until: str | None = None
 
     def element(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
@@ -133,7 +135,7 @@ class Batches:
     @functools.cached_property
     def _distortion(self) -> Distortion:
         assert self.recipe is not None
-        return distortion_of(self.resolved, self.recipe, self.keys_of, self.form.as_images)
+        return distortion_of(self.resolved, self.recipe, self.by_passes, self.keys_of, self.form.as_images)
 
     def keys_of(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
         """Returns the key of each record in an epoch, uint64. All its distortions are drawn from it."""
@@ -185,14 +187,15 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
 def distortion_of(
     resolved: ResolvedRequest,
     recipe: Recipe,
+    by_passes: bool,
     keys_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     images_of: Callable[[tf.Tensor], tf.Tensor],
 ) -> Distortion:
-    """Returns the distortion of a request's batches; `keys_of` and `images_of` are those of `Distortion`."""
+    """Returns the distortion of a request's batches; the other arguments are those of `Distortion`."""
     of = resolved.statistics
     statistics = ImageStatistics(of.image_mean, of.image_std)
     classes = len(resolved.manifest.class_names)
-    return Distortion(recipe, statistics, classes, resolved.order.training, keys_of, images_of)
+    return Distortion(recipe, statistics, classes, resolved.order.training, by_passes, keys_of, images_of)
 
 
 class DeviceDistortion:
@@ -211,7 +214,7 @@ class DeviceDistortion:
     def __init__(self, resolved: ResolvedRequest) -> None:
         recipe = recipe_of(resolved)
         assert recipe is not None
-        self._distortion = distortion_of(resolved, recipe, lambda epoch, keys: keys, lambda images: images)
+        self._distortion = distortion_of(resolved, recipe, False, lambda epoch, keys: keys, lambda images: images)
 
     def __call__(self, x: dict[str, tf.Tensor], labels: Any, weights: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
         """Returns (images, labels, weights) of a batch, as with `distort_on="host"`.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pipeline import user_function
+from pipeline import operations, user_function
 from pipeline.batch.batches import Batches, recipe_of
 from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
 from pipeline.batch.resident import load
@@ -133,6 +133,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
         RecordsReader(shards, manifest.compression).probe()
         _check_first_record(resolved, shards)
         return GraphReader(data_dir, resolved.selection, manifest.compression), batches
+    batches = dataclasses.replace(batches, by_passes=operations.is_compiled())
     cache = make_cache(data_dir, manifest, segments, request.cache_dir, request.cache_bytes, corruption.skips)
     shards = Shards.found(data_dir, segments, corruption, cache)
     rows = RowsReader.fit(manifest, shards, "key" in request.features)

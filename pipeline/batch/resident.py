@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from pipeline import operations
 from pipeline.batch.batches import Batches
 from pipeline.decode import Form, PixelRows, Serialized
 from pipeline.distort import kernels
@@ -16,7 +17,7 @@ from pipeline.distort.composed import crop_first_of, cropping_of, of_crops
 from pipeline.distort.geometry import CropFirst
 from pipeline.errors import DataError, root_cause
 from pipeline.manifest.splits import Selection
-from pipeline.read import operations, progress
+from pipeline.read import progress
 from pipeline.read.memory import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor, gather

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import tensorflow as tf
 
 from pipeline import user_function
+from pipeline.distort.passes import Pass
 from pipeline.errors import UsageError
 
 _NOT_NUMBERS = (tf.string, tf.variant, tf.resource)
@@ -20,6 +21,11 @@ class ImageStatistics:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def divisor(self) -> tuple[float, ...]:
+        """By what normalised pixels are divided; a constant channel has a standard deviation of 0."""
+        return tuple(max(each, 1e-3) for each in self.std)
 
 
 class Recipe:
@@ -54,6 +60,19 @@ class Recipe:
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if images of this (height, width, channels) cannot be distorted; here they all can."""
+
+    def passes(
+        self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool
+    ) -> list[Pass] | None:
+        """Returns the passes that do the same as `distort`, or, not in training, as `evaluate`; None: none can.
+
+        Args:
+          image_shape: (height, width, channels) of the images.
+          statistics: of the training images.
+          training: whether to distort.
+        """
+        del image_shape, statistics, training
+        return None
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the distorted batch.

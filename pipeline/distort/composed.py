@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from pipeline.distort import kernels
-from pipeline.distort.base import ImageStatistics, Mixed, Mixing, Recipe, Undistorted, output_spec
+from pipeline.distort import kernels, passes
+from pipeline.distort.base import ImageStatistics, Mixed, Mixing, Recipe, Undistorted, UserDistorted, output_spec
 from pipeline.distort.geometry import CropFirst, CroppingRecipe, OfCrops
+from pipeline.distort.passes import Pass
 from pipeline.errors import UsageError
 
 DRAWS = 64  # of a key, per recipe: recipe i has the draws 64i to 64i + 63
@@ -133,6 +134,31 @@ def _keys(keys: tf.Tensor, place: int) -> tf.Tensor:
     return keys + tf.constant(DRAWS * place, tf.uint64) if place else keys
 
 
+def distorted_by_passes(
+    recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool
+) -> tf.Tensor:
+    """Returns what `distort` does, or `evaluate`, with passes where there are some: the same bytes.
+
+    Args:
+      recipe: the distortion.
+      images, keys, statistics: as for `Recipe.distort`.
+      training: False: `evaluate`.
+    """
+    waiting: list[Pass] = []  # done together, before the next recipe that has none
+    shape = images.shape[1:]
+    for place, each in enumerate(recipe.recipes if isinstance(recipe, Composed) else (recipe,)):
+        own_keys = functools.partial(_keys, place=place)
+        own = each.passes(tuple(shape), statistics, training) if images.dtype == tf.uint8 else None
+        if own is None:
+            images = passes.apply(images, keys, waiting)
+            images = _applied(each, each.distort if training else each.evaluate, images, own_keys(keys), statistics)
+            waiting, shape = [], images.shape[1:]
+        else:
+            waiting += [one.of(own_keys) for one in own]
+            shape = (*next((one.size for one in reversed(own) if one.size), shape[:2]), shape[2])
+    return passes.apply(images, keys, waiting)
+
+
 def batchwise(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that also takes several batches, and computes them as one.
 
@@ -163,6 +189,7 @@ class Distortion:
       statistics: of the training images.
       num_classes: of the labels, for recipes that mix them.
       training: False: the recipe's evaluation twin, without mixing.
+      by_passes: whether compiled code distorts, where the recipe has passes; else XLA.
       keys_of: returns the keys, uint64, of an epoch and its rows; XLA compiles it with the recipe.
       images_of: shapes the images uint8 (rows, height, width, channels); XLA compiles it, too.
     """
@@ -171,6 +198,7 @@ class Distortion:
     statistics: ImageStatistics
     num_classes: int
     training: bool
+    by_passes: bool
     keys_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     images_of: Callable[[tf.Tensor], tf.Tensor]
 
@@ -188,10 +216,21 @@ class Distortion:
         """
         if self.recipe.mixing:
             labels = tf.one_hot(labels, self.num_classes)
-        images = (self._compiled if self.recipe.compiled else self._distorted)(images, epoch, rows)
+        if self.by_passes and not isinstance(self.recipe, UserDistorted):
+            images = self._passed(images, epoch, rows)
+        else:
+            images = (self._compiled if self.recipe.compiled else self._distorted)(images, epoch, rows)
         if self.recipe.mixing and self.training:
             images, labels = self._mixed(images, labels, epoch, rows, real)
         return images, labels
+
+    def _passed(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        def call(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+            return distorted_by_passes(self.recipe, images, keys, self.statistics, self.training)
+
+        keys = kernels.separate(self.keys_of)(epoch, rows)
+        distorted: tf.Tensor = batchwise(call)(self.images_of(images), keys)
+        return distorted
 
     @tf.function(jit_compile=True, autograph=False)
     def _compiled(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from pipeline.distort import kernels
+from pipeline.distort import kernels, passes
 from pipeline.distort.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument
+from pipeline.distort.passes import Kind, Pass
 from pipeline.order import hashing_tf
 
 _TOP, _LEFT, _FLIP = range(3)  # draws of shifts
@@ -44,6 +45,20 @@ class CropFirst(Recipe):
         """Returns the result of `distort`, given the crops, uint8 (rows, *crop_size, channels)."""
         raise NotImplementedError
 
+    def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass] | None:
+        """Returns the passes that do the same as `distort_crops`, or as `evaluate`; None: none can."""
+        del statistics, training
+        return None
+
+    def passes(
+        self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool
+    ) -> list[Pass] | None:
+        after = self.passes_of_crops(statistics, training)
+        if after is None or not training:
+            return after
+        size = self.crop_size(image_shape)
+        return [passes.crop(self.padding, size, lambda keys: self.corners(image_shape, keys)), *after]
+
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         _, height, width, channels = images.shape
         shape, around = (height, width, channels), [self.padding, self.padding]
@@ -69,6 +84,12 @@ class OfCrops(Recipe):
     def gives_floats(self, floats: bool) -> bool:
         return self.recipe.gives_floats(floats)
 
+    def passes(
+        self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool
+    ) -> list[Pass] | None:
+        del image_shape
+        return self.recipe.passes_of_crops(statistics, training)
+
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         return self.recipe.distort_crops(images, keys, statistics)
 
@@ -91,14 +112,21 @@ class _FlippedNormalised(Recipe):
         del floats
         return self.normalize
 
+    def _is_flipped(self, keys: tf.Tensor) -> tf.Tensor:
+        return hashing_tf.uniform(keys, self.flip_draw) < 0.5
+
+    def _flips(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
+        flips = [passes.flip(self._is_flipped)] if self.flip and training else []
+        return [*flips, passes.normalise(statistics.mean, statistics.divisor)] if self.normalize else flips
+
     def _flipped(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         if self.flip:
-            images = kernels.flip_images(images, hashing_tf.uniform(keys, self.flip_draw) < 0.5)
+            images = kernels.flip_images(images, self._is_flipped(keys))
         return self.evaluate(images, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys
-        return kernels.normalise(images, statistics) if self.normalize else images
+        return kernels.normalise(images, statistics.mean, statistics.divisor) if self.normalize else images
 
 
 class _RandomShift(CropFirst):
@@ -134,13 +162,18 @@ class Shift(_RandomShift):
     def padding(self) -> int:
         return self.pixels
 
+    def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del training
+        count = len(statistics.mean)
+        return [passes.normalise((0.0,) * count, (255.0,) * count)]
+
     def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         return self.evaluate(crops, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the images scaled to [0, 1]."""
         del keys, statistics
-        return tf.cast(images, tf.float32) / 255.0
+        return kernels.normalise(images, (0.0,), (255.0,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +205,9 @@ class PadCropFlip(_FlippedNormalised, _RandomShift):
     def padding(self) -> int:
         return self.pad
 
+    def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
+        return self._flips(statistics, training)
+
     def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         return self._flipped(crops, keys, statistics)
 
@@ -191,9 +227,16 @@ class Flip(Augmentation):
     def __post_init__(self) -> None:
         check_argument("flip", "prob", self.prob, 0, 1)
 
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del image_shape, statistics
+        return [passes.flip(self._is_flipped)] if training else []
+
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
-        return kernels.flip_images(images, hashing_tf.uniform(keys, 0) < self.prob)
+        return kernels.flip_images(images, self._is_flipped(keys))
+
+    def _is_flipped(self, keys: tf.Tensor) -> tf.Tensor:
+        return hashing_tf.uniform(keys, 0) < self.prob
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,9 +263,17 @@ class Affine(Augmentation):
         for argument, most in (("rotate", 180), ("scale", 0.9), ("shift", 1), ("shear", 60), ("fill", 255)):
             check_argument("affine", argument, getattr(self, argument), 0, most)
 
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del statistics
+        move = Pass(Kind.MOVE, (self.fill,), lambda keys: [self._places(keys, image_shape[:2])])
+        return [move] if training else []
+
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
-        height, width = images.shape[1:3]
+        return kernels.transform(images, self._places(keys, (images.shape[1], images.shape[2])), self.fill)
+
+    def _places(self, keys: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
+        height, width = size
         angle = kernels.symmetric(keys, _ROTATE) * math.radians(self.rotate)
         factor = 1.0 + kernels.symmetric(keys, _SCALE) * self.scale
         lean = tf.tan(kernels.symmetric(keys, _SHEAR) * math.radians(self.shear))
@@ -230,11 +281,11 @@ class Affine(Augmentation):
         cos, sin = tf.cos(angle) / factor, tf.sin(angle) / factor
         # The map goes from a place in the result back to the image, so it inverts shift, rotation and shear.
         matrix = [[cos - lean * sin, -sin - lean * cos], [sin, cos]]
-        return kernels.transform(images, about_the_middle(matrix, shift, (height, width)), self.fill)
+        return kernels.places(about_the_middle(matrix, shift, size), size)
 
 
 def about_the_middle(matrix: list[list[tf.Tensor]], shift: list[tf.Tensor], size: tuple[int, int]) -> tf.Tensor:
-    """Returns the map from (x, y, 1) of the result to (x, y) of the image, for `kernels.transform`.
+    """Returns the map from (x, y, 1) of the result to (x, y) of the image, for `kernels.places`.
 
     Args:
       matrix: 2x2, about the middle of the image; float64 (rows,) each.
@@ -268,6 +319,10 @@ class Resize(Recipe):
         check_argument("resize", "height", self.height, 1, 4096)
         check_argument("resize", "width", self.width, 1, 4096)
 
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del statistics, training
+        return [passes.resize(image_shape[:2], (self.height, self.width))]
+
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys, statistics
         return kernels.resize(images, self.height, self.width)
@@ -298,6 +353,10 @@ class CroppingRecipe(_FlippedNormalised):
     def crop(self, training: bool) -> Crop:
         """Returns the part of each image to decode."""
         raise NotImplementedError
+
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del image_shape
+        return self._flips(statistics, training)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the decoded parts, flipped and normalised."""

@@ -10,7 +10,7 @@ any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.compiler.xla import xla_data_pb2
 
-from pipeline.distort.base import ImageStatistics
 from pipeline.order import hashing_tf
 
 _PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit 31 bits
-_SHARE = 16  # bits of the fractions of shares and coefficients
+SHARE_BITS = 16  # bits of the fractions of shares and coefficients
 WEIGHT_BITS = 12  # bits of a weight of `resize`, so that its products and their sums are exact in float32
 BETWEEN_BITS = 4  # bits of fraction that `resize` keeps between its two passes
 _MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; more are summed by a product of matrices
@@ -87,10 +86,14 @@ def to_images(lanes: tf.Tensor, channels: int) -> tf.Tensor:
     return tf.reshape(lanes, (rows, height, width // channels, channels))
 
 
-def normalise(images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-    """Normalises images by the training images' mean and standard deviation, channel by channel: float32."""
-    std = tf.maximum(tf.constant(statistics.std, tf.float32), 1e-3)  # a constant channel has 0
-    return (tf.cast(images, tf.float32) - tf.constant(statistics.mean, tf.float32)) / std
+def normalise(images: tf.Tensor, mean: Sequence[float], divisor: Sequence[float]) -> tf.Tensor:
+    """Subtracts a mean from each channel, and divides by a divisor, of which it takes the inverse: float32."""
+    return (tf.cast(images, tf.float32) - tf.constant(mean, tf.float32)) * inverse(divisor)
+
+
+def inverse(divisor: Sequence[float]) -> NDArray[np.float32]:
+    """Returns 1 / divisor, by which XLA would multiply anyway."""
+    return np.float32(1) / np.array(divisor, np.float32)
 
 
 def separate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,29 +146,52 @@ def blend(images: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
     """Returns images with a share of others, in the images' dtype; the share is float64 and broadcasts to them."""
     if images.dtype == tf.uint8:
         one, other = (tf.cast(pixels, tf.int32) for pixels in (images, others))
-        return to_pixels(one * (1 << _SHARE) + fixed(share, _SHARE) * (other - one), _SHARE)
+        return to_pixels(one * (1 << SHARE_BITS) + fixed(share, SHARE_BITS) * (other - one), SHARE_BITS)
     (part,) = xla.optimization_barrier(tf.cast(share, tf.float32))
     return images + part * (others - images)
 
 
-def transform(images: tf.Tensor, matrix: tf.Tensor, fill: int) -> tf.Tensor:
-    """Applies affine maps to images, with bilinear interpolation; `fill` surrounds an image and blends with its border.
+def places(matrix: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
+    """Returns where affine maps take the pixels of an image: for `transform`, int32 (rows, 2 * (width + height)).
 
-    The coordinates of a pixel are the sum of a term for its column and one for its row, so only these are computed in
-    float64.
+    The coordinates of a pixel are the sum of a term for its column and one for its row. There are the terms of x for
+    all columns and for all rows, then those of y.
+
+    Args:
+      matrix: maps (x, y, 1) of a pixel of the result to (x, y) in the image; float64 (rows, 2, 3).
+      size: (height, width).
+    """
+    across, down = (tf.range(n, dtype=tf.float64)[None, :] for n in size[::-1])
+    terms = [
+        fixed(term, _PLACE)
+        for i in (0, 1)
+        for term in (matrix[:, i, 0, None] * across, matrix[:, i, 1, None] * down + matrix[:, i, 2, None])
+    ]
+    return tf.concat(terms, axis=1)
+
+
+def places_of(matrix: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.int32]:
+    """Returns `places` of maps that are known beforehand."""
+    across, down = (np.arange(n, dtype=np.float64)[None, :] for n in size[::-1])
+    terms = [
+        term
+        for i in (0, 1)
+        for term in (matrix[:, i, 0, None] * across, matrix[:, i, 1, None] * down + matrix[:, i, 2, None])
+    ]
+    return np.rint(np.concatenate(terms, axis=1) * (1 << _PLACE)).astype(np.int32)
+
+
+def transform(images: tf.Tensor, places: tf.Tensor, fill: int) -> tf.Tensor:
+    """Applies affine maps to images, with bilinear interpolation; `fill` surrounds an image and blends with its border.
 
     Args:
       images: uint8 (rows, height, width, channels).
-      matrix: maps (x, y, 1) of a pixel of the result to (x, y) in the image; float64 (rows, 2, 3).
+      places: in the images, of the pixels of the result: `places`.
       fill: value of a pixel.
     """
     rows, height, width, channels = images.shape
-    across, down = (tf.range(n, dtype=tf.float64)[None, :] for n in (width, height))
-    x, y = (
-        fixed(matrix[:, i, 0, None] * across, _PLACE)[:, None, :]
-        + fixed(matrix[:, i, 1, None] * down + matrix[:, i, 2, None], _PLACE)[:, :, None]
-        for i in (0, 1)
-    )
+    x_across, x_down, y_across, y_down = tf.split(places, [width, height, width, height], axis=1)
+    x, y = (across[:, None, :] + down[:, :, None] for across, down in ((x_across, x_down), (y_across, y_down)))
     x, y = (tf.clip_by_value(at, -1 << _PLACE, size << _PLACE) for at, size in ((x, width), (y, height)))
     padded = tf.pad(images, [[0, 0], [1, 2], [1, 2], [0, 0]], constant_values=fill)
     one, stride = 1 << _PLACE, width + 3
@@ -179,19 +205,19 @@ def transform(images: tf.Tensor, matrix: tf.Tensor, fill: int) -> tf.Tensor:
     return to_pixels(upper * (one - below) + lower * below, 2 * _PLACE)
 
 
-def mix_channels(images: tf.Tensor, matrix: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+def mix_channels(images: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
     """Replaces each pixel by matrix @ pixel + offset; returns uint8 images.
 
     Args:
       images: uint8 (rows, height, width, channels).
-      matrix: `matrix[i, d, c]` is the factor of channel c of image i in channel d; float64 (rows, channels, channels).
-      offset: float64 (rows, channels).
+      factors: `factors[i, d, c]` is the factor of channel c of image i in channel d; int32 (rows, channels, channels)
+        with SHARE_BITS bits of fraction.
+      offsets: likewise, (rows, channels).
     """
-    factors, offsets = fixed(matrix, _SHARE), fixed(offset, _SHARE)
     parts = [
         factors[:, None, None, :, c] * tf.cast(images[..., c : c + 1], tf.int32) for c in range(images.shape[3])
     ]  # all channels of the result at once, because XLA computes stacked ones without vector instructions
-    return to_pixels(sum(parts, offsets[:, None, None, :]), _SHARE)
+    return to_pixels(sum(parts, offsets[:, None, None, :]), SHARE_BITS)
 
 
 def look_up(images: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
@@ -252,6 +278,21 @@ def whole_weights(before: int, after: int) -> NDArray[np.float32]:
     whole = np.rint(weights / weights.sum(axis=1, keepdims=True) * (1 << WEIGHT_BITS))
     whole[np.arange(after), whole.argmax(axis=1)] += (1 << WEIGHT_BITS) - whole.sum(axis=1)
     return whole.astype(np.float32)
+
+
+def contiguous_weights(before: int, after: int) -> NDArray[np.int32]:
+    """Returns of each new pixel the first old one that it needs, and the weights of it and of the next ones.
+
+    Returns:
+      int32 (after, 1 + n): `whole_weights` without zeros.
+    """
+    whole = whole_weights(before, after).astype(np.int32)
+    first = (whole != 0).argmax(axis=1)
+    taps = int((before - (whole != 0)[:, ::-1].argmax(axis=1) - first).max())
+    first = np.minimum(first, before - taps)
+    return np.column_stack([first, np.take_along_axis(whole, first[:, None] + np.arange(taps), axis=1)]).astype(
+        np.int32
+    )
 
 
 def resize(images: tf.Tensor, new_height: int, new_width: int) -> tf.Tensor:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from pipeline.distort import kernels
 from pipeline.distort.base import Augmentation, ImageStatistics, Mixed, Mixing, check_argument
+from pipeline.distort.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.order import hashing_tf
 
@@ -44,6 +45,11 @@ class MixingRecipe(Augmentation):
     @property
     def mixing(self) -> Mixing:
         return self
+
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        """Returns none; `mix` follows."""
+        del image_shape, statistics, training
+        return []
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the images as they are; `mix` follows."""

@@ -9,8 +9,9 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
-from pipeline.distort import kernels
+from pipeline.distort import kernels, passes
 from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, check_argument
+from pipeline.distort.passes import Kind, Pass
 from pipeline.errors import UsageError
 from pipeline.order import hashing_tf
 
@@ -34,9 +35,13 @@ class Normalize(Recipe):
         del floats
         return True
 
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del image_shape, training
+        return [passes.normalise(statistics.mean, statistics.divisor)]
+
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys
-        return kernels.normalise(images, statistics)
+        return kernels.normalise(images, statistics.mean, statistics.divisor)
 
     evaluate = distort
 
@@ -73,18 +78,34 @@ class ColorJitter(Augmentation):
                     f"distort: color_jitter({argument}={getattr(self, argument)}): must be 0 for images of one channel"
                 )
 
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del statistics
+
+        def parameters(keys: tf.Tensor) -> list[tf.Tensor]:
+            factors, of_mean = self._drawn(keys, image_shape[2])
+            return [factors, passes.halves(of_mean)]
+
+        return [Pass(Kind.RECOLOUR, (), parameters)] if training else []
+
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         channels = images.shape[3]
+        factors, of_mean = self._drawn(keys, channels)
+        offset = kernels.fixed(mean_grey(images) * of_mean, kernels.SHARE_BITS)
+        return kernels.mix_channels(images, factors, tf.repeat(offset[:, None], channels, axis=1))
+
+    def _drawn(self, keys: tf.Tensor, channels: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the factors of `kernels.mix_channels`, and the factor of an image's mean grey in its offset.
+
+        The second is float64 (rows,). Saturation and hue do not change greys, and so not the offset, which is grey.
+        """
         draws = (self.brightness, self.contrast, self.saturation)
         bright, contrast, saturation = (1.0 + part * kernels.symmetric(keys, draw) for draw, part in enumerate(draws))
-        # Saturation and hue do not change greys, and so not the offset, which is grey.
-        offset = mean_grey(images) * bright * (1.0 - contrast)
         matrix = (bright * contrast)[:, None, None]
         if channels == 3:
             turned = hue_matrix(kernels.symmetric(keys, _HUE) * (2.0 * math.pi * self.hue))
             matrix = matrix * (saturation[:, None, None] * (turned - _TO_GREY) + _TO_GREY)
-        return kernels.mix_channels(images, matrix, tf.repeat(offset[:, None], channels, axis=1))
+        return kernels.fixed(matrix, kernels.SHARE_BITS), kernels.computed(bright * (1.0 - contrast))
 
 
 def check_channels(recipe: str, image_shape: tuple[int, int, int]) -> None:
@@ -102,11 +123,16 @@ def hue_matrix(angle: tf.Tensor) -> tf.Tensor:
 
 
 def mean_grey(images: tf.Tensor) -> tf.Tensor:
-    """Returns the mean grey of each uint8 image: float64 (rows,)."""
+    """Returns the mean grey of each uint8 image: float64 (rows,).
+
+    Whole numbers are summed, and divided once, so that no processor rounds the mean otherwise.
+    """
     _, height, width, channels = images.shape
-    sums = kernels.over_pixels(images, tf.reduce_sum)
-    parts = tf.constant(GREY if channels == 3 else (1.0,), tf.float64)
-    return tf.reduce_sum(tf.cast(sums, tf.float64) * parts, axis=1) / (height * width)
+    sums = tf.cast(kernels.over_pixels(images, tf.reduce_sum), tf.int64)
+    if channels == 1:
+        return tf.cast(sums[:, 0], tf.float64) / (height * width)
+    weighted = tf.reduce_sum(sums * np.rint(np.multiply(GREY, 1000)).astype(np.int64), axis=1)
+    return tf.cast(weighted, tf.float64) / (1000 * height * width)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +154,26 @@ class Cutout(Augmentation):
         """Raises UsageError if the square is larger than the images."""
         check_argument("cutout", "size", self.size, 1, min(image_shape[:2]), image_shape)
 
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        numbers = (self.size, self.size, *_mean_colour(statistics))
+        cover = Pass(Kind.COVER, numbers, lambda keys: self._corner(image_shape[:2], keys))
+        return [cover] if training else []
+
+    def _corner(self, size: tuple[int, int], keys: tf.Tensor) -> list[tf.Tensor]:
+        return [kernels.random_below(n, keys, draw) - self.size // 2 for draw, n in enumerate(size)]
+
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns covered images; the cover of floats, which are normalised, is 0."""
         size = images.shape[1], images.shape[2]
-        top, left = (kernels.random_below(n, keys, draw) - self.size // 2 for draw, n in enumerate(size))
+        top, left = self._corner(size, keys)
         cover = tf.zeros((), images.dtype)
         if images.dtype == tf.uint8:
-            cover = tf.constant([round(mean) for mean in statistics.mean], tf.uint8)
+            cover = tf.constant(_mean_colour(statistics), tf.uint8)
         return tf.where(kernels.inside(top, left, self.size, self.size, size), cover, images)
+
+
+def _mean_colour(statistics: ImageStatistics) -> list[int]:
+    return [round(mean) for mean in statistics.mean]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,9 +200,25 @@ class RandomErasing(Augmentation):
         check_argument("random_erasing", "min_area", self.min_area, 0, self.max_area)
         check_argument("random_erasing", "max_shape", self.max_shape, 1, 16)
 
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del statistics
+
+        def parameters(keys: tf.Tensor) -> list[tf.Tensor]:
+            covered, top, left, tall, wide = self._box(keys, image_shape[:2])
+            return [top, left, tf.where(covered, tall, 0), wide, passes.halves(_noise_key(keys))]
+
+        return [Pass(Kind.NOISE, (), parameters)] if training else []
+
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
-        _, height, width, channels = images.shape
+        size, channels = (images.shape[1], images.shape[2]), images.shape[3]
+        covered, top, left, tall, wide = self._box(keys, size)
+        inside = kernels.inside(top, left, tall, wide, size) & covered[:, None, None, None]
+        return tf.where(inside, _noise(_noise_key(keys), (*size, channels)), images)
+
+    def _box(self, keys: tf.Tensor, size: tuple[int, int]) -> tuple[tf.Tensor, ...]:
+        """Returns which images are changed, bool (rows,), and the rectangle's top, left, height and width."""
+        height, width = size
         draw = lambda number: tf.cast(hashing_tf.uniform(keys, number), tf.float64)  # noqa: E731
         area = (self.min_area + (self.max_area - self.min_area) * draw(1)) * (height * width)
         shape = tf.exp(math.log(self.max_shape) * (2.0 * draw(2) - 1.0))
@@ -172,10 +226,11 @@ class RandomErasing(Augmentation):
         wide = tf.minimum(tf.cast(tf.round(tf.sqrt(area / shape)), tf.int32), width)
         top = kernels.random_below(height - tall + 1, keys, 3)
         left = kernels.random_below(width - wide + 1, keys, 4)
-        covered = kernels.inside(top, left, tall, wide, (height, width))
-        covered &= (hashing_tf.uniform(keys, 0) < self.prob)[:, None, None, None]
-        seed = hashing_tf.splitmix64(keys + tf.constant(5, tf.uint64))
-        return tf.where(covered, _noise(seed, (height, width, channels)), images)
+        return hashing_tf.uniform(keys, 0) < self.prob, top, left, tall, wide
+
+
+def _noise_key(keys: tf.Tensor) -> tf.Tensor:
+    return hashing_tf.splitmix64(keys + tf.constant(5, tf.uint64))
 
 
 def _noise(keys: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:

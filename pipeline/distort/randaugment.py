@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from pipeline.distort import kernels
 from pipeline.distort.base import Augmentation, ImageStatistics, check_argument
+from pipeline.distort.passes import Kind, Pass
 from pipeline.distort.pixels import GREY, check_channels, mean_grey
 from pipeline.order import hashing_tf
 
@@ -33,6 +34,7 @@ OPERATIONS = (
 MOST = 30  # greatest magnitude
 _MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.9
 _MOST_BITS = 4  # that posterize drops
+_SMOOTHED_WEIGHTS = 13.0  # of a smoothed pixel: 5 times itself, and its neighbours
 _MOVING = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 _COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # groups that are computed only for the images that drew them
 _GROUP = [next((g for g, names in enumerate(_COSTLY) if name in names), len(_COSTLY)) for name in OPERATIONS]
@@ -106,6 +108,41 @@ class RandAugment(Augmentation):
         """Raises UsageError if images are neither grey nor RGB."""
         check_channels("randaugment", image_shape)
 
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del statistics
+        numbers = self._numbers(image_shape[:2])
+
+        def of_operation(number: int) -> Pass:
+            return Pass(Kind.AUGMENT, numbers, lambda keys: [_choice(*_drawn(number, keys))])
+
+        return [of_operation(number) for number in range(self.n)] if training else []
+
+    def _numbers(self, size: tuple[int, int]) -> NDArray[np.int32]:
+        """Returns what `_pixels.c` needs to know: of all operations, of each direction, and where pixels move."""
+        share = float(1 << kernels.SHARE_BITS)
+        parts: list[Any] = [self.fill, *self._mask_and_threshold()]
+        for sign in (-1.0, 1.0):
+            factor = self._factor(sign)
+            to_grey = factor * np.eye(3) + (1.0 - factor) * np.tile(GREY, (3, 1))
+            smoothed = np.rint((1.0 - factor) / _SMOOTHED_WEIGHTS * share)
+            parts += [np.rint(factor * share), np.float64(1.0 - factor).view(np.int64).reshape(1).view(np.int32)]
+            parts += [smoothed, np.rint(to_grey * share)]
+        parts.append(self._places(size)[2 * OPERATIONS.index(_MOVING[0]) : 2 * OPERATIONS.index(_MOVING[-1]) + 2])
+        return np.concatenate([np.ravel(part) for part in parts]).astype(np.int32)
+
+    def _mask_and_threshold(self) -> tuple[int, int]:
+        """Returns the bits that posterize keeps, and the least value that solarize inverts."""
+        bits = round(_MOST_BITS * self.m / MOST)
+        return 256 - (1 << bits), math.ceil(255 * (1 - self.m / MOST))
+
+    def _places(self, size: tuple[int, int]) -> NDArray[np.int32]:
+        """Returns where each operation takes the pixels of an image, for `kernels.transform`.
+
+        They are the same in every image, so NumPy computes them once. Row 2 i is operation i in the direction -1.
+        """
+        maps = [_map(name, way * self.m / MOST, size) for name in OPERATIONS for way in (-1, 1)]
+        return kernels.places_of(np.array(maps), size)
+
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         for number in range(self.n):
@@ -131,9 +168,8 @@ class RandAugment(Augmentation):
         )
 
     def _moved(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
-        maps = [_map(name, way * self.m / MOST, images.shape[1:3]) for name in OPERATIONS for way in (-1, 1)]
-        chosen = tf.gather(np.array(maps), 2 * operation + tf.cast(sign > 0, tf.int32))
-        return kernels.transform(images, chosen, self.fill)
+        places = self._places((images.shape[1], images.shape[2]))
+        return kernels.transform(images, tf.gather(places, _choice(operation, sign)), self.fill)
 
     def _sharpened(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
         del operation
@@ -142,13 +178,17 @@ class RandAugment(Augmentation):
     def _reduced(self, images: tf.Tensor, operation: tf.Tensor) -> tf.Tensor:
         """Returns images with fewer bits (posterize), or with bright values inverted (solarize)."""
         each = lambda name: _is(operation, name)[:, None, None, None]  # noqa: E731
-        bits = round(_MOST_BITS * self.m / MOST)
-        images = tf.where(each("posterize"), images & (256 - (1 << bits)), images)
-        threshold = math.ceil(255 * (1 - self.m / MOST))
+        mask, threshold = self._mask_and_threshold()
+        images = tf.where(each("posterize"), images & mask, images)
         return tf.where(each("solarize") & (images >= threshold), 255 - images, images)
 
-    def _factor(self, sign: tf.Tensor) -> tf.Tensor:
+    def _factor(self, sign: Any) -> Any:
         return 1.0 + sign * (_MOST_FACTOR * self.m / MOST)
+
+
+def _choice(operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
+    """Returns operation and direction as one number, int32 (rows,)."""
+    return 2 * operation + tf.cast(sign > 0, tf.int32)
 
 
 def _drawn(number: int, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -202,7 +242,8 @@ def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> t
     else:
         matrix = tf.where(_is(operation, "color")[:, None, None], np.eye(1), matrix)
     images -= kernels.computed(tf.cast(least, tf.uint8))[:, None, None, :]
-    return kernels.mix_channels(images, matrix, tf.repeat(offset[:, None], channels, axis=1))
+    factors, offset = kernels.fixed(matrix, kernels.SHARE_BITS), kernels.fixed(offset, kernels.SHARE_BITS)
+    return kernels.mix_channels(images, factors, tf.repeat(offset[:, None], channels, axis=1))
 
 
 def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -217,8 +258,8 @@ def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     around = sum(pixels[:, y : height - 2 + y, x : width - 2 + x] for y in range(3) for x in range(3))
     difference = around - 9 * pixels[:, 1:-1, 1:-1]  # 13 times smoothed - pixel
     difference = tf.pad(difference, [[0, 0], [1, 1], [1, 1], [0, 0]])
-    part = kernels.fixed((1.0 - factor) / 13.0, 16)[:, None, None, None]
-    return kernels.to_pixels(pixels * (1 << 16) + part * difference, 16)
+    part = kernels.fixed((1.0 - factor) / _SMOOTHED_WEIGHTS, kernels.SHARE_BITS)[:, None, None, None]
+    return kernels.to_pixels(pixels * (1 << kernels.SHARE_BITS) + part * difference, kernels.SHARE_BITS)
 
 
 def _equalized(images: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:

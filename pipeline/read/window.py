@@ -9,11 +9,11 @@ from typing import ClassVar, Protocol
 import numpy as np
 import tensorflow as tf
 
+from pipeline import operations
 from pipeline.errors import to_run
 from pipeline.files.paths import PathLike, folder
 from pipeline.files.remote import in_command
 from pipeline.manifest.splits import Selection
-from pipeline.read import operations
 from pipeline.read.memory import Buffers, aligned_matrix
 from pipeline.read.numpy_calls import call_numpy
 from pipeline.read.records_reader import RecordsReader

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from pipeline.read import frames, operations
+from pipeline import operations
+from pipeline.read import frames
 
 
 @pytest.fixture(scope="session")
@@ -36,5 +37,5 @@ def compiled_operation():
     """TensorFlow's operation that crops images in memory, which was compiled when the package was installed."""
     if not operations.is_compiled():
         if platform.system() == "Linux" and shutil.which("cc"):
-            pytest.fail("pipeline.read._operations was not built or not loaded, though there is a compiler")
-        pytest.skip("pipeline.read._operations was not built: no compiler, or not Linux")
+            pytest.fail("pipeline.operations._operations was not built or not loaded, though there is a compiler")
+        pytest.skip("pipeline.operations._operations was not built: no compiler, or not Linux")

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline import Shard, input_fn
+from pipeline import Shard, input_fn, operations
 from pipeline.batch.compose import choose
 from pipeline.batch.resident import load
-from pipeline.read import operations
 from pipeline.request import Request
 from pipeline.resolved import resolve
 

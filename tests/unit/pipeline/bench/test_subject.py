@@ -12,7 +12,7 @@ from pipeline.bench import measure
 from pipeline.bench.result import BYTES, ORDER, READER, result_of
 from pipeline.bench.subject import Subject
 from pipeline.files.reading import OpenFile
-from pipeline.read.operations import is_compiled
+from pipeline.operations import is_compiled
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import Kind, write_dataset

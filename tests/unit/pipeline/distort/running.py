@@ -1,22 +1,42 @@
 """Runs a recipe as the input does."""
 
+import numpy as np
 import tensorflow as tf
 
+from pipeline import operations
+from pipeline.distort.composed import distorted_by_passes
 from pipeline.distort.recipes import make_recipe
 from tests.unit.pipeline.distort.reference import STATISTICS
 
 
 def run(text, images, keys, training=True):
-    """Returns the distorted images, or those of an evaluation."""
+    """Returns the distorted images, or those of an evaluation, which are the same by XLA and by passes."""
     make_recipe(text).check(images.shape[1:])
-    return compiled(text, training)(images, keys).numpy()
+    distorted = compiled(text, training)(images, keys).numpy()
+    if operations.is_compiled():
+        np.testing.assert_array_equal(by_passes(text, images, keys, training), distorted, strict=True)
+    return distorted
+
+
+def by_passes(text, images, keys, training=True):
+    """Returns the same by compiled passes, for recipes that have them."""
+    recipe, statistics = make_recipe(text), statistics_of(images.shape[3])
+    function = tf.function(lambda i, k: distorted_by_passes(recipe, i, k, statistics, training), autograph=False)
+    return function(images, keys).numpy()
+
+
+def statistics_of(channels):
+    """Returns the first channels of the statistics."""
+    return type(STATISTICS)(STATISTICS.mean[:channels], STATISTICS.std[:channels])
 
 
 def compiled(text, training=True):
     """Returns the function that distorts images by their keys; XLA compiles it once per shape."""
     recipe = make_recipe(text)
     function = recipe.distort if training else recipe.evaluate
-    return tf.function(lambda i, k: function(i, k, STATISTICS), jit_compile=recipe.compiled or None, autograph=False)
+    return tf.function(
+        lambda i, k: function(i, k, statistics_of(i.shape[3])), jit_compile=recipe.compiled or None, autograph=False
+    )
 
 
 def mix(text, images, labels, keys, epoch=0, real=None):

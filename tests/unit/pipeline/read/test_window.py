@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline import input_fn
+from pipeline import input_fn, operations
 from pipeline.audit.contract import Contract
 from pipeline.batch import compose
-from pipeline.read import frames, operations
+from pipeline.read import frames
 from pipeline.read.memory import Buffers, aligned_matrix
 from pipeline.read.numpy_calls import message_of_input, release_arrays
 from pipeline.read.window import as_tensor

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.read import operations
-from pipeline.read.operations import is_compiled
+from pipeline import operations
+from pipeline.operations import is_compiled
 
 
 def reference(lanes, rows, top, left, height, width):

@@ -1,5 +1,5 @@
-/* Two operations of TensorFlow, which copy crops of images, and records out of the memory that they were read into:
- * pipeline/read/operations.py describes them.
+/* Operations of TensorFlow, which pipeline/operations/__init__.py describes: they copy crops of images, distort images,
+ * and copy records out of the memory that they were read into.
  *
  * They are written against TensorFlow's C interface (tensorflow/c), whose functions are looked up when TensorFlow loads
  * this library: so it compiles without TensorFlow, and one build serves its versions. Where a function is missing,
@@ -9,8 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "_pixels.h"
+
 enum { OK = 0, INVALID_ARGUMENT = 3, RESOURCE_EXHAUSTED = 8 }; /* TF_Code */
-enum { UINT8 = 4, STRING = 7 };                                /* TF_DataType */
+enum { FLOAT = 1, UINT8 = 4, STRING = 7 };                     /* TF_DataType */
 enum { LINE = 64 };                                            /* bytes of a line of the cache */
 enum { MOST_INPUTS = 5, MOST_RANK = 8 };
 
@@ -126,6 +128,45 @@ static const char *crops(void *const *inputs, void *context, void **output, void
     return NULL;
 }
 
+/* ---- distortions ---- */
+
+enum { PIXELS, PROGRAM, PARAMETERS, DISTORT_INPUTS };
+
+static const char *distorted(void *const *inputs, void *context, void **output, void *status, int floats) {
+    Program program;
+    if (TF_NumDims(inputs[PIXELS]) != 4 || TF_NumDims(inputs[PROGRAM]) != 1 || TF_NumDims(inputs[PARAMETERS]) != 2)
+        return "images must have four dimensions, a program one, parameters two";
+    int64_t count = TF_Dim(inputs[PIXELS], 0);
+    Size size = {TF_Dim(inputs[PIXELS], 1), TF_Dim(inputs[PIXELS], 2), TF_Dim(inputs[PIXELS], 3)};
+    const char *problem = read_program(TF_TensorData(inputs[PROGRAM]), TF_Dim(inputs[PROGRAM], 0), size, &program);
+    if (problem) return problem;
+    if (program.floats != floats) return "a program gives floats if it normalises, else bytes";
+    if (TF_Dim(inputs[PARAMETERS], 0) != count || TF_Dim(inputs[PARAMETERS], 1) != program.columns)
+        return "parameters must be those of the program, a line for each image";
+    const int32_t *parameters = TF_TensorData(inputs[PARAMETERS]);
+    if ((problem = check_parameters(&program, parameters, count))) return problem;
+    int64_t dimensions[4] = {count, program.after.height, program.after.width, program.after.channels};
+    size_t bytes = (size_t)(count * program.after.height * program.after.width * program.after.channels);
+    *output = TF_AllocateOutput(context, 0, floats ? FLOAT : UINT8, dimensions, 4, floats ? 4 * bytes : bytes, status);
+    if (TF_GetCode(status) != OK) return NULL;
+    uint8_t *scratch = aligned_alloc(LINE, (size_t)program.scratch);
+    if (scratch)
+        distort(&program, TF_TensorData(inputs[PIXELS]), parameters, count, TF_TensorData(*output), scratch);
+    else
+        TF_SetStatus(status, RESOURCE_EXHAUSTED, "no memory to distort images in");
+    free(scratch);
+    return NULL;
+}
+
+static Computation pixels, floats;
+static const char *pixels(void *const *inputs, void *context, void **output, void *status) {
+    return distorted(inputs, context, output, status, 0);
+}
+
+static const char *floats(void *const *inputs, void *context, void **output, void *status) {
+    return distorted(inputs, context, output, status, 1);
+}
+
 /* ---- records ---- */
 
 enum { MEMORY, BOUNDS, RECORDS_INPUTS };
@@ -207,6 +248,16 @@ static void compute_crops(void *kernel, void *context) {
     compute(crops, CROPS_INPUTS, context);
 }
 
+static void compute_pixels(void *kernel, void *context) {
+    (void)kernel;
+    compute(pixels, DISTORT_INPUTS, context);
+}
+
+static void compute_floats(void *kernel, void *context) {
+    (void)kernel;
+    compute(floats, DISTORT_INPUTS, context);
+}
+
 static void compute_records(void *kernel, void *context) {
     (void)kernel;
     compute(records, RECORDS_INPUTS, context);
@@ -239,7 +290,10 @@ __attribute__((constructor)) static void register_operations(void) {
     static const char *const of_crops[CROPS_INPUTS] = {"images: uint8", "rows: int64", "top: int32", "left: int32",
                                                        "size: int32"};
     static const char *const of_records[RECORDS_INPUTS] = {"memory: uint8", "bounds: int64"};
+    static const char *const of_pixels[DISTORT_INPUTS] = {"images: uint8", "program: int32", "parameters: int32"};
     if (!found()) return;
     register_operation("StepfeedGatherCrops", of_crops, CROPS_INPUTS, "crops: uint8", compute_crops);
+    register_operation("StepfeedDistort", of_pixels, DISTORT_INPUTS, "distorted: uint8", compute_pixels);
+    register_operation("StepfeedDistortToFloats", of_pixels, DISTORT_INPUTS, "distorted: float", compute_floats);
     register_operation("StepfeedCopyRecords", of_records, RECORDS_INPUTS, "records: string", compute_records);
 }

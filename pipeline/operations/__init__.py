@@ -1,4 +1,7 @@
-"""Operations of TensorFlow that are compiled when the package is installed: they copy parts of what is in memory."""
+"""Operations of TensorFlow that are compiled when the package is installed: they copy and distort what is in memory.
+
+Where there is no compiler, TensorFlow's own operations do the same.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-_LIBRARY = "pipeline.read._operations"  # not a module of Python; TensorFlow loads it
+_LIBRARY = "pipeline.operations._operations"  # not a module of Python; TensorFlow loads it
 
 
 def is_compiled() -> bool:
@@ -39,6 +42,27 @@ def gather_crops(
     return tf.ensure_shape(crops, (rows.shape[0], height, width))
 
 
+def distort(images: tf.Tensor, program: tf.Tensor, parameters: tf.Tensor, floats: bool) -> tf.Tensor:
+    """Returns images after the passes of a program, which `pipeline.distort.passes` makes.
+
+    Args:
+      images: uint8 (rows, height, width, channels).
+      program: int32 (n,).
+      parameters: of each image, int32 (rows, columns).
+      floats: whether the program ends with floats.
+
+    Returns:
+      uint8 or float32 (rows, height, width, channels), of the program's size.
+
+    Raises:
+      tf.errors.InvalidArgumentError: a program or parameters that do not fit the images.
+    """
+    made = _operations()
+    operation = made.stepfeed_distort_to_floats if floats else made.stepfeed_distort
+    distorted: tf.Tensor = operation(images, program, parameters)
+    return distorted
+
+
 def copy_records(memory: tf.Tensor, bounds: tf.Tensor) -> tf.Tensor:
     """Returns parts of some memory as strings of their own.
 
@@ -66,4 +90,4 @@ def _operations() -> Any:
         found = tf.load_op_library(library.origin)
     except (tf.errors.OpError, OSError, RuntimeError):  # compiled for another system or processor
         return None
-    return found if hasattr(found, "stepfeed_copy_records") else None
+    return found if hasattr(found, "stepfeed_distort") else None

@@ -1,0 +1,719 @@
+/* Passes over the pixels of images. Each gives the same bytes as its form in pipeline/distort, which XLA compiles:
+ * whole numbers in fixed point, rounded in the same places. */
+#include "_pixels.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Vectors of the compiler, not of one processor. Where the loader can choose, there is a second build for AVX2. */
+#if defined(__x86_64__) && defined(__ELF__) && defined(__has_attribute) && !defined(__SANITIZE_ADDRESS__)
+#if __has_attribute(target_clones)
+#define KERNEL __attribute__((target_clones("avx2", "default")))
+#endif
+#endif
+#ifndef KERNEL
+#define KERNEL
+#endif
+typedef int32_t Four __attribute__((vector_size(16)));
+
+enum { CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE, KINDS };
+enum { PLACE = 11, SHARE = 16, WEIGHT = 12, BETWEEN = 4 }; /* bits of fractions, as in pipeline/distort/kernels.py */
+enum { RGB = 3, VALUES = 256, SLACK = 64 };
+
+/* Of RandAugment: pipeline/distort/randaugment.py. */
+enum {
+    IDENTITY,
+    SHEAR_X,
+    SHEAR_Y,
+    TRANSLATE_X,
+    TRANSLATE_Y,
+    ROTATE,
+    BRIGHTNESS,
+    COLOR,
+    CONTRAST,
+    SHARPNESS,
+    POSTERIZE,
+    SOLARIZE,
+    AUTO_CONTRAST,
+    EQUALIZE,
+    OPERATIONS
+};
+enum { MOVES = ROTATE - SHEAR_X + 1 };
+enum { FILL, MASK, THRESHOLD, WAYS }; /* numbers of AUGMENT; after them those of each way */
+enum { FACTOR, TOWARDS, SMOOTHED = TOWARDS + 2, MATRIX, OF_WAY = MATRIX + RGB * RGB };
+
+static int64_t volume(Size size) { return size.height * size.width * size.channels; }
+
+static int64_t lanes_of(Size size) { return size.width * size.channels; }
+
+static int32_t clipped(int32_t value) { return value < 0 ? 0 : value > UINT8_MAX ? UINT8_MAX : value; }
+
+/* Places of an image's parameters are sums that wrap around, as XLA's do. */
+static int32_t sum(int32_t one, int32_t other) { return (int32_t)((uint32_t)one + (uint32_t)other); }
+
+static double as_double(const int32_t *halves) {
+    double value;
+    memcpy(&value, halves, sizeof value);
+    return value;
+}
+
+/* ---- where pixels go ---- */
+
+static void crop(const uint8_t *from, uint8_t *to, const Pass *pass, int64_t top, int64_t left) {
+    int64_t wide = lanes_of(pass->after), line = lanes_of(pass->before), start = left * pass->before.channels;
+    int64_t first = start < 0 ? -start : 0, end = line - start < wide ? line - start : wide;
+    for (int64_t y = 0; y < pass->after.height; y++, to += wide) {
+        if (top + y < 0 || top + y >= pass->before.height || first >= end) {
+            memset(to, 0, (size_t)wide);
+            continue;
+        }
+        memset(to, 0, (size_t)first);
+        memcpy(to + first, from + (top + y) * line + start + first, (size_t)(end - first));
+        memset(to + end, 0, (size_t)(wide - end));
+    }
+}
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+typedef uint8_t Sixteen __attribute__((vector_size(16)));
+enum { TOGETHER = 5 }; /* RGB pixels in such a vector */
+
+/* Mirrors the first pixels of a line, as long as a vector lies in it; returns how many. */
+static inline int64_t flip_vectors(const uint8_t *from, uint8_t *to, int64_t width) {
+    int64_t x = 0;
+    for (; x + TOGETHER < width; x += TOGETHER) {
+        Sixteen pixels;
+        memcpy(&pixels, from + (width - x - TOGETHER) * RGB - 1, sizeof pixels);
+        pixels = __builtin_shufflevector(pixels, pixels, 13, 14, 15, 10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3, 0);
+        memcpy(to + x * RGB, &pixels, sizeof pixels); /* the last byte is overwritten by the next pixel */
+    }
+    return x;
+}
+#define FLIP_VECTORS flip_vectors
+#endif
+#endif
+#ifndef FLIP_VECTORS
+#define FLIP_VECTORS(from, to, width) 0
+#endif
+
+KERNEL static void flip(const uint8_t *from, uint8_t *to, Size size, int64_t bytes) {
+    int64_t line = size.width * bytes;
+    for (int64_t y = 0; y < size.height; y++, from += line, to += line) {
+        int64_t x = bytes == RGB ? FLIP_VECTORS(from, to, size.width) : 0;
+        for (; x < size.width; x++) memcpy(to + x * bytes, from + line - (x + 1) * bytes, (size_t)bytes);
+    }
+}
+
+/* Puts an image into a frame: one pixel wide above and on the left, two below and on the right. */
+static void pad(const uint8_t *from, uint8_t *to, Size size, int32_t fill) {
+    int64_t line = lanes_of(size), stride = line + 3 * size.channels;
+    memset(to, fill, (size_t)(stride + size.channels));
+    for (int64_t y = 0; y < size.height; y++, from += line) {
+        uint8_t *start = to + (y + 1) * stride + size.channels;
+        memcpy(start, from, (size_t)line);
+        memset(start + line, fill, (size_t)(3 * size.channels));
+    }
+    memset(to + (size.height + 1) * stride, fill, (size_t)(2 * stride));
+}
+
+/* Of the pixels of a line of the result: where they begin in the frame, how far to the right and below of there, and
+ * the four pixels there. Of these, three bytes are meant. */
+typedef struct {
+    int32_t *corners, *right, *below;
+    uint32_t *pixels[4];
+} Line;
+enum { OF_LINE = 7 };
+
+static inline void locate(const int32_t *restrict x_across, int32_t x_down, const int32_t *restrict y_across,
+                          int32_t y_down, Size size, int32_t *restrict corners, int32_t *restrict right,
+                          int32_t *restrict below) {
+    int32_t least = -(1 << PLACE), most_x = (int32_t)size.width << PLACE, most_y = (int32_t)size.height << PLACE;
+    int32_t channels = (int32_t)size.channels, stride = (int32_t)(size.width + 3) * channels, part = (1 << PLACE) - 1;
+    for (int64_t i = 0; i < size.width; i++) {
+        int32_t x = sum(x_across[i], x_down), y = sum(y_across[i], y_down);
+        x = x < least ? least : x;
+        y = y < least ? least : y;
+        x = x > most_x ? most_x : x;
+        y = y > most_y ? most_y : y;
+        corners[i] = ((y >> PLACE) + 1) * stride + ((x >> PLACE) + 1) * channels;
+        right[i] = x & part;
+        below[i] = y & part;
+    }
+}
+
+/* Returns the value between four, by how far it is to the right and below of the first. */
+static inline int32_t between(int32_t one, int32_t next, int32_t under, int32_t last, int32_t right, int32_t below) {
+    int32_t upper = (one << PLACE) + (next - one) * right, lower = (under << PLACE) + (last - under) * right;
+    return ((upper << PLACE) + (lower - upper) * below + (1 << (2 * PLACE - 1))) >> 2 * PLACE;
+}
+
+static inline void mix_line(const uint32_t *restrict one, const uint32_t *restrict next, const uint32_t *restrict under,
+                            const uint32_t *restrict last, const int32_t *restrict right, const int32_t *restrict below,
+                            uint32_t *restrict result, int64_t width) {
+    for (int64_t i = 0; i < width; i++) {
+        uint32_t pixel = 0;
+        for (int bits = 0; bits < 8 * RGB; bits += 8)
+            pixel |= (uint32_t)between(one[i] >> bits & UINT8_MAX, next[i] >> bits & UINT8_MAX,
+                                       under[i] >> bits & UINT8_MAX, last[i] >> bits & UINT8_MAX, right[i], below[i])
+                     << bits;
+        result[i] = pixel;
+    }
+}
+
+/* In loops of their own, pixels are gathered, mixed by vector instructions, and written. */
+static inline void move_rgb(const uint8_t *frame, int64_t stride, uint8_t *to, int64_t width, Line line) {
+    for (int64_t i = 0; i < width; i++) {
+        const uint8_t *corner = frame + line.corners[i];
+        memcpy(line.pixels[0] + i, corner, sizeof(uint32_t));
+        memcpy(line.pixels[1] + i, corner + RGB, sizeof(uint32_t));
+        memcpy(line.pixels[2] + i, corner + stride, sizeof(uint32_t));
+        memcpy(line.pixels[3] + i, corner + stride + RGB, sizeof(uint32_t));
+    }
+    uint32_t *result = (uint32_t *)line.corners;
+    mix_line(line.pixels[0], line.pixels[1], line.pixels[2], line.pixels[3], line.right, line.below, result, width);
+    /* Four bytes are one instruction. The fourth is overwritten by the next pixel. */
+    for (int64_t i = 0; i + 1 < width; i++) memcpy(to + i * RGB, result + i, sizeof(uint32_t));
+    memcpy(to + (width - 1) * RGB, result + width - 1, RGB);
+}
+
+KERNEL static void move(const uint8_t *from, uint8_t *to, Size size, const int32_t *places, int32_t fill,
+                        uint8_t *frame, int32_t *numbers) {
+    int64_t height = size.height, width = size.width, channels = size.channels, stride = (width + 3) * channels;
+    const int32_t *x_down = places + width, *y_across = x_down + height, *y_down = y_across + width;
+    Line line = {numbers, numbers + width, numbers + 2 * width, {0}};
+    for (int i = 0; i < 4; i++) line.pixels[i] = (uint32_t *)numbers + (3 + i) * width;
+    pad(from, frame, size, fill);
+    for (int64_t y = 0; y < height; y++, to += width * channels) {
+        locate(places, x_down[y], y_across, y_down[y], size, line.corners, line.right, line.below);
+        if (channels == RGB)
+            move_rgb(frame, stride, to, width, line);
+        else
+            for (int64_t x = 0; x < width; x++)
+                for (int64_t c = 0; c < channels; c++) {
+                    const uint8_t *upper = frame + line.corners[x] + c, *lower = upper + stride;
+                    int32_t value =
+                        between(upper[0], upper[channels], lower[0], lower[channels], line.right[x], line.below[x]);
+                    to[x * channels + c] = (uint8_t)value;
+                }
+    }
+}
+
+/* ---- values ---- */
+
+/* Replaces every value by factor * value + offset. */
+KERNEL static void scale(const uint8_t *from, uint8_t *to, int64_t count, int32_t factor, int32_t offset) {
+    offset += 1 << (SHARE - 1);
+    for (int64_t i = 0; i < count; i++) to[i] = (uint8_t)clipped((factor * from[i] + offset) >> SHARE);
+}
+
+/* Replaces every RGB pixel by matrix @ pixel + offset. */
+KERNEL static void recolour(const uint8_t *restrict from, uint8_t *restrict to, int64_t pixels, const int32_t *matrix,
+                            int32_t offset) {
+    int32_t m[RGB * RGB];
+    memcpy(m, matrix, sizeof m);
+    offset += 1 << (SHARE - 1);
+    for (int64_t i = 0; i < pixels; i++) {
+        int32_t r = from[RGB * i], g = from[RGB * i + 1], b = from[RGB * i + 2];
+        to[RGB * i] = (uint8_t)clipped((m[0] * r + m[1] * g + m[2] * b + offset) >> SHARE);
+        to[RGB * i + 1] = (uint8_t)clipped((m[3] * r + m[4] * g + m[5] * b + offset) >> SHARE);
+        to[RGB * i + 2] = (uint8_t)clipped((m[6] * r + m[7] * g + m[8] * b + offset) >> SHARE);
+    }
+}
+
+static void look_up(const uint8_t *from, uint8_t *to, Size size, uint8_t (*tables)[VALUES]) {
+    int64_t pixels = size.height * size.width;
+    if (size.channels == 1)
+        for (int64_t i = 0; i < pixels; i++) to[i] = tables[0][from[i]];
+    else
+        for (int64_t i = 0; i < RGB * pixels; i += RGB)
+            for (int c = 0; c < RGB; c++) to[i + c] = tables[c][from[i + c]];
+}
+
+/* Gives a mean, in the fixed point of `scale`, times a factor. */
+KERNEL static int32_t mean_grey(const uint8_t *from, Size size, double factor, int32_t *sums) {
+    int64_t lanes = lanes_of(size), totals[RGB] = {0};
+    memset(sums, 0, sizeof *sums * (size_t)lanes);
+    for (int64_t y = 0; y < size.height; y++, from += lanes)
+        for (int64_t i = 0; i < lanes; i++) sums[i] += from[i];
+    for (int64_t i = 0; i < lanes; i++) totals[i % size.channels] += sums[i];
+    double pixels = (double)(size.height * size.width);
+    /* Whole numbers, of which one division makes the mean, so that no processor rounds it otherwise. */
+    double mean = size.channels == 1 ? (double)totals[0] / pixels
+                                     : (double)(299 * totals[0] + 587 * totals[1] + 114 * totals[2]) / (1000 * pixels);
+    return (int32_t)rint(mean * factor * (1 << SHARE));
+}
+
+KERNEL static void extremes(const uint8_t *from, Size size, uint8_t *least, uint8_t *most, uint8_t *of_lanes) {
+    int64_t lanes = lanes_of(size);
+    uint8_t *low = of_lanes, *high = of_lanes + lanes;
+    memcpy(low, from, (size_t)lanes);
+    memcpy(high, from, (size_t)lanes);
+    for (int64_t y = 1; y < size.height; y++) {
+        from += lanes;
+        for (int64_t i = 0; i < lanes; i++) low[i] = from[i] < low[i] ? from[i] : low[i];
+        for (int64_t i = 0; i < lanes; i++) high[i] = from[i] > high[i] ? from[i] : high[i];
+    }
+    for (int64_t c = 0; c < size.channels; c++) least[c] = UINT8_MAX, most[c] = 0;
+    for (int64_t i = 0, c = 0; i < lanes; i++, c = c + 1 < size.channels ? c + 1 : 0) {
+        if (low[i] < least[c]) least[c] = low[i];
+        if (high[i] > most[c]) most[c] = high[i];
+    }
+}
+
+static void stretch(const uint8_t *from, uint8_t *to, Size size, uint8_t *of_lanes) {
+    uint8_t least[RGB], most[RGB], tables[RGB][VALUES];
+    extremes(from, size, least, most, of_lanes);
+    for (int64_t c = 0; c < size.channels; c++) {
+        int32_t range = most[c] - least[c], factor = 1 << SHARE;
+        if (range) factor = (int32_t)rint(255.0 / range * (1 << SHARE));
+        for (int32_t value = 0; value < VALUES; value++) {
+            int32_t above = range ? (value < least[c] ? 0 : value - least[c]) : value;
+            tables[c][value] = (uint8_t)clipped((factor * above + (1 << (SHARE - 1))) >> SHARE);
+        }
+    }
+    look_up(from, to, size, tables);
+}
+
+static void count_values(const uint8_t *from, Size size, int32_t (*counts)[VALUES]) {
+    int64_t pixels = size.height * size.width;
+    memset(counts, 0, sizeof *counts * (size_t)size.channels);
+    if (size.channels == 1)
+        for (int64_t i = 0; i < pixels; i++) counts[0][from[i]]++;
+    else
+        for (int64_t i = 0; i < RGB * pixels; i += RGB)
+            for (int c = 0; c < RGB; c++) counts[c][from[i + c]]++;
+}
+
+/* Makes the table that spreads values evenly. A quotient of such small whole numbers, in double, has the right whole
+ * part. */
+KERNEL static void spread(const int32_t *counts, int64_t pixels, uint8_t *restrict table) {
+    int32_t highest = VALUES - 1, below[VALUES];
+    while (highest > 0 && !counts[highest]) highest--;
+    int32_t step = (int32_t)((pixels - counts[highest]) / UINT8_MAX), before = step / 2;
+    for (int value = 0; value < VALUES; before += counts[value++]) below[value] = before;
+    if (!step)
+        for (int value = 0; value < VALUES; value++) table[value] = (uint8_t)value;
+    else
+        for (int value = 0; value < VALUES; value++) {
+            int32_t whole = (int32_t)(below[value] / (double)step);
+            table[value] = (uint8_t)(whole > UINT8_MAX ? UINT8_MAX : whole);
+        }
+}
+
+static void equalize(const uint8_t *from, uint8_t *to, Size size) {
+    int32_t counts[RGB][VALUES];
+    uint8_t tables[RGB][VALUES];
+    count_values(from, size, counts);
+    for (int64_t c = 0; c < size.channels; c++) spread(counts[c], size.height * size.width, tables[c]);
+    look_up(from, to, size, tables);
+}
+
+KERNEL static void sharpen(const uint8_t *from, uint8_t *to, Size size, int32_t part, int32_t *sums) {
+    int64_t lanes = lanes_of(size), channels = size.channels;
+    memcpy(to, from, (size_t)lanes);
+    for (int64_t y = 1; y < size.height - 1; y++) {
+        const uint8_t *line = from + y * lanes, *above = line - lanes, *below = line + lanes;
+        uint8_t *out = to + y * lanes;
+        for (int64_t i = 0; i < lanes; i++) sums[i] = above[i] + line[i] + below[i];
+        memcpy(out, line, (size_t)channels);
+        for (int64_t i = channels; i < lanes - channels; i++) {
+            int32_t difference = sums[i - channels] + sums[i] + sums[i + channels] - 9 * line[i];
+            int32_t whole = (line[i] << SHARE) + part * difference + (1 << (SHARE - 1));
+            out[i] = (uint8_t)clipped(whole >> SHARE);
+        }
+        memcpy(out + lanes - channels, line + lanes - channels, (size_t)channels);
+    }
+    memcpy(to + (size.height - 1) * lanes, from + (size.height - 1) * lanes, (size_t)lanes);
+}
+
+KERNEL static void reduce(const uint8_t *from, uint8_t *to, int64_t count, uint8_t mask) {
+    for (int64_t i = 0; i < count; i++) to[i] = from[i] & mask;
+}
+
+KERNEL static void invert(const uint8_t *from, uint8_t *to, int64_t count, int32_t threshold) {
+    for (int64_t i = 0; i < count; i++) to[i] = (uint8_t)(from[i] >= threshold ? UINT8_MAX - from[i] : from[i]);
+}
+
+KERNEL static void normalise(const uint8_t *restrict from, float *restrict to, Size size, const int32_t *numbers,
+                             float *of_lanes) {
+    int64_t lanes = lanes_of(size);
+    float *mean = of_lanes, *inverse = of_lanes + lanes;
+    for (int64_t x = 0; x < size.width; x++) {
+        memcpy(mean + x * size.channels, numbers, sizeof(float) * (size_t)size.channels);
+        memcpy(inverse + x * size.channels, numbers + size.channels, sizeof(float) * (size_t)size.channels);
+    }
+    for (int64_t y = 0; y < size.height; y++, from += lanes, to += lanes)
+        for (int64_t i = 0; i < lanes; i++) to[i] = ((float)from[i] - mean[i]) * inverse[i];
+}
+
+/* ---- sizes ---- */
+
+enum { NEW_HEIGHT, NEW_WIDTH, TAPS_DOWN, TAPS_ACROSS, WEIGHTS }; /* numbers of RESIZE */
+
+/* Of a line or a pixel of the result: the first of those that it sums, and their weights. */
+static const int32_t *weights_of(const int32_t *table, int64_t place, int64_t taps) {
+    return table + place * (taps + 1);
+}
+
+/* Halves are rounded to even numbers, as XLA does. */
+static inline int32_t rounded(int32_t value, int bits) {
+    return (value + (1 << (bits - 1)) - 1 + (value >> bits & 1)) >> bits;
+}
+
+static inline void sum_lines(const uint8_t *restrict first, int64_t lanes, const int32_t *weights, int64_t taps,
+                             int32_t *restrict sums) {
+    for (int64_t i = 0; i < lanes; i++) sums[i] = weights[0] * first[i];
+    for (int64_t t = 1; t < taps; t++)
+        for (int64_t i = 0; i < lanes; i++) sums[i] += weights[t] * first[t * lanes + i];
+    for (int64_t i = 0; i < lanes; i++) sums[i] = rounded(sums[i], WEIGHT - BETWEEN);
+}
+
+static inline void sum_pixels(const int32_t *restrict line, int64_t channels, const int32_t *weights, int64_t taps,
+                              int32_t *restrict whole) {
+    if (channels == RGB) { /* the fourth lane is overwritten by the next pixel */
+        Four all = {0}, next;
+        for (int64_t t = 0; t < taps; t++) {
+            memcpy(&next, line + t * RGB, sizeof next);
+            all += next * weights[t];
+        }
+        memcpy(whole, &all, sizeof all);
+    } else
+        for (int64_t c = 0; c < channels; c++) {
+            whole[c] = 0;
+            for (int64_t t = 0; t < taps; t++) whole[c] += line[t * channels + c] * weights[t];
+        }
+}
+
+KERNEL static void resize(const uint8_t *from, uint8_t *to, const Pass *pass, int32_t *numbers) {
+    int64_t lanes = lanes_of(pass->before), channels = pass->before.channels, result = lanes_of(pass->after);
+    int64_t down = pass->numbers[TAPS_DOWN], across = pass->numbers[TAPS_ACROSS];
+    const int32_t *tall = pass->numbers + WEIGHTS, *wide = tall + pass->after.height * (down + 1);
+    int32_t *sums = numbers, *whole = numbers + lanes + 1; /* behind both there is room for a lane more */
+    for (int64_t y = 0; y < pass->after.height; y++, to += result) {
+        const int32_t *of_line = weights_of(tall, y, down);
+        sum_lines(from + of_line[0] * lanes, lanes, of_line + 1, down, sums);
+        for (int64_t x = 0; x < pass->after.width; x++) {
+            const int32_t *of_pixel = weights_of(wide, x, across);
+            sum_pixels(sums + of_pixel[0] * channels, channels, of_pixel + 1, across, whole + x * channels);
+        }
+        for (int64_t i = 0; i < result; i++) to[i] = (uint8_t)rounded(whole[i], BETWEEN + WEIGHT);
+    }
+}
+
+/* ---- boxes ---- */
+
+enum { COVER_HEIGHT, COVER_WIDTH, COLOUR }; /* numbers of COVER */
+
+static void cover(uint8_t *to, const Pass *pass, int64_t top, int64_t left) {
+    Size size = pass->before;
+    int64_t pixel = size.channels * (pass->floats ? (int64_t)sizeof(float) : 1);
+    int64_t bottom = top + pass->numbers[COVER_HEIGHT], right = left + pass->numbers[COVER_WIDTH];
+    if (top < 0) top = 0;
+    if (left < 0) left = 0;
+    if (bottom > size.height) bottom = size.height;
+    if (right > size.width) right = size.width;
+    for (int64_t y = top; y < bottom; y++)
+        for (int64_t x = left; x < right; x++) {
+            uint8_t *at = to + (y * size.width + x) * pixel;
+            if (pass->floats)
+                memset(at, 0, (size_t)pixel);
+            else
+                for (int64_t c = 0; c < size.channels; c++) at[c] = (uint8_t)pass->numbers[COLOUR + c];
+        }
+}
+
+enum { TOP, LEFT, TALL, WIDE, KEY, NOISE_COLUMNS = KEY + 2 }; /* parameters of NOISE */
+
+static uint64_t splitmix64(uint64_t x) {
+    uint64_t z = x + 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+/* Byte b of an image's noise is byte b % 8 of the hash of key + b / 8. */
+static void noise(uint8_t *to, Size size, const int32_t *parameters) {
+    uint64_t key = (uint32_t)parameters[KEY] | (uint64_t)(uint32_t)parameters[KEY + 1] << 32;
+    for (int64_t y = parameters[TOP]; y < parameters[TOP] + parameters[TALL]; y++) {
+        int64_t at = (y * size.width + parameters[LEFT]) * size.channels, end = at + parameters[WIDE] * size.channels;
+        while (at < end) {
+            uint64_t hash = splitmix64(key + (uint64_t)at / 8) >> 8 * (at % 8);
+            int64_t count = 8 - at % 8 < end - at ? 8 - at % 8 : end - at;
+            memcpy(to + at, &hash, (size_t)count);
+            at += count;
+        }
+    }
+}
+
+/* ---- RandAugment ---- */
+
+static int augment(const uint8_t *from, uint8_t *to, const Pass *pass, int32_t drawn, uint8_t *frame, int32_t *lines) {
+    Size size = pass->before;
+    int64_t count = volume(size), places = 2 * (size.height + size.width);
+    int32_t operation = drawn / 2;
+    const int32_t *numbers = pass->numbers, *way = numbers + WAYS + drawn % 2 * OF_WAY;
+    switch (operation) {
+        case SHEAR_X:
+        case SHEAR_Y:
+        case TRANSLATE_X:
+        case TRANSLATE_Y:
+        case ROTATE:
+            numbers += WAYS + 2 * OF_WAY + (drawn - 2 * SHEAR_X) * places;
+            move(from, to, size, numbers, pass->numbers[FILL], frame, lines);
+            return 1;
+        case BRIGHTNESS:
+            scale(from, to, count, way[FACTOR], 0);
+            return 1;
+        case CONTRAST:
+            scale(from, to, count, way[FACTOR], mean_grey(from, size, as_double(way + TOWARDS), lines));
+            return 1;
+        case COLOR:
+            if (size.channels == 1) return 0;
+            recolour(from, to, size.height * size.width, way + MATRIX, 0);
+            return 1;
+        case SHARPNESS:
+            if (size.height < 3 || size.width < 3) return 0;
+            sharpen(from, to, size, way[SMOOTHED], lines);
+            return 1;
+        case POSTERIZE:
+            reduce(from, to, count, (uint8_t)numbers[MASK]);
+            return 1;
+        case SOLARIZE:
+            invert(from, to, count, numbers[THRESHOLD]);
+            return 1;
+        case AUTO_CONTRAST:
+            stretch(from, to, size, (uint8_t *)lines);
+            return 1;
+        case EQUALIZE:
+            equalize(from, to, size);
+            return 1;
+        default: /* IDENTITY */
+            return 0;
+    }
+}
+
+/* ---- programs ---- */
+
+enum { PADDING, CROP_HEIGHT, CROP_WIDTH, CROP_NUMBERS }; /* numbers of CROP */
+
+static const char *read_weights(const int32_t *table, int64_t count, int64_t taps, int64_t before) {
+    for (int64_t i = 0; i < count; i++, table += taps + 1) {
+        int64_t total = 0;
+        if (table[0] < 0 || table[0] + taps > before) return "resize: weights must be those of an image's lines";
+        for (int64_t t = 1; t <= taps; t++) {
+            if (table[t] < 0) return "resize: weights must not be negative";
+            total += table[t];
+        }
+        if (total > 1 << WEIGHT) return "resize: weights must add up to no more than 1";
+    }
+    return NULL;
+}
+
+static const char *read_size(Pass *pass, int64_t height, int64_t width) {
+    if (height < 1 || width < 1 || height > MOST_SIDE || width > MOST_SIDE)
+        return "sizes must be at least 1, and no more than 16384";
+    pass->after.height = height;
+    pass->after.width = width;
+    return NULL;
+}
+
+/* Reads the numbers of a pass; sets how many columns of parameters it takes. */
+static const char *read_pass(Pass *pass, int64_t *columns) {
+    Size size = pass->before;
+    const int32_t *numbers = pass->numbers;
+    int64_t count = pass->count, channels = size.channels, places = 2 * (size.height + size.width);
+    int has_grey = channels == 1 || channels == RGB;
+    const char *problem = NULL;
+    *columns = 0;
+    if (pass->floats && pass->kind != FLIP && pass->kind != COVER) return "pass: takes no floats";
+    switch (pass->kind) {
+        case CROP:
+            if (count != CROP_NUMBERS || numbers[PADDING] < 0 || numbers[PADDING] > MOST_SIDE)
+                return "crop: wrong numbers";
+            if (numbers[CROP_HEIGHT] > size.height + 2 * numbers[PADDING] ||
+                numbers[CROP_WIDTH] > size.width + 2 * numbers[PADDING])
+                return "crop: must not be larger than the padded image";
+            *columns = 2;
+            return read_size(pass, numbers[CROP_HEIGHT], numbers[CROP_WIDTH]);
+        case FLIP:
+            *columns = 1;
+            return count ? "flip: wrong numbers" : NULL;
+        case MOVE:
+            *columns = places;
+            return count == 1 ? NULL : "move: wrong numbers";
+        case RECOLOUR:
+            *columns = channels * channels + 2;
+            return !count && has_grey ? NULL : "recolour: wrong numbers or channels";
+        case RESIZE:
+            if (count < WEIGHTS || numbers[TAPS_DOWN] < 1 || numbers[TAPS_ACROSS] < 1) return "resize: wrong numbers";
+            if ((problem = read_size(pass, numbers[NEW_HEIGHT], numbers[NEW_WIDTH]))) return problem;
+            int64_t down = numbers[TAPS_DOWN], across = numbers[TAPS_ACROSS];
+            int64_t of_lines = pass->after.height * (down + 1), of_pixels = pass->after.width * (across + 1);
+            if (count != WEIGHTS + of_lines + of_pixels) return "resize: wrong numbers";
+            problem = read_weights(numbers + WEIGHTS, pass->after.height, down, size.height);
+            return problem ? problem
+                           : read_weights(numbers + WEIGHTS + of_lines, pass->after.width, across, size.width);
+        case COVER:
+            *columns = 2;
+            return count == COLOUR + channels && numbers[0] >= 0 && numbers[1] >= 0 ? NULL : "cover: wrong numbers";
+        case NOISE:
+            *columns = NOISE_COLUMNS;
+            return count ? "noise: wrong numbers" : NULL;
+        case AUGMENT:
+            *columns = 1;
+            return count == WAYS + 2 * OF_WAY + 2 * MOVES * places && has_grey ? NULL
+                                                                               : "augment: wrong numbers or channels";
+        case NORMALISE:
+            return count == 2 * channels ? NULL : "normalise: wrong numbers";
+        default:
+            return "pass: there is no such kind";
+    }
+}
+
+static int64_t aligned(int64_t bytes) { return (bytes + SLACK - 1) / SLACK * SLACK + SLACK; }
+
+static int64_t larger(int64_t one, int64_t other) { return one > other ? one : other; }
+
+/* Where things lie in the scratch: two images, a frame, and some lines of numbers. */
+typedef struct {
+    int64_t image, frame, lines;
+} Sizes;
+
+static Sizes sizes_of(const Program *program) {
+    Sizes sizes = {0};
+    for (int i = 0; i < program->count; i++) {
+        const Pass *pass = &program->passes[i];
+        Size size = pass->before;
+        int64_t after = volume(pass->after) * (pass->floats || pass->kind == NORMALISE ? (int64_t)sizeof(float) : 1);
+        sizes.image = larger(sizes.image, after);
+        sizes.lines =
+            larger(sizes.lines, lanes_of(size) > lanes_of(pass->after) ? lanes_of(size) : lanes_of(pass->after));
+        if (pass->kind == MOVE || pass->kind == AUGMENT)
+            sizes.frame = larger(sizes.frame, (size.height + 3) * (size.width + 3) * size.channels);
+    }
+    return (Sizes){aligned(sizes.image), aligned(sizes.frame),
+                   aligned(OF_LINE * (int64_t)sizeof(int32_t) * sizes.lines)};
+}
+
+const char *read_program(const int32_t *numbers, int64_t count, Size size, Program *program) {
+    memset(program, 0, sizeof *program);
+    if (size.height < 1 || size.width < 1 || size.channels < 1 || size.height > MOST_SIDE || size.width > MOST_SIDE ||
+        size.channels > MOST_CHANNELS)
+        return "images must have a height and width of 1 to 16384, and 1 to 1024 channels";
+    program->before = program->after = size;
+    while (count) {
+        if (program->count == MOST_PASSES) return "a program must not have more than 32 passes";
+        if (count < 2 || numbers[1] < 0 || numbers[1] > count - 2) return "a program must not end within a pass";
+        Pass *pass = &program->passes[program->count++];
+        int64_t columns = 0;
+        *pass = (Pass){numbers[0],     numbers + 2,    numbers[1],     program->columns,
+                       program->after, program->after, program->floats};
+        const char *problem = read_pass(pass, &columns);
+        if (problem) return problem;
+        if (volume(pass->after) > INT32_MAX / 8 || volume(pass->before) > INT32_MAX / 8)
+            return "images must be smaller";
+        program->columns += columns;
+        program->after = pass->after;
+        program->floats |= pass->kind == NORMALISE;
+        numbers += 2 + pass->count;
+        count -= 2 + pass->count;
+    }
+    Sizes sizes = sizes_of(program);
+    program->scratch = 2 * sizes.image + sizes.frame + sizes.lines;
+    return NULL;
+}
+
+static const char *check(const Pass *pass, const int32_t *given) {
+    Size size = pass->before;
+    if (pass->kind == AUGMENT && (given[0] < 0 || given[0] >= 2 * OPERATIONS))
+        return "augment: there is no such operation";
+    if (pass->kind == CROP) {
+        int64_t around = 2 * pass->numbers[PADDING];
+        if (given[TOP] < 0 || given[TOP] > size.height + around - pass->after.height || given[LEFT] < 0 ||
+            given[LEFT] > size.width + around - pass->after.width)
+            return "crop: must lie in the padded image";
+    }
+    if (pass->kind == NOISE &&
+        (given[TOP] < 0 || given[LEFT] < 0 || given[TALL] < 0 || given[WIDE] < 0 ||
+         (int64_t)given[TOP] + given[TALL] > size.height || (int64_t)given[LEFT] + given[WIDE] > size.width))
+        return "noise: must lie in the image";
+    return NULL;
+}
+
+const char *check_parameters(const Program *program, const int32_t *parameters, int64_t images) {
+    for (int64_t i = 0; i < images; i++, parameters += program->columns)
+        for (int p = 0; p < program->count; p++) {
+            const char *problem = check(&program->passes[p], parameters + program->passes[p].first);
+            if (problem) return problem;
+        }
+    return NULL;
+}
+
+static int is_in_place(const Pass *pass) { return pass->kind == COVER || pass->kind == NOISE; }
+
+static void paint(const Pass *pass, uint8_t *image, const int32_t *given) {
+    if (pass->kind == COVER)
+        cover(image, pass, given[TOP], given[LEFT]);
+    else
+        noise(image, pass->before, given);
+}
+
+/* Does a pass from one place to another. Returns 0 if it leaves the image as it is: then nothing has been written. */
+static int done(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, uint8_t *frame,
+                int32_t *lines) {
+    Size size = pass->before;
+    int64_t bytes = volume(size) * (pass->floats ? (int64_t)sizeof(float) : 1);
+    switch (pass->kind) {
+        case CROP:
+            crop(from, to, pass, given[TOP] - pass->numbers[PADDING], given[LEFT] - pass->numbers[PADDING]);
+            return 1;
+        case FLIP:
+            if (given[0]) flip(from, to, size, bytes / (size.height * size.width));
+            return given[0] != 0;
+        case MOVE:
+            move(from, to, size, given, pass->numbers[0], frame, lines);
+            return 1;
+        case RECOLOUR: {
+            int32_t offset = mean_grey(from, size, as_double(given + size.channels * size.channels), lines);
+            if (size.channels == 1)
+                scale(from, to, bytes, given[0], offset);
+            else
+                recolour(from, to, size.height * size.width, given, offset);
+            return 1;
+        }
+        case RESIZE:
+            resize(from, to, pass, lines);
+            return 1;
+        case AUGMENT:
+            return augment(from, to, pass, given[0], frame, lines);
+        default: /* NORMALISE */
+            normalise(from, (float *)to, size, pass->numbers, (float *)lines);
+            return 1;
+    }
+}
+
+void distort(const Program *program, const uint8_t *images, const int32_t *parameters, int64_t count, void *result,
+             uint8_t *scratch) {
+    Sizes sizes = sizes_of(program);
+    uint8_t *room[2] = {scratch, scratch + sizes.image}, *frame = scratch + 2 * sizes.image;
+    int32_t *lines = (int32_t *)(frame + sizes.frame);
+    int64_t before = volume(program->before);
+    size_t after = (size_t)volume(program->after) * (program->floats ? sizeof(float) : 1);
+    int last = program->count - 1; /* that is not in place */
+    while (last >= 0 && is_in_place(&program->passes[last])) last--;
+    for (int64_t i = 0; i < count; i++, images += before, parameters += program->columns) {
+        uint8_t *out = (uint8_t *)result + (size_t)i * after, *own = NULL; /* where the image is that may be changed */
+        const uint8_t *at = images;
+        for (int p = 0; p < program->count; p++) {
+            const Pass *pass = &program->passes[p];
+            uint8_t *to = p >= last ? out : own == room[0] ? room[1] : room[0];
+            if (!is_in_place(pass)) {
+                if (done(pass, at, to, parameters + pass->first, frame, lines)) at = own = to;
+                continue;
+            }
+            if (!own) at = own = memcpy(to, at, (size_t)volume(pass->before)); /* never of floats: these are our own */
+            paint(pass, own, parameters + pass->first);
+        }
+        if (at != out) memcpy(out, at, after);
+    }
+}

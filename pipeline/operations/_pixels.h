@@ -1,0 +1,40 @@
+/* Passes over the pixels of an image, one after another while it is in the cache: pipeline/distort/passes.py describes
+ * them. */
+#ifndef STEPFEED_PIXELS_H
+#define STEPFEED_PIXELS_H
+#include <stdint.h>
+
+enum { MOST_PASSES = 32, MOST_SIDE = 1 << 14, MOST_CHANNELS = 1 << 10 };
+
+typedef struct {
+    int64_t height, width, channels;
+} Size;
+
+typedef struct {
+    int32_t kind;
+    const int32_t *numbers; /* the same for all images */
+    int64_t count;          /* of them */
+    int64_t first;          /* of the columns of parameters that it takes */
+    Size before, after;
+    int floats; /* whether it takes floats, not bytes */
+} Pass;
+
+typedef struct {
+    Pass passes[MOST_PASSES];
+    int count;
+    Size before, after;
+    int floats;      /* whether the result is floats */
+    int64_t columns; /* of parameters */
+    int64_t scratch; /* bytes that `distort` needs */
+} Program;
+
+/* Reads a program for images of a size. Returns what is wrong with it, or NULL. */
+const char *read_program(const int32_t *numbers, int64_t count, Size size, Program *program);
+
+/* Returns what is wrong with the parameters of one of the images, or NULL. */
+const char *check_parameters(const Program *program, const int32_t *parameters, int64_t images);
+
+/* Distorts images. `scratch` is aligned to 64 bytes. */
+void distort(const Program *program, const uint8_t *images, const int32_t *parameters, int64_t count, void *result,
+             uint8_t *scratch);
+#endif

@@ -1,0 +1,191 @@
+"""Passes of compiled code: the same bytes as what XLA compiles, whatever the recipe; and programs that are refused."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline import input_fn, operations
+from pipeline.batch import compose
+from pipeline.distort import passes
+from pipeline.distort.base import Recipe
+from pipeline.distort.passes import Kind, Pass
+from pipeline.distort.recipes import RECIPES, make_recipe
+from tests.datasets import write_dataset
+from tests.unit.pipeline.distort import reference
+from tests.unit.pipeline.distort.running import run, statistics_of
+
+pytestmark = pytest.mark.usefixtures("compiled_operation")
+WITHOUT = {"cifar10_tutorial", "none"}  # recipes that only XLA does
+EXTREME = "affine(rotate=180, scale=0.9, shift=1, shear=60, fill=99)"
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_which_recipes_have_passes(name):
+    made = make_recipe(name).passes((40, 40, 3), statistics_of(3), True)
+    assert (made is None) == (name in WITHOUT)
+
+
+@pytest.mark.parametrize("channels", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{EXTREME} | pad_crop_flip(pad=3) | flip | cutout(size=4)",
+        "random_erasing(prob=1) | cutout(size=5) | flip",
+        "resize(height=23, width=40) | shift(pixels=3)",
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(31, 26), pytest.param((3, 2), marks=pytest.mark.slow)], ids=str)
+def test_both_forms_give_the_same_bytes(text, shape, channels):
+    if shape == (3, 2):
+        text = text.replace("=3)", "=1)").replace("size=4", "size=2").replace("size=5", "size=1")
+    run(text, reference.images_of(70, *shape, channels), reference.keys_of(70))
+
+
+@pytest.mark.parametrize(
+    ("text", "channels"),
+    [
+        ("randaugment(m=30, fill=200) | color_jitter(brightness=1, contrast=1, saturation=1, hue=0.5)", 3),
+        pytest.param("randaugment(n=6) | color_jitter(saturation=0, hue=0)", 1, marks=pytest.mark.slow),
+        pytest.param("color_jitter | randaugment(n=14, m=17)", 3, marks=pytest.mark.slow),
+        *(pytest.param(f"randaugment(n=3, m={m})", 3, marks=pytest.mark.slow) for m in (0, 1, 5, 14, 23, 29)),
+    ],
+)
+def test_both_forms_give_the_same_colours(text, channels):
+    run(text, reference.images_of(300, 24, 21, channels), reference.keys_of(300))
+
+
+def test_a_recipe_without_passes_stands_between_those_with_them():
+    run("cifar10_tutorial(crop=9) | flip | cutout(size=3)", reference.images_of(9, 12, 13), reference.keys_of(9))
+
+
+def test_no_passes_leave_the_images_as_they_are():
+    images = tf.constant(reference.images_of(5, 4, 3))
+    assert passes.apply(images, tf.constant(reference.keys_of(5)), []) is images
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    write_dataset(path, (40, 26), (14, 12, 3), test_counts=(20,))
+    return path
+
+
+CHAIN = "affine | random_erasing | pad_crop_flip(pad=2) | cutout(size=4) | mixup"
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_bytes": 20_000}], ids=["in memory", "in windows"])
+def test_the_input_gives_the_same_bytes_with_and_without_a_compiler(data, options, monkeypatch):
+    def batches():
+        dataset = input_fn(data, "train", global_batch_size=12, training=True, distort=CHAIN, **options)
+        return [[part.numpy() for part in batch] for batch in dataset.take(9)], str(graph_of(dataset))
+
+    with_passes, graph = batches()
+    assert "StepfeedDistort" in graph
+    monkeypatch.setattr(compose, "operations", types.SimpleNamespace(is_compiled=lambda: False))
+    by_xla, graph = batches()
+    assert "StepfeedDistort" not in graph
+    for one, other in zip(with_passes, by_xla, strict=True):
+        for part, same in zip(one, other, strict=True):
+            np.testing.assert_array_equal(part, same, strict=True)
+
+
+def test_a_dataset_for_another_process_has_no_operations_of_ours(data):
+    dataset = input_fn(data, "train", global_batch_size=12, training=True, distort=CHAIN, portable=True)
+    assert "Stepfeed" not in str(graph_of(dataset))
+
+
+def graph_of(dataset):
+    """Returns the graph of a dataset with its functions."""
+    graph = tf.compat.v1.GraphDef()
+    graph.ParseFromString(dataset._as_serialized_graph().numpy())
+    return graph
+
+
+SIZE = (5, 6, 3)
+TABLE = [*(y for row in range(5) for y in (row, 4096)), *(x for column in range(6) for x in (column, 4096))]
+FINE = {
+    Kind.CROP: ([1, 4, 7], 2),
+    Kind.FLIP: ([], 1),
+    Kind.MOVE: ([0], 22),
+    Kind.RECOLOUR: ([], 11),
+    Kind.RESIZE: ([5, 6, 1, 1, *TABLE], 0),
+    Kind.COVER: ([2, 2, 9, 9, 9], 2),
+    Kind.NOISE: ([], 6),
+    Kind.AUGMENT: ([*range(3), *[0] * 26, *[0] * (10 * 22)], 1),
+    Kind.NORMALISE: ([0] * 6, 0),
+}
+
+
+def distorted(program, columns, parameter=0, images=None):
+    images = np.zeros((2, *SIZE), np.uint8) if images is None else images
+    floats = any(kind == Kind.NORMALISE for kind, _ in program)
+    numbers = [number for kind, given in program for number in (kind, len(given), *given)]
+    given = np.full((2, columns), parameter, np.int32)
+    return operations.distort(images, np.array(numbers, np.int32), given, floats).numpy()
+
+
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
+def test_each_pass_takes_its_numbers_and_no_others(kind):
+    numbers, columns = FINE[kind]
+    assert distorted([(kind, numbers)], columns).shape[0] == 2
+    for wrong in (numbers[:-1], [*numbers, 0]):
+        if wrong != numbers:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="wrong numbers"):
+                distorted([(kind, wrong)], columns)
+    for wrong in (columns - 1, columns + 1):
+        if wrong >= 0:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="parameters must be those of the program"):
+                distorted([(kind, numbers)], wrong)
+
+
+@pytest.mark.parametrize(
+    ("program", "columns", "parameter", "reason"),
+    [
+        ([(9, [])], 0, 0, "there is no such kind"),
+        ([(Kind.FLIP, [])] * 33, 33, 0, "more than 32"),
+        ([(Kind.CROP, [0, 6, 6])], 2, 0, "larger than the padded image"),
+        ([(Kind.CROP, [1, 0, 7])], 2, 0, "at least 1"),
+        ([(Kind.CROP, [1, 4, 7])], 2, 4, "must lie in the padded image"),
+        ([(Kind.CROP, [1, 4, 7])], 2, -1, "must lie in the padded image"),
+        ([(Kind.NOISE, [])], 6, 4, "must lie in the image"),
+        ([(Kind.NOISE, [])], 6, -1, "must lie in the image"),
+        ([(Kind.AUGMENT, FINE[Kind.AUGMENT][0])], 1, 28, "no such operation"),
+        ([(Kind.AUGMENT, FINE[Kind.AUGMENT][0])], 1, -1, "no such operation"),
+        ([(Kind.RESIZE, [5, 6, 1, 1, 5, *TABLE[1:]])], 0, 0, "must be those of an image's lines"),
+        ([(Kind.RESIZE, [5, 6, 1, 1, 0, -1, *TABLE[2:]])], 0, 0, "must not be negative"),
+        ([(Kind.RESIZE, [5, 6, 1, 1, 0, 4097, *TABLE[2:]])], 0, 0, "no more than 1"),
+        ([(Kind.COVER, [-1, 2, 9, 9, 9])], 2, 0, "wrong numbers"),
+        ([(Kind.NORMALISE, [0] * 6), (Kind.MOVE, [0])], 22, 0, "takes no floats"),
+    ],
+)
+def test_a_program_that_would_reach_beyond_an_image_is_refused(program, columns, parameter, reason):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=reason):
+        distorted(program, columns, parameter)
+
+
+@pytest.mark.parametrize("numbers", [[1], [1, 1], [1, -1], [1, 0, 1]], ids=str)
+def test_a_program_that_ends_within_a_pass_is_refused(numbers):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must not end within a pass"):
+        operations.distort(
+            np.zeros((1, *SIZE), np.uint8), np.array(numbers, np.int32), np.zeros((1, 1), np.int32), False
+        )
+
+
+def test_an_operation_gives_only_its_own_type():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="floats if it normalises"):
+        operations.distort(np.zeros((1, *SIZE), np.uint8), np.zeros(0, np.int32), np.zeros((1, 0), np.int32), True)
+
+
+def test_the_parameters_are_those_of_the_keys_that_are_given():
+    given = Pass(Kind.FLIP, (), lambda keys: [tf.cast(keys, tf.int32)])
+    later = given.of(lambda keys: keys + tf.constant(2, tf.uint64))
+    assert later.parameters(tf.constant([1], tf.uint64))[0].numpy() == 3
+    assert dataclasses.replace(later, parameters=given.parameters) == given
+
+
+def test_a_recipe_of_ones_own_has_none():
+    assert Recipe().passes((2, 2, 3), statistics_of(3), True) is None
