@@ -81,6 +81,7 @@ setup(
         "numpy>=2.0",
         "pillow>=10",
         "crc32c>=2.7",
+        "isal>=1.7; platform_machine in 'x86_64 AMD64 aarch64 arm64'",  # decompresses GZIP
         "protobuf>=4.25",
         "tqdm>=4.66",
     ],

@@ -16,10 +16,16 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
+
+try:
+    from isal import isal_zlib
+except ImportError:  # there is none for this kind of processor
+    isal_zlib = None  # type: ignore[assignment]
 
 MEMBER_BYTES = 1 << 20  # 1 MiB of records in a member, or one record: a single record costs that much decompression
 _LEVEL = 6  # zlib's own default
@@ -91,17 +97,31 @@ def deflate(frames: bytes) -> bytes:
 def inflate(member: bytes | memoryview, into: memoryview) -> None:
     """Fills `into` with the decompressed bytes of a member.
 
+    Raises:
+      ValueError: it cannot be decompressed, or does not have exactly as many bytes; the message says why.
+    """
+    if isal_zlib is not None:  # in half the time of zlib
+        try:
+            return _inflate(isal_zlib, member, into)
+        except ValueError:
+            pass  # zlib names what is wrong
+    _inflate(zlib, member, into)
+
+
+def _inflate(library: Any, member: bytes | memoryview, into: memoryview) -> None:
+    """Does as `inflate`, with zlib or what has its interface.
+
     It goes in steps: decompressing all at once would take new pages, which cost up to a third of the decompression.
     With smaller steps threads would wait more often for the interpreter's lock.
 
     Raises:
       ValueError: it cannot be decompressed, or does not have exactly as many bytes; the message says why.
     """
-    stream, done = zlib.decompressobj(_WINDOW_BITS), 0
+    stream, done = library.decompressobj(_WINDOW_BITS), 0
     for begin in range(0, len(member), _STEP):
         try:
             found = stream.decompress(member[begin : begin + _STEP], len(into) - done + 1)
-        except zlib.error as error:
+        except library.error as error:
             raise ValueError(f"cannot be decompressed: {error}") from None
         if done + len(found) > len(into):
             raise ValueError(f"holds more than the {len(into)} bytes it should")

@@ -15,6 +15,15 @@ from pipeline.records.members import MemberTable
 DATA = np.random.default_rng(0).integers(0, 4, 5000, np.uint8).tobytes()
 
 
+@pytest.fixture(autouse=True, params=["isal", "zlib alone"])
+def library(request, monkeypatch):
+    """What decompresses members: isal, where it is installed, and zlib."""
+    if request.param == "isal":
+        pytest.importorskip("isal", reason="needs isal, which is not there for this kind of processor")
+    else:
+        monkeypatch.setattr(members, "isal_zlib", None)
+
+
 def inflated(member, size):
     found = bytearray(size)
     members.inflate(member, memoryview(found))
@@ -63,6 +72,13 @@ def test_members_of_many_steps_are_whole(size):
     ):
         with pytest.raises(ValueError, match=words):
             inflated(wrong, size)
+
+
+def test_a_whole_member_needs_no_second_library(monkeypatch):
+    member = members.deflate(DATA)
+    if members.isal_zlib is not None:
+        monkeypatch.delattr(members.zlib, "decompressobj")
+    assert inflated(member, 5000) == DATA
 
 
 @given(st.lists(st.integers(16, 900_000), max_size=60))
