@@ -40,8 +40,14 @@ def _checked(file: str, stride: int) -> tuple[int, float]:
     return len(data) // stride, time.thread_time() - began
 
 
-def inflating(pool: futures.Executor, data_dir: str, split: str) -> Take:
-    """Returns a Take that decompresses all GZIP members of a split with zlib in threads, out of memory to nowhere."""
+def inflating(pool: futures.Executor, data_dir: str, split: str, library: Any = zlib) -> Take:
+    """Returns a Take that decompresses all GZIP members of a split in threads, out of memory to nowhere.
+
+    Args:
+      pool: of the threads.
+      data_dir, split: what is decompressed.
+      library: zlib, or what has its interface.
+    """
     shards = manifest.load(data_dir).split(split).shards
     members = []
     for shard in shards:
@@ -50,7 +56,7 @@ def inflating(pool: futures.Executor, data_dir: str, split: str) -> Take:
         members += [data[begin:end] for begin, end in itertools.pairwise(offsets)]
 
     def take() -> tuple[int, float]:
-        for _ in pool.map(lambda member: len(zlib.decompress(member, _GZIP, MEMBER_BYTES)), members):
+        for _ in pool.map(lambda member: len(library.decompress(member, _GZIP, MEMBER_BYTES)), members):
             pass
         return sum(shard.num_examples for shard in shards), 0.0
 

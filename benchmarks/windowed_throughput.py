@@ -7,8 +7,8 @@ shuffle_bytes is an eighth of the decoded split. Compared are
     else done: in threads, in processes, and by TFRecordDataset;
   resident: the distortions of the CIFAR-10 tutorial, in windows against the same images in memory;
   one_by_one: against `tf.data` one example at a time, as in benchmarks.input_throughput;
-  compressed: undistorted batches of the same images in GZIP shards, against zlib alone, which decompresses the same
-    members out of memory in as many threads, and against the windows of uncompressed shards;
+  compressed: undistorted batches of the same images in GZIP shards, against zlib and ISA-L alone, which decompress the
+    same members out of memory in as many threads, and against the windows of uncompressed shards;
   store: undistorted batches of a data set in an S3 server of this machine, from the cache on the local disk, after an
     epoch that filled it, against the store itself, and against a data set on the local disk;
   peak: the memory of a process that reads an epoch, TensorFlow's included, against 2 x shuffle_bytes + 600 MB. Mapped
@@ -26,10 +26,13 @@ import pathlib
 import re
 import statistics
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from multiprocessing import get_context
 from typing import Any
+
+from isal import isal_zlib
 
 from benchmarks import commands, inputs
 from benchmarks.bare_reading import bare_read, inflating, tfrecords
@@ -116,7 +119,7 @@ def against_one_by_one(config: BenchmarkConfig) -> None:
 
 
 def compressed(config: BenchmarkConfig) -> None:
-    """Prints windows of GZIP shards against zlib alone, and against windows of uncompressed ones."""
+    """Prints windows of GZIP shards against zlib and ISA-L alone, and against windows of uncompressed ones."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         packed = pathlib.Path(folder) / "packed"
         commands.convert("tfrecord", pathlib.Path(config.data_dir), packed, "--compression=GZIP")
@@ -124,7 +127,9 @@ def compressed(config: BenchmarkConfig) -> None:
         print(f"compressed to {sizes[0] / sizes[1]:.2f} of {sizes[1]:,} bytes", flush=True)
         with futures.ThreadPoolExecutor(LOCAL_THREADS) as threads:
             others = {
-                f"zlib alone ({LOCAL_THREADS} threads)": inflating(threads, str(packed), "train"),
+                f"{name} alone ({LOCAL_THREADS} threads)": inflating(threads, str(packed), "train", library)
+                for name, library in (("zlib", zlib), ("ISA-L", isal_zlib))
+            } | {
                 "windows of uncompressed shards": batches(config, "none", shuffle_bytes(config)),
             }
             windows = batches(dataclasses.replace(config, data_dir=str(packed)), "none", shuffle_bytes(config))

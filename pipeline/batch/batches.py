@@ -130,7 +130,7 @@ class Batches:
     @property
     def alias_window(self) -> bool:
         """Whether the user's images may share the memory of the rows that they are made of."""
-        return self.on_device or self.recipe is None or not self.recipe.compiled
+        return self.on_device or self.recipe is None or self.recipe.hands_on
 
     @functools.cached_property
     def _distortion(self) -> Distortion:

@@ -36,11 +36,13 @@ class Recipe:
 
     Attributes:
       compiled: whether distortion and twin are each compiled as one XLA function.
+      hands_on: whether the result may be the images that were given, in the same memory.
       takes_floats: whether it also takes floats that a recipe before it has normalised; else only uint8.
       sets_size: whether it decides the height and width of the result.
     """
 
     compiled: ClassVar[bool] = True
+    hands_on: ClassVar[bool] = False
     takes_floats: ClassVar[bool] = False
     sets_size: ClassVar[bool] = False
 
@@ -129,6 +131,7 @@ class Undistorted(Recipe):
     """No distortion: uint8 of the images' shape, in training and evaluation."""
 
     compiled: ClassVar[bool] = False
+    hands_on: ClassVar[bool] = True
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys, statistics
@@ -142,6 +145,7 @@ class UserDistorted(Recipe):
     """Calls `function(images, keys)` in training and in evaluation; not compiled, because it may use any op."""
 
     compiled: ClassVar[bool] = False
+    hands_on: ClassVar[bool] = True
 
     function: Callable[[tf.Tensor, tf.Tensor], Any]
 

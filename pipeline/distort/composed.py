@@ -57,6 +57,10 @@ class Composed(Recipe):
             floats, sized = recipe.gives_floats(floats), name if recipe.sets_size else sized
 
     @property
+    def hands_on(self) -> bool:  # type: ignore[override]
+        return all(recipe.hands_on for recipe in self.recipes)
+
+    @property
     def mixing(self) -> Mixing | None:
         mixing = self.recipes[-1].mixing
         return mixing and _Later(mixing, len(self.recipes) - 1)
@@ -145,18 +149,20 @@ def distorted_by_passes(
       training: False: `evaluate`.
     """
     waiting: list[Pass] = []  # done together, before the next recipe that has none
-    shape = images.shape[1:]
+    given, shape = images, images.shape[1:]
     for place, each in enumerate(recipe.recipes if isinstance(recipe, Composed) else (recipe,)):
         own_keys = functools.partial(_keys, place=place)
         own = each.passes(tuple(shape), statistics, training) if images.dtype == tf.uint8 else None
         if own is None:
-            images = passes.apply(images, keys, waiting)
+            images = passes.apply(images, keys, waiting) if waiting else images
             images = _applied(each, each.distort if training else each.evaluate, images, own_keys(keys), statistics)
             waiting, shape = [], images.shape[1:]
         else:
             waiting += [one.of(own_keys) for one in own]
             shape = (*next((one.size for one in reversed(own) if one.size), shape[:2]), shape[2])
-    return passes.apply(images, keys, waiting)
+    if images is given and not waiting and recipe.hands_on:
+        return images
+    return passes.apply(images, keys, waiting) if waiting or images is given else images
 
 
 def batchwise(function: Callable[..., Any]) -> Callable[..., Any]:

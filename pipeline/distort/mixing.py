@@ -31,6 +31,7 @@ class MixingRecipe(Augmentation):
     """
 
     compiled: ClassVar[bool] = False  # `distort` only hands images on, which XLA would copy; `mix` is compiled
+    hands_on: ClassVar[bool] = True
     takes_floats: ClassVar[bool] = True
     name: ClassVar[str]
 

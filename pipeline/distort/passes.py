@@ -89,12 +89,10 @@ def apply(images: tf.Tensor, keys: tf.Tensor, passes: Sequence[Pass]) -> tf.Tens
     Args:
       images: uint8 (rows, height, width, channels), static shape.
       keys: uint64 (rows,), one per image.
-      passes: one after another.
+      passes: one after another; without any, the images are copied.
     """
-    if not passes:
-        return images
     rows, *size, channels = images.shape
-    program = np.concatenate([[each.kind, len(each.numbers), *each.numbers] for each in passes]).astype(np.int32)
+    program = [number for each in passes for number in (each.kind, len(each.numbers), *each.numbers)]
     size = functools.reduce(lambda given, each: each.size or given, passes, size)
 
     def parameters(keys: tf.Tensor) -> tf.Tensor:
@@ -102,5 +100,5 @@ def apply(images: tf.Tensor, keys: tf.Tensor, passes: Sequence[Pass]) -> tf.Tens
         return tf.concat([tf.zeros((rows, 0), tf.int32), *columns], axis=1)
 
     floats = any(each.kind == Kind.NORMALISE for each in passes)
-    distorted = operations.distort(images, tf.constant(program), kernels.separate(parameters)(keys), floats)
+    distorted = operations.distort(images, tf.constant(program, tf.int32), kernels.separate(parameters)(keys), floats)
     return tf.ensure_shape(distorted, (rows, *size, channels))

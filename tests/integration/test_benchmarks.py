@@ -99,7 +99,8 @@ def test_windows_are_measured_against_reading_memory_one_by_one_and_the_promise(
     names = [rf"in windows, undistorted, against a bare checked read \({name}\)" for name in readers]
     names += ["in windows, cifar10_tutorial, against the same from memory"]
     names += [f"in windows, {recipe}, against one by one" for recipe in ("none", "cifar10_tutorial")]
-    names += [r"in windows, undistorted, compressed, against zlib alone \(\d threads\)"]
+    alone = ("zlib", "ISA-L")
+    names += [rf"in windows, undistorted, compressed, against {library} alone \(\d threads\)" for library in alone]
     names += ["in windows, undistorted, compressed, against windows of uncompressed shards"]
     names += [f"in windows, undistorted, from the cache, against {name}" for name in ("the store", "a local data set")]
     assert re.fullmatch(r"compressed to [01]\.\d\d of [\d,]+ bytes", lines.pop(-6))

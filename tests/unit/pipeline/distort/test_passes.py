@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from pipeline import input_fn, operations
 from pipeline.batch import compose
-from pipeline.distort import passes
 from pipeline.distort.base import Recipe
+from pipeline.distort.composed import distorted_by_passes
 from pipeline.distort.passes import Kind, Pass
 from pipeline.distort.recipes import RECIPES, make_recipe
 from tests.datasets import write_dataset
@@ -55,16 +55,20 @@ def test_both_forms_give_the_same_bytes(text, shape, channels):
     ],
 )
 def test_both_forms_give_the_same_colours(text, channels):
-    run(text, reference.images_of(300, 24, 21, channels), reference.keys_of(300))
+    run(text, reference.images_of(300, 33, 31, channels), reference.keys_of(300))
 
 
 def test_a_recipe_without_passes_stands_between_those_with_them():
     run("cifar10_tutorial(crop=9) | flip | cutout(size=3)", reference.images_of(9, 12, 13), reference.keys_of(9))
 
 
-def test_no_passes_leave_the_images_as_they_are():
-    images = tf.constant(reference.images_of(5, 4, 3))
-    assert passes.apply(images, tf.constant(reference.keys_of(5)), []) is images
+@pytest.mark.parametrize(("text", "is_new"), [("flip", True), ("flip | mixup", True), ("mixup", False)])
+def test_an_evaluation_shares_memory_only_where_nothing_but_mixing_is_asked_for(text, is_new):
+    """Whoever kept images that share memory with a window would keep the window."""
+    recipe, images = make_recipe(text), tf.constant(reference.images_of(5, 4, 3))
+    made = distorted_by_passes(recipe, images, tf.constant(reference.keys_of(5)), statistics_of(3), False)
+    np.testing.assert_array_equal(made, images)
+    assert (made is not images) == is_new == (not recipe.hands_on)
 
 
 @pytest.fixture(scope="module")
