@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 
@@ -135,10 +134,10 @@ class RowsReader:
         """Reads records start..stop-1 of a shard into their rows, a block at a time, and checks their CRCs."""
         size = stop - start
         by_file, crc = not self.members and self.shards.is_checked_whole(segment, size), 0
-        crcs, is_good, offsets = np.zeros(size, np.uint32), np.ones(size, bool), np.zeros(size, np.int64)
+        crcs, is_good, offsets = np.zeros(size, np.uint32), np.ones(size, bool), []
         for first, begins, block in self._blocks(file, segment, start, stop):
             run = slice(first - start, first - start + len(begins) - 1)
-            offsets[run] = begins[:-1]
+            offsets.append(begins[:-1])
             if block is None:
                 is_good[run] = rows.good[row_of[run]] = False
                 continue
@@ -149,7 +148,7 @@ class RowsReader:
             self.shards.check_crc(segment, crc)
         else:
             good = np.flatnonzero(is_good)
-            self.sidecars.check_crcs(segment, start + good, crcs[good], lambda i: int(offsets[good[i]]))
+            self.sidecars.check_crcs(segment, start + good, crcs[good], lambda i: int(np.concatenate(offsets)[good[i]]))
 
     def _blocks(
         self, file: OpenFile | None, segment: int, start: int, stop: int
@@ -164,15 +163,18 @@ class RowsReader:
                 yield run.first, run.begins, None if run.frames is None else np.frombuffer(run.frames, np.uint8)
             return
         begins = self._begins(segment, start, stop)
-        cuts = [0]
-        while cuts[-1] < stop - start:
-            fit = np.searchsorted(begins, begins[cuts[-1]] + _CHUNK, "right") - 1
-            cuts.append(max(cuts[-1] + 1, int(fit)))
-        chunk = np.empty(max((int(begins[b] - begins[a]) for a, b in itertools.pairwise(cuts)), default=0), np.uint8)
-        for first, end in itertools.pairwise(cuts):
-            block = chunk[: begins[end] - begins[first]]
-            file.read_into(block.data, int(begins[first]))
+        first, count, chunk = 0, stop - start, np.empty(0, np.uint8)
+        while first < count:
+            end, offset = count, int(begins[first])
+            if begins[count] - offset > _CHUNK:
+                end = max(first + 1, int(np.searchsorted(begins, offset + _CHUNK, "right")) - 1)
+            size = int(begins[end]) - offset
+            if size > len(chunk):
+                chunk = np.empty(size, np.uint8)
+            block = chunk[:size]
+            file.read_into(block.data, offset)
             yield start + first, begins[first : end + 1], block
+            first = end
 
     def _begins(self, segment: int, start: int, stop: int) -> I64:
         """Returns the byte offset of records start..stop-1 of a segment's shard, and of the end of the last one."""
@@ -188,10 +190,10 @@ class RowsReader:
         found = frames.unpack(block, begins, to_rows, rows.images, rows.labels)
         if rows.keys is not None:
             rows.keys[to_rows] = _keys_of(block, found.keys)
-        is_good = np.ones(len(to_rows), bool)
-        places = begins - begins[0]
-        for i in np.flatnonzero(found.problems).tolist():
-            frame, offset = block[places[i] : places[i + 1]].data, int(begins[i])
+        is_good = found.problems == 0
+        for i in found.problems.nonzero()[0].tolist():
+            offset = int(begins[i])
+            frame = block[offset - begins[0] : begins[i + 1] - begins[0]].data
             is_good[i] = self._settle(rows, frame, int(found.problems[i]), segment, first + i, offset, int(to_rows[i]))
         return is_good, found.crcs
 
