@@ -333,6 +333,7 @@ static const char *mismatch(const Work *w, const Py_buffer *of) {
     if (of[ROW_OF].len != w->records * (Py_ssize_t)sizeof *w->row_of) return "row_of: not as many as problems";
     if (of[KEYS].len != 2 * w->records * (Py_ssize_t)sizeof *w->keys) return "keys: not as many as problems";
     if (of[CRCS].len != w->records * (Py_ssize_t)sizeof *w->crcs) return "crcs: not as many as problems";
+    if (of[LABELS].len % (Py_ssize_t)sizeof *w->labels) return "labels: not whole numbers";
     if (w->rows ? of[IMAGES].len % w->rows : of[IMAGES].len) return "images: not a row of pixels per label";
     for (Py_ssize_t i = 0; i < w->records; i++)
         if (w->row_of[i] < 0 || w->row_of[i] >= w->rows) return "row_of: not a row";
