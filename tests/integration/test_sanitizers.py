@@ -20,18 +20,6 @@ SOURCES = {source.name: source for source in programs.sources()}
 CALLS, SEEDS = 1500, 4
 
 
-def drawn(program, source, seed, count=CALLS):
-    """Returns cases for each function or operation of a program."""
-    rng = np.random.default_rng(seed)
-    if source.is_of_python:
-        return [cases.call(rng, name) for name in cases.FUNCTIONS for _ in range(count)]
-    found = programs.operations(program)
-    assert found, f"{source.name} registers no operation: what it looks up is not all in operations_driver.c"
-    lacks = sorted(set(found) - set(cases.OPERATIONS))
-    assert not lacks, f"no cases of {lacks}: add a line for each to OPERATIONS in tests/kernels/cases.py"
-    return [cases.computation(rng, name, specs) for name, specs in found.items() for _ in range(count)]
-
-
 @pytest.fixture(scope="module")
 def program_of(tmp_path_factory):
     """Builds the program of a source once."""
@@ -49,7 +37,7 @@ def program_of(tmp_path_factory):
 @pytest.mark.parametrize("name", SOURCES)
 def test_no_argument_makes_the_compiled_code_leave_its_memory(name, seed, program_of):
     program = program_of(name)
-    given = drawn(program, SOURCES[name], seed)
+    given = programs.drawn(program, SOURCES[name], seed, CALLS)
     results = programs.run(program, given)
     for case, result in zip(given, results, strict=True):
         expected.check(case, result)
@@ -81,7 +69,7 @@ FAULTS = {
 
 def run_all(program, source):
     for seed in range(SEEDS):
-        programs.run(program, drawn(program, source, seed))
+        programs.run(program, programs.drawn(program, source, seed, CALLS))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

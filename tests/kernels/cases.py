@@ -98,6 +98,14 @@ def _check(rng: Random) -> list[Array]:
     return [block, begins, np.zeros(count, np.uint8), np.zeros(count, np.uint32)]
 
 
+def check_of(rng: Random, size: int) -> Case:
+    """Returns a call of `check` with whole records of about so many bytes."""
+    framed = [framing.frame(rng.bytes(size + i)) for i in range(9)]
+    begins = np.cumsum([0, *map(len, framed)])
+    arguments = (Buffer(b"".join(framed)), Buffer.of(begins), Buffer(bytes(9)), Buffer(bytes(36)))
+    return Case("check", arguments)
+
+
 def _read(rng: Random) -> list[Array]:
     """The first array is the content of the file."""
     block, begins = _frames(rng, int(pick(rng, (1, 64, 800))))

@@ -15,6 +15,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from tests.kernels import cases
 from tests.kernels.calls import Case, Result
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -115,23 +118,35 @@ def operations(program: pathlib.Path) -> dict[str, list[str]]:
     return {name: inputs for name, *inputs in lines}
 
 
+def drawn(program: pathlib.Path, source: Source, seed: int, count: int) -> list[Case]:
+    """Returns `count` cases for each function or operation of a program."""
+    rng = np.random.default_rng(seed)
+    if source.is_of_python:
+        return [cases.call(rng, name) for name in cases.FUNCTIONS for _ in range(count)]
+    found = operations(program)
+    assert found, f"{source.name} registers no operation: what it looks up is not all in operations_driver.c"
+    lacks = sorted(set(found) - set(cases.OPERATIONS))
+    assert not lacks, f"no cases of {lacks}: add a line for each to OPERATIONS in tests/kernels/cases.py"
+    return [cases.computation(rng, name, specs) for name, specs in found.items() for _ in range(count)]
+
+
 class FaultError(Exception):
     """A program ended with an error; the text is what it wrote about it."""
 
 
-def run(program: pathlib.Path, cases: Sequence[Case], through: Sequence[str] = ()) -> list[Result]:
+def run(program: pathlib.Path, calls: Sequence[Case], through: Sequence[str] = ()) -> list[Result]:
     """Returns what a program makes of some cases.
 
     Args:
       program: as `build` returns it.
-      cases: for it.
+      calls: for it.
       through: a command that runs programs, such as an emulator.
 
     Raises:
       FaultError: it was ended, by a sanitizer or the driver.
     """
     given, results = program.parent / "cases", program.parent / "results"
-    given.write_bytes(len(cases).to_bytes(8, "little") + b"".join(case.to_bytes() for case in cases))
+    given.write_bytes(len(calls).to_bytes(8, "little") + b"".join(case.to_bytes() for case in calls))
     command = [*through, str(program), str(given), str(results)]
     environment = {**os.environ, **_NO_LEAKS}
     done = subprocess.run(command, capture_output=True, check=False, text=True, errors="replace", env=environment)
@@ -139,7 +154,7 @@ def run(program: pathlib.Path, cases: Sequence[Case], through: Sequence[str] = (
         raise FaultError(f"exit code {done.returncode}: {done.stderr}")
     data = memoryview(results.read_bytes())
     found = []
-    for case in cases:
+    for case in calls:
         result, data = case.result_of(data)
         found.append(result)
     assert not len(data)
