@@ -129,20 +129,16 @@ static void TF_GetInput(void *context, int number, void **tensor, void *status) 
 static void *TF_AllocateOutput(void *context, int number, int type, const int64_t *shape, int rank, size_t bytes,
                                void *status) {
     Tensor *output = &((Context *)context)->output;
-    uint64_t product = size_of(type);
-    int is_empty = 0, is_large = 0;
+    int64_t values = 1;
     if (number || rank > MOST_RANK) stop("TF_AllocateOutput of an output that there is not");
-    for (int i = 0; i < rank; i++) {
-        if (shape[i] < 0) stop("a negative dimension of an output");
-        is_empty |= !shape[i];
-    }
-    for (int i = 0; i < rank && !is_empty; i++)
-        is_large |= __builtin_mul_overflow(product, (uint64_t)shape[i], &product) || product > LARGEST;
-    if (is_empty) product = 0;
-    if (is_large || product > LARGEST) {
+    for (int i = 0; i < rank; i++)
+        if (shape[i] < 0 || __builtin_mul_overflow(values, shape[i], &values))
+            stop("a shape that is negative or overflows, for which TensorFlow ends the process");
+    if (values > LARGEST) {
         TF_SetStatus(status, RESOURCE_EXHAUSTED, "too large for the driver");
         return NULL;
     }
+    size_t product = (size_t)values * size_of(type);
     if (product != bytes) stop("TF_AllocateOutput of another number of bytes than the shape has");
     output->type = type;
     output->rank = rank;
