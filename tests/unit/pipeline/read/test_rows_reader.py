@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from pipeline import input_fn
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest.splits import select
@@ -90,6 +91,23 @@ def test_mixed_labels_are_unpacked_and_not_parsed(tmp_path, monkeypatch):
     reader = shard_of(tmp_path, [encoded(images_of(0, 1, SHAPE)[0], label, b"k") for label in labels])
     monkeypatch.setattr(RowsReader, "_settle", None)
     assert reader.read(np.array([[0, 0, 6]])).labels.tolist() == labels
+
+
+@pytest.mark.parametrize(
+    "options", [{"streams": 1}, {"streams": 2, "shuffle_bytes": 14 * 144}], ids=["memory", "windows"]
+)
+def test_mixed_labels_are_fed_with_their_images(tmp_path, options):
+    labels = [0, 127, 128, 999, 16_383, 16_384] * 8
+    pixels = images_of(0, len(labels), SHAPE)
+    shard_of(tmp_path, [encoded(*row, b"%d" % i) for i, row in enumerate(zip(pixels, labels, strict=True))])
+    batches = input_fn(tmp_path, global_batch_size=4, training=True, epochs=1, features=("key",), **options)
+    seen = []
+    for rows, found, _ in batches.as_numpy_iterator():
+        numbers = [int(key) for key in rows["key"]]
+        assert found.tolist() == [labels[number] for number in numbers]
+        assert np.array_equal(rows["image"], pixels[numbers])
+        seen += numbers
+    assert sorted(seen) == [*range(len(labels))]
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
