@@ -164,7 +164,7 @@ static void copy(uint8_t *to, const uint8_t *from, size_t size) {
 
 /* ---- the tf.train.Example in a record ---- */
 
-/* Taken apart by the compiler where it is called, for each name and kind: this takes 25 ns of 250 for a record of 3 KB. */
+/* Compiled for each name and kind where it is called, which saves some 10 of 250 ns per record of 3 KB. */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
