@@ -1,12 +1,15 @@
-"""Synthetic sources: CIFAR-10's binary files of any length, and Parquet files of PNG or JPEG images."""
+"""Synthetic sources: CIFAR-10's binary files of any length, TFRecords of raw images, Parquet files of PNG or JPEG."""
 
 from __future__ import annotations
 
 import io
+import math
 import pathlib
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pipeline.records import framing, tf_example
 
 CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _ROW_GROUP = 500
@@ -32,6 +35,15 @@ def cifar(folder: pathlib.Path, images_per_file: int, is_smooth: bool = False) -
                     records[:, 1:] = smooth[random.integers(0, _DISTINCT, len(records))].reshape(len(records), -1)
                 file.write(records)
     return folder
+
+
+def raw_records(path: pathlib.Path, count: int, shape: tuple[int, int, int], classes: int) -> None:
+    """Writes a TFRecord file of raw images of noise; the labels are those of `classes` in turn."""
+    random = np.random.default_rng(0)
+    with open(path, "wb") as file:
+        for number in range(count):
+            features = {"image": random.bytes(math.prod(shape)), "label": number % classes}
+            file.write(framing.frame(tf_example.encode(features)))
 
 
 def parquet(path: pathlib.Path, count: int, size: tuple[int, int], image_format: str) -> pathlib.Path:

@@ -1,6 +1,6 @@
 """A data set larger than shuffle_bytes, read in windows: against bare reading, memory, one by one; its peak memory.
 
-    python -m benchmarks.windowed_throughput [--data_dir=DIR] [--only=read,resident,one_by_one,compressed,store,peak]
+    python -m benchmarks.windowed_throughput [--data_dir=DIR] [--only=read,resident,...]
 
 shuffle_bytes is an eighth of the decoded split. Compared are
   read: undistorted batches against reading the same shards and computing each record's CRC on all cores, with nothing
@@ -9,6 +9,8 @@ shuffle_bytes is an eighth of the decoded split. Compared are
   one_by_one: against `tf.data` one example at a time, as in benchmarks.input_throughput;
   compressed: undistorted batches of the same images in GZIP shards, against zlib and ISA-L alone, which decompress the
     same members out of memory in as many threads, and against the windows of uncompressed shards;
+  classes: undistorted batches of made images of 1,000 classes, most of whose labels take two bytes, against the same
+    images of 100 classes, whose records have one length;
   store: undistorted batches of a data set in an S3 server of this machine, from the cache on the local disk, after an
     epoch that filled it, against the store itself, and against a data set on the local disk;
   peak: the memory of a process that reads an epoch, TensorFlow's included, against 2 x shuffle_bytes + 600 MB. Mapped
@@ -34,7 +36,7 @@ from typing import Any
 
 from isal import isal_zlib
 
-from benchmarks import commands, inputs
+from benchmarks import commands, inputs, sources
 from benchmarks.bare_reading import bare_read, inflating, tfrecords
 from benchmarks.rounds import Take, compare, ratio_text
 from benchmarks.store import served
@@ -59,7 +61,7 @@ class BenchmarkConfig:
     global_batch_size: int = flag(512, "rows of a batch")
     rounds: int = flag(5, "rounds of each", least=1)
     seconds: float = flag(2.0, "length of a round", least=0.001)
-    only: str = flag("", "some of read,resident,one_by_one,compressed,store,peak; default: all")
+    only: str = flag("", "some of read,resident,one_by_one,compressed,classes,store,peak; default: all")
     epoch_of: int = flag(0, "read one epoch with these shuffle_bytes and exit, as peak does")
 
     def __post_init__(self) -> None:
@@ -136,6 +138,20 @@ def compressed(config: BenchmarkConfig) -> None:
             compare("in windows, undistorted, compressed", windows, others, config.rounds, config.seconds)
 
 
+def classes(config: BenchmarkConfig) -> None:
+    """Prints windows of images of 1,000 classes against the same images of 100 classes."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        takes = []
+        for count in (100, 1_000):
+            source, made = pathlib.Path(folder) / f"source-{count}.tfrecord", pathlib.Path(folder) / f"of-{count}"
+            sources.raw_records(source, config.images, (32, 32, 3), count)
+            commands.convert("tfrecord", source, made, "--image_shape=32x32x3", "--num_shards=16")
+            own = dataclasses.replace(config, data_dir=str(made))
+            takes.append(batches(own, "none", shuffle_bytes(own)))
+        few, many = takes
+        compare("in windows, undistorted, 1,000 classes", many, {"100 classes": few}, config.rounds, config.seconds)
+
+
 def store(config: BenchmarkConfig) -> None:
     """Prints windows of a data set in a store from the cache, against the store, and against the local disk."""
     window = shuffle_bytes(config)
@@ -168,6 +184,7 @@ _PARTS: dict[str, Callable[[BenchmarkConfig], None]] = {
     "resident": against_memory,
     "one_by_one": against_one_by_one,
     "compressed": compressed,
+    "classes": classes,
     "store": store,
     "peak": peak,
 }

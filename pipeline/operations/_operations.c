@@ -119,10 +119,10 @@ static const char *crops(void *const *inputs, void *context, void **output, void
     Shape shape = {0};
     const char *problem = checked(inputs, &shape);
     if (problem) return problem;
-    int64_t dimensions[3] = {shape.crops, shape.tall, shape.wide};
-    size_t bytes = (size_t)(shape.crops * shape.tall * shape.wide);
-    *output = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, bytes, status);
-    if (TF_GetCode(status) == OK)
+    int64_t dimensions[3] = {shape.crops, shape.tall, shape.wide}, bytes;
+    if (__builtin_mul_overflow(shape.tall * shape.wide, shape.crops, &bytes)) return "crops are too large";
+    *output = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, (size_t)bytes, status);
+    if (TF_GetCode(status) == OK && bytes) /* else there may be no memory at all */
         copy(TF_TensorData(inputs[IMAGES]), TF_TensorData(inputs[ROWS]), TF_TensorData(inputs[TOP]),
              TF_TensorData(inputs[LEFT]), TF_TensorData(*output), &shape);
     return NULL;
@@ -189,7 +189,7 @@ typedef union {
 static int assign(String *to, const uint8_t *bytes, size_t size) {
     if (size <= MOST_SHORT) {
         to->in_place.size = (uint8_t)(size << KIND_BITS | SHORT);
-        memcpy(to->in_place.bytes, bytes, size);
+        if (size) memcpy(to->in_place.bytes, bytes, size); /* of no bytes there may be no memory */
         to->in_place.bytes[size] = 0;
         return 1;
     }

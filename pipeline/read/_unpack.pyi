@@ -3,15 +3,13 @@ from numpy.typing import NDArray
 
 def unpack(
     block: NDArray[np.uint8],
-    frame: NDArray[np.uint8],
-    between: NDArray[np.int64],
-    image: int,
-    pixels: int,
-    label: int,
+    begins: NDArray[np.int64],
     row_of: NDArray[np.int64],
     images: NDArray[np.uint8],
     labels: NDArray[np.int64],
+    keys: NDArray[np.int64],
     problems: NDArray[np.uint8],
+    crcs: NDArray[np.uint32],
     /,
 ) -> None: ...
 def check(

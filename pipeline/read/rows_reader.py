@@ -1,4 +1,4 @@
-"""Reads records of one layout into the rows of a matrix: raw images of one shape, with label and key.
+"""Reads raw images of one shape, with label and key, into the rows of a matrix.
 
 Every byte is checked by the CRC of its record, and that by the manifest's list of CRCs. Where it has none, a shard that
 is read whole is checked by the manifest's CRC32C.
@@ -15,7 +15,6 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import DataError
 from pipeline.files.reading import OpenFile
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import IMAGE_FEATURES
@@ -29,6 +28,7 @@ from pipeline.records import framing, tf_example
 from pipeline.records.tf_example import Layout
 
 U8 = NDArray[np.uint8]
+I64 = NDArray[np.int64]
 _CHUNK = 1 << 20  # 1 MiB, which is still in the core's cache when its CRC is computed
 _TASK = 8 << 20  # 8 MiB, per thread
 
@@ -40,61 +40,54 @@ class Rows:
     Attributes:
       images: uint8 (n, pixels of an image).
       labels: int64 (n,).
-      keys: bytes (n,), dtype S; None: not wanted.
+      keys: bytes (n,), dtype object; None: not wanted.
       good: bool (n,): False where a corrupt record was skipped, and its row is a copy of another.
     """
 
     images: U8
-    labels: NDArray[np.int64]
-    keys: NDArray[np.bytes_] | None
+    labels: I64
+    keys: NDArray[np.object_] | None
     good: NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
 class RowsReader:
-    """Reads pieces of shards whose records have one layout per shard.
+    """Reads pieces of shards of raw images.
 
     Attributes:
       shards: to read.
       sidecars: of the shards.
-      layouts: of each segment's records.
       features: of the manifest: image, label and key.
+      pixels: number of values of an image.
       with_keys: whether the keys are wanted.
       members: reads the shards if they are compressed; else None.
     """
 
     shards: Shards
     sidecars: Sidecars
-    layouts: tuple[Layout, ...]
     features: Mapping[str, Feature]
+    pixels: int
     with_keys: bool
     members: MemberReader | None = None
 
     @classmethod
     def fit(cls, manifest: Manifest, shards: Shards, with_keys: bool) -> RowsReader | None:
-        """Returns the reader of a selection; None: the records of a shard differ in layout."""
+        """Returns the reader of a selection; None: it has no raw images, more features, or shards without places."""
         if set(manifest.features) != set(IMAGE_FEATURES) or manifest.features["image"].encoding != "raw":
             return None
-        layouts = []
-        for segment in shards.segments:
-            size = (segment.shard.stride or 0) - framing.HEADER - framing.FOOTER
-            layout = Layout.fit(size, math.prod(manifest.image_shape)) if size > 0 else None
-            if layout is None:
+        pixels = math.prod(manifest.image_shape)
+        least = len(Layout.build(pixels, 0).template) + framing.OVERHEAD
+        for shard in (segment.shard for segment in shards.segments):
+            if not shard.is_seekable(manifest.compression) or (shard.stride is not None and shard.stride < least):
                 return None
-            layouts.append(layout)
         sidecars = Sidecars(shards)
         members = MemberReader(shards, sidecars) if manifest.compression else None
-        return cls(shards, sidecars, tuple(layouts), manifest.features, with_keys, members)
-
-    @property
-    def pixels(self) -> int:
-        """Number of values of an image."""
-        return self.layouts[0].image.stop - self.layouts[0].image.start
+        return cls(shards, sidecars, manifest.features, pixels, with_keys, members)
 
     def read(
         self,
-        pieces: NDArray[np.int64],
-        row_of: NDArray[np.int64] | None = None,
+        pieces: I64,
+        row_of: I64 | None = None,
         make_matrix: Callable[[int, int], U8] = aligned_matrix,
         text: str = "",
     ) -> Rows:
@@ -113,8 +106,7 @@ class RowsReader:
         images = make_matrix(max(1, int(sizes.sum())), self.pixels)
         if not sizes.any():
             images[:] = 0
-        key_bytes = max(layout.key.stop - layout.key.start for layout in self.layouts)
-        keys = np.zeros(len(images), f"S{max(1, key_bytes)}") if self.with_keys else None
+        keys = np.full(len(images), b"", object) if self.with_keys else None
         rows = Rows(images, np.zeros(len(images), np.int64), keys, np.ones(len(images), bool))
         parts = self.members.parts(pieces) if self.members else self.shards.parts(pieces, _TASK)
         groups = self.shards.together(parts, 0 if self.members else _TASK)
@@ -129,7 +121,7 @@ class RowsReader:
                 keys[bad] = keys[other]
         return rows
 
-    def _read_group(self, rows: Rows, parts: list[tuple[int, int, int]], row_of: NDArray[np.int64]) -> None:
+    def _read_group(self, rows: Rows, parts: list[tuple[int, int, int]], row_of: I64) -> None:
         """Reads parts of one shard into their rows."""
         opened = contextlib.nullcontext() if self.members else self.shards.opened(parts[0][0])
         with opened as file:
@@ -138,67 +130,77 @@ class RowsReader:
                 self._read_part(rows, file, segment, start, stop, row_of[done : done + stop - start])
                 done += stop - start
 
-    def _read_part(
-        self, rows: Rows, file: OpenFile | None, segment: int, start: int, stop: int, row_of: NDArray[np.int64]
-    ) -> None:
+    def _read_part(self, rows: Rows, file: OpenFile | None, segment: int, start: int, stop: int, row_of: I64) -> None:
         """Reads records start..stop-1 of a shard into their rows, a block at a time, and checks their CRCs."""
-        stride, size = self._stride(segment), stop - start
+        size = stop - start
         by_file, crc = not self.members and self.shards.is_checked_whole(segment, size), 0
-        crcs, is_good = np.empty(size, np.uint32), np.ones(size, bool)
-        for first, count, block in self._blocks(file, segment, start, stop):
-            run = slice(first - start, first - start + count)
+        crcs, is_good, offsets = np.zeros(size, np.uint32), np.ones(size, bool), []
+        for first, begins, block in self._blocks(file, segment, start, stop):
+            run = slice(first - start, first - start + len(begins) - 1)
+            offsets.append(begins[:-1])
             if block is None:
                 is_good[run] = rows.good[row_of[run]] = False
                 continue
-            is_good[run] = self._place(rows, block, segment, first, row_of[run])
+            is_good[run], crcs[run] = self._place(rows, block, begins, segment, first, row_of[run])
             if by_file:
-                crc = crc32c.crc32c(block.reshape(-1).data, crc)
-            crcs[run] = np.ascontiguousarray(block[:, -framing.FOOTER :]).view("<u4")[:, 0]
+                crc = crc32c.crc32c(block.data, crc)
         if by_file and is_good.all():
             self.shards.check_crc(segment, crc)
         else:
             good = np.flatnonzero(is_good)
-            self.sidecars.check_crcs(segment, start + good, crcs[good], lambda i: (start + int(good[i])) * stride)
+            self.sidecars.check_crcs(segment, start + good, crcs[good], lambda i: int(np.concatenate(offsets)[good[i]]))
 
     def _blocks(
         self, file: OpenFile | None, segment: int, start: int, stop: int
-    ) -> Iterator[tuple[int, int, U8 | None]]:
-        """Yields blocks: (first record, number of records, frames uint8 (records, stride)).
+    ) -> Iterator[tuple[int, I64, U8 | None]]:
+        """Yields blocks: (first record, byte offset of each record and of the end, frames uint8 (bytes,)).
 
         The next block may overwrite the frames. They are None if a corrupt member has the records, and is skipped.
         """
-        stride = self._stride(segment)
         if file is None:
             assert self.members
             for run in self.members.read(segment, start, stop):
-                block = None if run.frames is None else np.frombuffer(run.frames, np.uint8).reshape(-1, stride)
-                yield run.first, len(run.begins) - 1, block
+                yield run.first, run.begins, None if run.frames is None else np.frombuffer(run.frames, np.uint8)
             return
-        chunk = np.empty((max(1, min(_CHUNK // stride, stop - start)), stride), np.uint8)
-        for first in range(start, stop, len(chunk)):
-            block = chunk[: stop - first]
-            file.read_into(block.reshape(-1).data, first * stride)
-            yield first, len(block), block
+        begins = self._begins(segment, start, stop)
+        first, count, chunk = 0, stop - start, np.empty(0, np.uint8)
+        while first < count:
+            end, offset = count, int(begins[first])
+            if begins[count] - offset > _CHUNK:
+                end = max(first + 1, int(np.searchsorted(begins, offset + _CHUNK, "right")) - 1)
+            size = int(begins[end]) - offset
+            if size > len(chunk):
+                chunk = np.empty(size, np.uint8)
+            block = chunk[:size]
+            file.read_into(block.data, offset)
+            yield start + first, begins[first : end + 1], block
+            first = end
 
-    def _place(self, rows: Rows, block: U8, segment: int, first: int, to_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Copies a block of framed records to their rows; returns which are good: bool (m,)."""
-        layout = self.layouts[segment]
-        if rows.keys is not None and layout.key.stop > layout.key.start:
-            keys = np.ascontiguousarray(block[:, framing.HEADER : -framing.FOOTER][:, layout.key])
-            rows.keys[to_rows] = keys.view(f"S{keys.shape[1]}")[:, 0]
-        problems = frames.unpack(block, layout, to_rows, rows.images, rows.labels)
-        is_good = np.ones(len(block), bool)
-        for i in np.flatnonzero(problems).tolist():
-            is_good[i] = self._settle(rows, block[i].data, int(problems[i]), segment, first + i, int(to_rows[i]))
-        return is_good
+    def _begins(self, segment: int, start: int, stop: int) -> I64:
+        """Returns the byte offset of records start..stop-1 of a segment's shard, and of the end of the last one."""
+        stride = self.shards.segments[segment].shard.stride
+        if stride is not None:
+            return np.arange(start, stop + 1, dtype=np.int64) * stride
+        return self.sidecars.offsets(segment)[start : stop + 1]
 
-    def _stride(self, segment: int) -> int:
-        """Returns the bytes from one record to the next in a segment's shard, before compression."""
-        return self.shards.segments[segment].shard.stride or 0
+    def _place(
+        self, rows: Rows, block: U8, begins: I64, segment: int, first: int, to_rows: I64
+    ) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
+        """Copies a block of framed records to their rows; returns which are good, and the CRC that each stores."""
+        found = frames.unpack(block, begins, to_rows, rows.images, rows.labels)
+        if rows.keys is not None:
+            rows.keys[to_rows] = _keys_of(block, found.keys)
+        is_good = found.problems == 0
+        for i in found.problems.nonzero()[0].tolist():
+            offset = int(begins[i])
+            frame = block[offset - begins[0] : begins[i + 1] - begins[0]].data
+            is_good[i] = self._settle(rows, frame, int(found.problems[i]), segment, first + i, offset, int(to_rows[i]))
+        return is_good, found.crcs
 
-    def _settle(self, rows: Rows, frame: memoryview, problems: int, segment: int, number: int, row: int) -> bool:
+    def _settle(
+        self, rows: Rows, frame: memoryview, problems: int, segment: int, number: int, offset: int, row: int
+    ) -> bool:
         """Copies a record of another layout to its row; returns False if it is corrupt and skipped."""
-        offset = number * len(frame)
         if problems & (frames.BAD_LENGTH | frames.BAD_RECORD):
             fault = framing.check(frame)
             self.shards.corrupt(segment, number, offset, fault.text if fault else "")
@@ -211,18 +213,23 @@ class RowsReader:
             raise error.at(file, number, offset) from None
         rows.images[row], rows.labels[row] = found["image"].reshape(-1), found["label"]
         if rows.keys is not None:
-            if len(found["key"]) > rows.keys.dtype.itemsize:
-                raise DataError(
-                    f"a key of {len(found['key'])} bytes, longer than the others'",
-                    path=file,
-                    record=number,
-                    offset=offset,
-                    advice="convert again",
-                )
             rows.keys[row] = found["key"]
         return True
 
 
-def all_pieces(selection: Selection) -> NDArray[np.int64]:
+def _keys_of(block: U8, bounds: I64) -> NDArray[np.object_]:
+    """Returns the keys of some records, bytes (m,); `bounds` says where each begins and ends, int64 (m, 2)."""
+    sizes = bounds[:, 1] - bounds[:, 0]
+    ends = np.cumsum(sizes)
+    joined = block[np.arange(int(sizes.sum())) + np.repeat(bounds[:, 1] - ends, sizes)]
+    # NumPy would take zeros at the end of a key for padding.
+    if sizes[0] > 0 and (sizes == sizes[0]).all() and joined[ends - 1].all():
+        return joined.view(f"S{sizes[0]}").astype(object)
+    data, keys = joined.tobytes(), np.empty(len(sizes), object)
+    keys[:] = [data[begin:end] for begin, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
+    return keys
+
+
+def all_pieces(selection: Selection) -> I64:
     """Returns the pieces of a whole selection, in its order: int64 (segments, 3)."""
     return np.array([[i, 0, s.num_examples] for i, s in enumerate(selection.segments)], np.int64).reshape(-1, 3)

@@ -122,7 +122,7 @@ class RowColumns(LocalReader):
     def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "") -> dict[str, np.ndarray]:
         make_matrix = aligned_matrix if row_of is None else self._buffers.matrix
         rows = self._reader.read(pieces, row_of, make_matrix, text)
-        keys = {} if rows.keys is None else {"key": rows.keys.astype(object)}
+        keys = {} if rows.keys is None else {"key": rows.keys}
         return {"image": rows.images, "label": rows.labels, GOOD: rows.good, **keys}
 
 

@@ -3,8 +3,8 @@
 The message classes live in a separate descriptor pool, since TensorFlow registers classes of the same names in the
 default pool. Fields: tensorflow/core/example/{example,feature}.proto.
 
-Records of one shard that differ only in the bytes of their image, label and key share a `Layout`: a template, and the
-places of the three. Such a shard is written and read as one matrix with a row per record.
+Records that differ only in the bytes of their image, label and key share a `Layout`: a template, and the places of the
+three. They are written and read as one matrix with a row per record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from pipeline.errors import DataError
 from pipeline.manifest import Feature
-from pipeline.records import framing
 
 Value: TypeAlias = bytes | int | float | NDArray[np.int64] | NDArray[np.float32] | Sequence[bytes]
 Values: TypeAlias = list[bytes] | NDArray[np.int64] | NDArray[np.float32]
@@ -40,6 +39,7 @@ _INTEGERS = (int, np.integer)
 _DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 MAX_ONE_BYTE = 0x7F  # the largest label whose varint takes one byte
+MAX_LABEL_SIZE = 9  # bytes of the varint of the largest int64
 
 
 def encode(features: Mapping[str, Value]) -> bytes:
@@ -241,7 +241,7 @@ def _decoded(data: bytes, channels: int) -> NDArray[np.uint8]:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The places of the three features in records of one length.
+    """The places of the three features in records of one length, whose labels take one number of bytes.
 
     Attributes:
       template: a record's bytes, with zeros in place of the features; uint8 (length,).
@@ -255,31 +255,44 @@ class Layout:
 
     @classmethod
     @functools.lru_cache(maxsize=64)
-    def build(cls, image_size: int, key_size: int) -> Layout:
-        """Returns the layout with an image of `image_size` bytes, a key of `key_size` and a label of 0 to 127."""
-        record = _record(bytes(image_size), 0, bytes(key_size))
+    def build(cls, image_size: int, key_size: int, label_size: int = 1) -> Layout:
+        """Returns the layout with an image, a key and a label's varint of so many bytes; at most `MAX_LABEL_SIZE`."""
+        # The least and the largest number of so many bytes differ in each byte: 0x80, 0x80, 0x01 and 0xFF, 0xFF, 0x7F.
+        least, most = 1 << 7 * (label_size - 1), (1 << 7 * label_size) - 1
+        record = _record(bytes(image_size), least, bytes(key_size))
+        label = _differing(record, _record(bytes(image_size), most, bytes(key_size)))
+        template = record.copy()
+        template[label] = 0
         return cls(
-            record,
-            _differing(record, _record(b"\1" * image_size, 0, bytes(key_size))),
-            _differing(record, _record(bytes(image_size), 0, b"\1" * key_size)),
-            _differing(record, _record(bytes(image_size), 1, bytes(key_size))),
+            template,
+            _differing(record, _record(b"\1" * image_size, least, bytes(key_size))),
+            _differing(record, _record(bytes(image_size), least, b"\1" * key_size)),
+            label,
         )
 
     @classmethod
     @functools.lru_cache(maxsize=64)
-    def fit(cls, record_size: int, image_size: int) -> Layout | None:
+    def fit(cls, record_size: int, image_size: int, label_size: int = 1) -> Layout | None:
         """Returns the layout of records of `record_size` bytes with images of `image_size` bytes; None: none fits."""
-        key_size = record_size - len(_record(bytes(image_size), 0, b""))
+        key_size = record_size - len(cls.build(image_size, 0, label_size).template)
         for size in range(key_size, max(-1, key_size - 12), -1):  # longer keys have longer length fields
-            layout = cls.build(image_size, size)
+            layout = cls.build(image_size, size, label_size)
             if len(layout.template) == record_size:
                 return layout
         return None
 
     def mismatch(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Returns which rows, uint8 (n, length), do not have this layout: bool (n,)."""
-        is_long = rows[:, self.label.start] > MAX_ONE_BYTE
-        return is_long | (rows[:, self.between] != self.template[self.between]).any(axis=1)
+        goes_on = rows[:, self.label] > MAX_ONE_BYTE
+        is_varint = goes_on[:, :-1].all(axis=1) & ~goes_on[:, -1]
+        return ~is_varint | (rows[:, self.between] != self.template[self.between]).any(axis=1)
+
+    def labels(self, rows: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Returns the labels of rows of this layout, uint8 (n, length): int64 (n,)."""
+        found = np.zeros(len(rows), np.int64)
+        for place, column in enumerate(range(self.label.start, self.label.stop)):
+            found |= (rows[:, column] & MAX_ONE_BYTE).astype(np.int64) << 7 * place
+        return found
 
     @functools.cached_property
     def between(self) -> NDArray[np.int64]:
@@ -288,12 +301,6 @@ class Layout:
         for feature in (self.image, self.key, self.label):
             is_between[feature] = False
         return np.flatnonzero(is_between).astype(np.int64)
-
-    @functools.cached_property
-    def frame(self) -> NDArray[np.uint8]:
-        """The template in its frame, with a CRC of zero; uint8 (length + 16,)."""
-        header = framing.header(len(self.template))
-        return np.frombuffer(header + self.template.tobytes() + bytes(framing.FOOTER), np.uint8)
 
 
 def _record(image: bytes, label: int, key: bytes) -> NDArray[np.uint8]:

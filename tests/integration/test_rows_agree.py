@@ -1,6 +1,6 @@
 """Each row that is fed belongs to one record: its image, label, key, features and record id carry the same number.
 
-One table of forms of data, and of ways to feed them. Record i has label i % 100; its number is in its image (two
+One table of forms of data, and of ways to feed them. Record i has label i % 300; its number is in its image (two
 pixels of noise, or a grey that distortions keep), in its key and in its features.
 """
 
@@ -29,7 +29,7 @@ LONG = (
     110,
     90,
 )  # two windows of 25 batches, of which the last 16 are copied and the others stay where they lie
-N, G, CLASSES = sum(COUNTS), 8, 100  # labels of one byte: the records of raw images are of one length
+N, G, CLASSES = sum(COUNTS), 8, 300  # labels of one byte and, in long windows, of two
 BYTES = 12 * 10 * 3
 MEMORY, WINDOWS = {"streams": 1}, {"streams": 2, "shuffle_bytes": 2 * 7 * BYTES}
 EXTRA = ("key", "id", "box")

@@ -13,11 +13,16 @@ from pipeline.read import frames
 def compiled():
     """The code that was compiled when the package was installed."""
     if not frames.is_compiled():
-        if platform.machine() == "x86_64" and shutil.which("cc"):
+        if _has_instructions() and shutil.which("cc"):
             pytest.fail(
                 "pipeline.read._unpack was not built, though there is a compiler; install again and read the warnings"
             )
-        pytest.skip("pipeline.read._unpack was not built: no compiler, or not an x86-64 with SSE 4.2")
+        pytest.skip("pipeline.read._unpack was not built: no compiler, or a processor without instructions for CRC32C")
+
+
+def _has_instructions():
+    """Whether the processor is one that the compiled code is written for."""
+    return platform.machine() == "x86_64" or (platform.machine() == "aarch64" and platform.system() == "Linux")
 
 
 @pytest.fixture

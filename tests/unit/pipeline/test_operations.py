@@ -56,6 +56,7 @@ def test_no_parts_are_none(compiled_operation):
         ([0, 1], [0], [0, 0], (2, 2), "equally long"),
         ([0, 1], [0, 0], [0, 0, 0], (2, 2), "equally long"),
         ([0, 1], [0, 0], [0, 0], (-1, 2), "size must not be negative"),
+        ([0] * 4, [0] * 4, [0] * 4, (2**31 - 1, 2**31 - 1), "too large"),  # of which TensorFlow ends the process
         ([[0, 1]], [0, 0], [0, 0], (2, 2), "dimensions"),
     ],
 )

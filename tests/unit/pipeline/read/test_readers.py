@@ -29,10 +29,12 @@ SHAPE = (8, 6, 3)
 KINDS = {
     "rows": Kind(),
     "rows, NumPy": Kind(),
+    "rows, unequal": Kind(unequal_keys=True),
     "records": Kind(unequal_keys=True),
     "records, GZIP": Kind(compression="GZIP"),
     "rows, GZIP members": Kind(compression="GZIP", members=2),
     "rows, GZIP members, NumPy": Kind(compression="GZIP", members=3),
+    "rows, unequal, GZIP members": Kind(unequal_keys=True, compression="GZIP", members=2),
     "records, GZIP members": Kind(unequal_keys=True, compression="GZIP", members=2),
 }
 
@@ -40,10 +42,10 @@ KINDS = {
 class Opened:
     """A data set, read by the reader that is meant for its kind."""
 
-    def __init__(self, folder, kind, counts=COUNTS):
+    def __init__(self, folder, kind, counts=COUNTS, as_rows=True):
         self.folder, self.kind = folder, kind
         self.file = "train-00003-of-00004.tfrecord" + (".gz" if kind.compression else "")
-        self.are_rows = not kind.unequal_keys and (not kind.compression or kind.members > 0)
+        self.are_rows = as_rows and (not kind.compression or kind.members > 0)
         write_dataset(folder, counts, kind=kind)
 
     def reader(self, split="train", policy="raise", data_dir=None):
@@ -84,7 +86,7 @@ class Opened:
 def opened(request, tmp_path):
     if request.param.startswith("rows"):
         request.getfixturevalue("without_compiled" if "NumPy" in request.param else "compiled")
-    return Opened(tmp_path, KINDS[request.param])
+    return Opened(tmp_path, KINDS[request.param], as_rows=request.param.startswith("rows"))
 
 
 # Damage to compressed files is in test_compressed.py and test_members.py.
@@ -152,7 +154,7 @@ def inflated(data):
 
 @st.composite
 def _reads(draw):
-    """How a data set is stored, read and damaged: kind, counts, pieces, flipped bits, policy, sizes of a task."""
+    """How a data set is stored, read and damaged: kind, counts, pieces, flips, policy, reader, sizes of a task."""
     kind = Kind(unequal_keys=draw(st.booleans()), **draw(st.sampled_from(COMPRESSIONS)))
     counts = tuple(draw(st.lists(st.integers(0, 13), min_size=1, max_size=4).filter(any)))
     pieces = []
@@ -164,7 +166,7 @@ def _reads(draw):
     sizes = draw(st.tuples(*[st.sampled_from([1, 300, 1000, 1 << 20])] * 2))
     is_stream = kind.compression and not kind.members  # of which nothing can be skipped
     policy = "raise" if is_stream else draw(st.sampled_from(["raise", "skip"]))
-    return kind, counts, pieces, flips, policy, draw(st.booleans()), sizes
+    return kind, counts, pieces, flips, policy, draw(st.booleans()), draw(st.booleans()), sizes
 
 
 COMPRESSIONS = [{}, {"compression": "GZIP"}, *({"compression": "GZIP", "members": n} for n in (1, 3, 5))]
@@ -173,8 +175,8 @@ COMPRESSIONS = [{}, {"compression": "GZIP"}, *({"compression": "GZIP", "members"
 @given(_reads())
 @settings(max_examples=300, derandomize=True)
 def test_every_record_is_read_or_named_and_no_other_one_suffers(compiled, tmp_path_factory, case):
-    kind, counts, pieces, flips, policy, is_compiled, (task, chunk) = case
-    opened = Opened(tmp_path_factory.mktemp("one"), kind, counts)
+    kind, counts, pieces, flips, policy, as_rows, is_compiled, (task, chunk) = case
+    opened = Opened(tmp_path_factory.mktemp("one"), kind, counts, as_rows)
     damaged = Damaged(opened, flips)
     wanted = [(segment, record) for segment, start, stop in pieces for record in range(start, stop)]
     firsts = np.cumsum([0, *(count for count in counts if count)])

@@ -1,10 +1,11 @@
-"""Records of one layout as one matrix, on real files with real damage."""
+"""Raw images as one matrix, on real files with real damage."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
+from pipeline import input_fn
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest.splits import select
@@ -21,9 +22,9 @@ pytestmark = pytest.mark.usefixtures("engine")
 SHAPE = (8, 6, 3)
 
 
-def reader_of(folder):
+def reader_of(folder, policy="raise"):
     manifest = manifests.load(folder)
-    shards = Shards.found(folder, select(manifest, "train").segments, Corruption(str(folder)))
+    shards = Shards.found(folder, select(manifest, "train").segments, Corruption(str(folder), policy, most=100))
     return RowsReader.fit(manifest, shards, with_keys=True)
 
 
@@ -58,17 +59,77 @@ def images(rows):
         ([5, 300] * 50, [b"ab", b"a"] * 50),
         ([3] * 100, [b""] * 100),
         ([128] * 100, [b""] * 100),
+        ([0, 127, 128, 999, 16_383, 16_384, -1, 2**63 - 1, 5, 300] * 10, [b"%05d" % i for i in range(100)]),
+        ([5, 300] * 50, [b"%d" % i for i in range(100)]),
+        ([3] * 100, [b"a\0"] * 99 + [b"a key of 20 bytes \0\0"]),
     ],
-    ids=["plain", "labels over 127", "huge labels", "one length by chance", "empty keys", "empty keys, label 128"],
+    ids=[
+        "plain",
+        "labels over 127",
+        "huge labels",
+        "one length by chance",
+        "empty keys",
+        "empty keys, label 128",
+        "mixed labels",
+        "keys and labels of several lengths",
+        "keys that end with zeros",
+    ],
 )
-def test_labels_and_keys_of_any_length_are_read_where_the_records_have_one(tmp_path, labels, keys):
+def test_labels_and_keys_of_any_length_are_read(tmp_path, labels, keys):
     pixels = images_of(0, 100, SHAPE)
     rows = zip(pixels, labels, keys, strict=True)
     reader = shard_of(tmp_path, [encoded(*row) for row in rows])
-    found = reader.read(np.array([[0, 0, 100]]))
-    assert np.array_equal(images(found), pixels)
-    assert found.labels.tolist() == list(labels)
-    assert found.keys.tolist() == list(keys)
+    for pieces in ([[0, 0, 100]], [[0, 0, 37], [0, 37, 37], [0, 37, 38], [0, 38, 100]]):
+        found = reader.read(np.array(pieces))
+        assert np.array_equal(images(found), pixels)
+        assert found.labels.tolist() == list(labels)
+        assert found.keys.tolist() == list(keys)
+
+
+def test_mixed_labels_are_unpacked_and_not_parsed(tmp_path, monkeypatch):
+    labels = [0, 127, 128, 999, 16_383, 16_384]
+    reader = shard_of(tmp_path, [encoded(images_of(0, 1, SHAPE)[0], label, b"k") for label in labels])
+    monkeypatch.setattr(RowsReader, "_settle", None)
+    assert reader.read(np.array([[0, 0, 6]])).labels.tolist() == labels
+
+
+@pytest.mark.parametrize(
+    "options", [{"streams": 1}, {"streams": 2, "shuffle_bytes": 14 * 144}], ids=["memory", "windows"]
+)
+def test_mixed_labels_are_fed_with_their_images(tmp_path, options):
+    labels = [0, 127, 128, 999, 16_383, 16_384] * 8
+    pixels = images_of(0, len(labels), SHAPE)
+    shard_of(tmp_path, [encoded(*row, b"%d" % i) for i, row in enumerate(zip(pixels, labels, strict=True))])
+    batches = input_fn(tmp_path, global_batch_size=4, training=True, epochs=1, features=("key",), **options)
+    seen = []
+    for rows, found, _ in batches.as_numpy_iterator():
+        numbers = [int(key) for key in rows["key"]]
+        assert found.tolist() == [labels[number] for number in numbers]
+        assert np.array_equal(rows["image"], pixels[numbers])
+        seen += numbers
+    assert sorted(seen) == [*range(len(labels))]
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_damage_to_a_label_or_a_length_is_named_in_records_of_any_length(tmp_path, policy):
+    labels = [3, 300, 70_000] * 3
+    records = [encoded(images_of(i, 1, SHAPE)[0], label, b"key") for i, label in enumerate(labels)]
+    shard_of(tmp_path, records)
+    path = tmp_path / "train-00000-of-00001.tfrecord"
+    whole, ends = path.read_bytes(), np.cumsum([len(record) + framing.OVERHEAD for record in records]).tolist()
+    for number, label_size in ((3, 1), (4, 2), (5, 3)):
+        begin, stop = ends[number - 1], ends[number] - framing.FOOTER
+        for place in (begin, begin + 9, begin + framing.HEADER + 1, stop - label_size - 1, stop - label_size, stop - 1):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :])
+            reader = reader_of(tmp_path, policy)
+            if policy == "raise":
+                where = at(path.name, "CRC" if place > begin + 12 else "length", record=number, offset=begin)
+                with pytest.raises(DataError, check=where):
+                    reader.read(np.array([[0, 0, 9]]))
+                continue
+            found = reader.read(np.array([[0, 0, 9]]))
+            assert np.flatnonzero(~found.good).tolist() == [number]
+            assert found.labels.tolist() == [*labels[:number], labels[number + 1], *labels[number + 1 :]]
 
 
 def test_the_features_may_be_in_any_order(tmp_path):
@@ -125,10 +186,10 @@ def test_a_record_that_is_no_such_example_is_named(tmp_path, record, message):
 
 @pytest.mark.parametrize(
     "kind",
-    [Kind(unequal_keys=True), Kind(extra=True), Kind("png"), Kind(compression="GZIP")],
-    ids=["keys of two lengths", "more features", "PNG", "GZIP"],
+    [Kind(extra=True), Kind("png"), Kind(compression="GZIP")],
+    ids=["more features", "PNG", "GZIP"],
 )
-def test_what_has_not_one_layout_is_not_for_this_reader(tmp_path, kind):
+def test_what_has_no_raw_images_and_places_alone_is_not_for_this_reader(tmp_path, kind):
     write_dataset(tmp_path, (12,), kind=kind)
     assert reader_of(tmp_path) is None
 

@@ -99,14 +99,19 @@ def row_of(image, label, key):
     return np.frombuffer(tf_example.encode({"image": image, "label": label, "key": key}), np.uint8)
 
 
-@given(st.one_of(st.integers(1, 4000), st.integers(16_000, 70_000)), st.integers(0, 400))
-@example(128, 127)  # their lengths take two bytes, and one
-def test_the_layout_of_a_record_finds_its_features(image_size, key_size):
+@given(
+    st.one_of(st.integers(1, 4000), st.integers(16_000, 70_000)),
+    st.integers(0, 400),
+    st.one_of(st.integers(0, 200), st.integers(0, 63).map(lambda bits: (1 << bits) - 1)),
+)
+@example(128, 127, 9)  # their lengths take two bytes, and one
+@example(112, 112, 2**63 - 1)
+def test_the_layout_of_a_record_finds_its_features(image_size, key_size, label):
     image, key = np.random.default_rng(image_size).bytes(image_size), b"k" * key_size
-    found = row_of(image, 9, key)
-    layout = Layout.fit(len(found), image_size)
+    found = row_of(image, label, key)
+    layout = Layout.fit(len(found), image_size, -(-max(1, label.bit_length()) // 7))
     assert (found[layout.image].tobytes(), found[layout.key].tobytes()) == (image, key)
-    assert found[layout.label].tolist() == [9]
+    assert layout.labels(found[None]).tolist() == [label]
     assert not layout.mismatch(found[None]).any()
 
 
@@ -117,4 +122,9 @@ def test_a_record_of_another_structure_is_a_mismatch():
     rows[2, layout.label.start] = 200  # a label of two bytes
     rows[3, layout.image.start] = 200  # a pixel: fine
     assert layout.mismatch(rows).tolist() == [False, True, True, False]
+    layout = Layout.build(100, 8, 2)
+    rows = np.stack([row_of(bytes(100), 200, bytes(8))] * 3)
+    rows[1, layout.label.start] = 72  # two labels of one byte
+    rows[2, layout.label.stop - 1] = 129  # a label that goes on
+    assert layout.mismatch(rows).tolist() == [False, True, True]
     assert Layout.fit(50, 100) is None  # smaller than its image

@@ -1,0 +1,145 @@
+"""The compiled code under AddressSanitizer and UndefinedBehaviorSanitizer, over arguments that fit or almost do."""
+
+import os
+import pickle
+import subprocess
+import sys
+import sysconfig
+
+import numpy as np
+import pytest
+
+from tests.kernels import cases, expected, programs
+from tests.kernels.calls import Alias, Buffer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(reason := programs.sanitizers()), reason=reason),
+]
+SOURCES = {source.name: source for source in programs.sources()}
+CALLS, SEEDS = 1500, 4
+
+
+@pytest.fixture(scope="module")
+def program_of(tmp_path_factory):
+    """Builds the program of a source once."""
+    built = {}
+
+    def program(name):
+        if name not in built:
+            built[name] = programs.build(tmp_path_factory.mktemp(name), SOURCES[name], programs.SANITIZED)
+        return built[name]
+
+    return program
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("name", SOURCES)
+def test_no_argument_makes_the_compiled_code_leave_its_memory(name, seed, program_of):
+    program = program_of(name)
+    given = programs.drawn(program, SOURCES[name], seed, CALLS)
+    results = programs.run(program, given)
+    for case, result in zip(given, results, strict=True):
+        expected.check(case, result)
+    # Else the cases would test the checks of the arguments alone, or none of them.
+    for called in {case.name for case in given}:
+        refused = [bool(r.problem) for c, r in zip(given, results, strict=True) if c.name == called]
+        assert 0.05 < np.mean(refused) < 0.6, called
+
+
+def test_other_builds_give_the_same(program_of, tmp_path):
+    """The sanitized build has nothing that only newer processors can; the installed one chooses it where it runs."""
+    source = SOURCES["pipeline.operations._operations"]
+    installed = programs.build(tmp_path, source, ["-DNDEBUG"])
+    given = programs.drawn(installed, source, 99, CALLS)
+    assert programs.run(installed, given) == programs.run(program_of(source.name), given)
+
+
+# One off, or not checked at all: a file, a text of it, and what stands for that then.
+U, O, P = "_unpack.c", "_operations.c", "_pixels.c"  # noqa: E741
+LONGER = "if (length > (size_t)(from->end - from->begin)) return 0;"
+VOLUME = "shape.tall * shape.wide * shape.crops"
+OVERFLOW = "__builtin_mul_overflow(shape.tall * shape.wide, shape.crops, &bytes)"
+FAULTS = {
+    "frames end one byte behind the block": (U, "at[count] - at[0] <= size", "at[count] - at[0] <= size + 1"),
+    "a row is behind the last one": (U, "w->row_of[i] >= w->rows", "w->row_of[i] > w->rows"),
+    "a field may be longer than the record": (U, LONGER, ""),
+    "numbers may overlap what is written": (U, 'return "arrays overlap"', "continue"),
+    "numbers may lie anywhere": (U, 'return "an array is not aligned"', "continue"),
+    "a place may be behind the memory": (U, "|| places[count] > of[MEMORY].len", "&& places[count] > 0"),
+    "a row is behind the last image": (O, "rows[i] >= shape->images", "rows[i] > shape->images"),
+    "a crop is one line too low": (O, "top + y < shape->height", "top + y <= shape->height"),
+    "a record ends one byte behind the memory": (O, "bounds[2 * i + 1] > size", "bounds[2 * i + 1] > size + 1"),
+    "a string has no room for its zero": (O, "(size + ALIGNED)", "(size + ALIGNED - 1)"),
+    "a pixel moves in from the right of its frame": (P, "x = x > most_x ? most_x : x;", ""),
+    "a pixel moves in from above its frame": (P, "y = y < least ? least : y;", ""),
+    "weights are of a line below the image": (P, "table[0] + taps > before", "table[0] + taps > before + 1"),
+    "noise may begin anywhere": (P, "given[TOP] < 0 || given[LEFT] < 0 || given[TALL]", "given[TALL]"),
+    "a cover is one line too tall": (P, "if (bottom > size.height)", "if (bottom > size.height + 1)"),
+    "the last pixel of a flip has four bytes": (P, "x + TOGETHER < width", "x + TOGETHER <= width"),
+    "there are no lines of numbers": (
+        P,
+        "lanes_of(size) > lanes_of(pass->after)",
+        "lanes_of(size) < lanes_of(pass->after)",
+    ),
+    "the size of the crops overflows": (O, OVERFLOW, f"(bytes = {VOLUME}, 0)"),
+}
+
+
+def run_all(program, source):
+    for seed in range(SEEDS):
+        programs.run(program, programs.drawn(program, source, seed, CALLS))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_and_its_file_named(fault, tmp_path):
+    file, old, new = FAULTS[fault]
+    [source] = [source for source in SOURCES.values() if any(path.endswith(f"/{file}") for path in source.files)]
+
+    def planted(name, text):
+        if name != file:
+            return text
+        assert text.count(old) == 1
+        return text.replace(old, new)
+
+    program = programs.build(tmp_path, source, programs.SANITIZED, change=planted)
+    with pytest.raises(programs.FaultError) as raised:
+        run_all(program, source)
+    found = str(raised.value)
+    assert (file in found and ("AddressSanitizer" in found or "runtime error" in found)) or "TensorFlow ends" in found
+
+
+def test_the_module_is_called_by_python_itself(tmp_path):
+    """The driver's fakes of Python may be wrong; this has Python's own buffers, of NumPy's arrays."""
+    source = SOURCES["pipeline.read._unpack"]
+    module = tmp_path / f"_unpack{sysconfig.get_config_var('EXT_SUFFIX')}"
+    include = f"-I{sysconfig.get_paths()['include']}"
+    files = [str(programs.ROOT / file) for file in source.files]
+    command = ["cc", *programs.SANITIZED, *source.flags, "-shared", "-fPIC", include, *files, "-o", str(module)]
+    subprocess.run(command, check=True)
+    rng = np.random.default_rng(0)
+    calls = [as_plain(cases.call(rng, name)) for name in cases.FUNCTIONS for _ in range(CALLS)]
+    (tmp_path / "calls").write_bytes(pickle.dumps(calls))
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(programs.library("libasan.so")),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONMALLOC": "malloc",
+    }
+    program = [sys.executable, str(programs.HERE / "call_unpack.py"), str(module), str(tmp_path / "calls")]
+    done = subprocess.run(program, capture_output=True, check=False, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{len(calls)} calls, ")
+
+
+def as_plain(case):
+    """Returns a call without this project's classes."""
+    arguments = []
+    for argument in case.arguments:
+        if isinstance(argument, Buffer):
+            arguments.append(("buffer", argument.content, argument.offset))
+        elif isinstance(argument, Alias):
+            arguments.append(("alias", argument.of, argument.begin, argument.size))
+        else:
+            arguments.append(("file", argument.content))
+    return case.name, arguments

@@ -1,0 +1,160 @@
+"""Calls of compiled code as bytes for the drivers, and their results; the numbers are those in the drivers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+TYPES = {"float": 1, "int32": 3, "uint8": 4, "string": 7, "int64": 9, "bool": 10}
+DTYPES = {"float": np.float32, "int32": np.int32, "uint8": np.uint8, "int64": np.int64, "bool": np.bool_}
+_NUMBER, _BUFFER, _ALIAS, _FILE = range(4)
+
+
+def _numbers(*values: int) -> bytes:
+    return np.array(values, "<i8").tobytes()
+
+
+def _taken(data: memoryview, size: int) -> tuple[bytes, memoryview]:
+    assert len(data) >= size
+    return bytes(data[:size]), data[size:]
+
+
+def _number(data: memoryview) -> tuple[int, memoryview]:
+    found, data = _taken(data, 8)
+    return int.from_bytes(found, "little", signed=True), data
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """An array that a function of Python's gets.
+
+    Attributes:
+      content: its bytes.
+      offset: how far it begins behind a multiple of 64 bytes.
+    """
+
+    content: bytes
+    offset: int = 0
+
+    @classmethod
+    def of(cls, array: Array, offset: int = 0) -> Buffer:
+        return cls(array.tobytes(), offset)
+
+    def to_bytes(self) -> bytes:
+        return _numbers(_BUFFER, len(self.content), self.offset) + self.content
+
+
+@dataclasses.dataclass(frozen=True)
+class Alias:
+    """A part of another argument's memory: of which, from where, and how many bytes."""
+
+    of: int
+    begin: int
+    size: int
+
+    def to_bytes(self) -> bytes:
+        return _numbers(_ALIAS, self.of, self.begin, self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedFile:
+    """A descriptor of a file with some content."""
+
+    content: bytes
+
+    def to_bytes(self) -> bytes:
+        return _numbers(_FILE, len(self.content), 0) + self.content
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """An input of an operation: an array, or a shape of which only the values are known.
+
+    Attributes:
+      kind: as in the operation's inputs.
+      array: the values.
+    """
+
+    kind: str
+    array: Array
+
+    def to_bytes(self) -> bytes:
+        array = np.ascontiguousarray(self.array, DTYPES[self.kind])
+        shape = self.array.shape
+        return _numbers(TYPES[self.kind], len(shape), *shape, array.nbytes) + array.tobytes()
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a case.
+
+    Attributes:
+      problem: the error's message; empty: none.
+      value: that a function returned, or the code of an operation's status.
+      buffers: what a function's arrays hold then.
+      shape, output: of an operation; bytes, or a list of them for strings.
+    """
+
+    problem: str
+    value: int
+    buffers: tuple[bytes, ...] = ()
+    shape: tuple[int, ...] = ()
+    output: bytes | list[bytes] = b""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call.
+
+    Attributes:
+      name: of a function or an operation.
+      arguments: numbers, buffers, aliases and files; or tensors.
+      output: the type of the operation's output.
+    """
+
+    name: str
+    arguments: tuple[int | Buffer | Alias | OpenedFile | Tensor, ...]
+    output: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes for a driver."""
+        head = _numbers(len(self.name)) + self.name.encode() + _numbers(len(self.arguments))
+        if all(isinstance(each, Tensor) for each in self.arguments):
+            return head + b"".join(each.to_bytes() for each in self.arguments)  # type: ignore[union-attr]
+        return head + b"".join(
+            _numbers(_NUMBER, each) if isinstance(each, int) else each.to_bytes() for each in self.arguments
+        )
+
+    def result_of(self, data: memoryview) -> tuple[Result, memoryview]:
+        """Returns the result at the beginning of a driver's bytes, and the rest of them."""
+        size, data = _number(data)
+        problem, data = _taken(data, size)
+        value, data = _number(data)
+        if not self.output:
+            buffers = []
+            for each in self.arguments:
+                if isinstance(each, Buffer):
+                    content, data = _taken(data, len(each.content))
+                    buffers.append(content)
+            return Result(problem.decode(), value, tuple(buffers)), data
+        if value:
+            return Result(problem.decode(), value), data
+        rank, data = _number(data)
+        shape = []
+        for _ in range(rank):
+            size, data = _number(data)
+            shape.append(size)
+        if self.output != "string":
+            output, data = _taken(data, math.prod(shape) * np.dtype(DTYPES[self.output]).itemsize)
+            return Result("", 0, (), tuple(shape), output), data
+        strings = []
+        for _ in range(math.prod(shape)):
+            size, data = _number(data)
+            string, data = _taken(data, size)
+            strings.append(string)
+        return Result("", 0, (), tuple(shape), strings), data

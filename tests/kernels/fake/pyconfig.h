@@ -1,0 +1,1 @@
+/* Nothing: Python.h beside it has all that the extension needs. */
