@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import crc32c
@@ -68,56 +69,52 @@ def unpack(block: U8, begins: I64, row_of: I64, images: U8, labels: I64) -> Unpa
     places = _places(begins, len(block))
     if len(row_of) != count or len(images) != len(labels) or ((row_of < 0) | (row_of >= len(labels))).any():
         raise ValueError("row_of: not a row of images and labels per record")
-    _check_in_numpy(block, places, problems, crcs)
-    starts, sizes = places[:-1], np.diff(places) - framing.OVERHEAD
-    is_other = sizes >= 0
-    label_sizes = _label_sizes(block, starts + framing.HEADER + sizes, np.where(is_other, sizes, 0))
-    for size, label_size in sorted({*zip(sizes.tolist(), label_sizes.tolist(), strict=True)}):
-        layout = Layout.fit(size, images.shape[1], label_size) if label_size else None
-        if layout is None:
-            continue
-        alike = np.flatnonzero((sizes == size) & (label_sizes == label_size))
-        records = _matrix(block, starts[alike] + framing.HEADER, size)
-        fits = ~layout.mismatch(records)
-        alike, records = (alike, records) if fits.all() else (alike[fits], records[fits])
-        images[row_of[alike]] = records[:, layout.image]
-        labels[row_of[alike]] = layout.labels(records)
-        keys[alike] = starts[alike, None] + framing.HEADER + [layout.key.start, layout.key.stop]
-        is_other[alike] = False
-    problems[is_other] |= OTHER_LAYOUT
+    problems[:] = OTHER_LAYOUT
+    for which, frames in _of_one_size(block, places):
+        problems[which] |= _check_alike(frames, crcs, which)
+        records = frames[:, framing.HEADER : -framing.FOOTER]
+        label_sizes = _label_sizes(records)
+        for label_size in sorted({*label_sizes.tolist()} - {0}):
+            layout = Layout.fit(records.shape[1], images.shape[1], label_size)
+            if layout is None:
+                continue
+            fits = (label_sizes == label_size) & ~layout.mismatch(records)
+            alike, own = (which, records) if fits.all() else (which[fits], records[fits])
+            images[row_of[alike]] = own[:, layout.image]
+            labels[row_of[alike]] = layout.labels(own)
+            keys[alike] = places[alike, None] + framing.HEADER + [layout.key.start, layout.key.stop]
+            problems[alike] &= ~np.uint8(OTHER_LAYOUT)
+    problems[np.diff(places) < framing.OVERHEAD] = BAD_LENGTH
     return found
 
 
-def _label_sizes(block: U8, ends: I64, sizes: I64) -> I64:
-    """Returns the bytes of the varint that ends each record, int64 (m,); 0 if it is none of a label.
+def _of_one_size(block: U8, places: I64) -> Iterator[tuple[I64, U8]]:
+    """Yields frames by their size: their numbers (m,), and uint8 (m, bytes of each). It leaves out what is no frame."""
+    strides, view = np.diff(places), block.data
+    for stride in sorted({*strides.tolist()}):
+        which = np.flatnonzero(strides == stride)
+        if stride < framing.OVERHEAD:
+            continue
+        if len(which) == which[-1] - which[0] + 1:
+            frames = block[places[which[0]] : places[which[-1] + 1]]
+        else:
+            starts = places[which].tolist()
+            frames = np.frombuffer(b"".join(view[start : start + stride] for start in starts), np.uint8)
+        yield which, frames.reshape(-1, stride)
 
-    Args:
-      block: that has the records.
-      ends: of the records in the block, int64 (m,).
-      sizes: of the records, int64 (m,).
-    """
-    found = np.zeros(len(ends), np.int64)
-    is_inside = sizes > 0
-    is_inside[is_inside] = block[ends[is_inside] - 1] <= MAX_ONE_BYTE  # else no varint ends here
-    for size in range(1, MAX_LABEL_SIZE + 1):
+
+def _label_sizes(records: U8) -> I64:
+    """Returns the bytes of the varint that ends each record, uint8 (m, size): int64 (m,). 0: it is none of a label."""
+    goes_on = records[:, : -MAX_LABEL_SIZE - 2 : -1] > MAX_ONE_BYTE  # from the last byte of a record
+    if not goes_on.shape[1]:
+        return np.zeros(len(records), np.int64)
+    is_inside, sizes = ~goes_on[:, 0], np.where(goes_on[:, 0], 0, 1)
+    for column in range(1, goes_on.shape[1]):
+        is_inside = is_inside & goes_on[:, column]
         if not is_inside.any():
             break
-        found[is_inside] = size
-        is_inside &= sizes > size
-        is_inside[is_inside] = block[ends[is_inside] - 1 - size] > MAX_ONE_BYTE
-    found[is_inside] = 0  # it is longer
-    return found
-
-
-def _matrix(block: U8, starts: I64, size: int) -> U8:
-    """Returns the bytes of some records of one size, uint8 (m, size)."""
-    stride = size + framing.OVERHEAD
-    if (np.diff(starts) == stride).all():
-        begin = int(starts[0]) - framing.HEADER
-        frames = block[begin : begin + len(starts) * stride].reshape(-1, stride)
-        return frames[:, framing.HEADER : -framing.FOOTER]
-    view = block.data
-    return np.frombuffer(b"".join(view[start : start + size] for start in starts.tolist()), np.uint8).reshape(-1, size)
+        sizes += is_inside
+    return np.where(sizes > MAX_LABEL_SIZE, 0, sizes)
 
 
 def check(frames: U8, begins: NDArray[np.int64]) -> tuple[U8, NDArray[np.uint32]]:
@@ -138,7 +135,10 @@ def check(frames: U8, begins: NDArray[np.int64]) -> tuple[U8, NDArray[np.uint32]
     if _unpack is not None:
         _unpack.check(frames, begins, problems, crcs)
         return problems, crcs
-    _check_in_numpy(frames, _places(begins, len(frames)), problems, crcs)
+    places = _places(begins, len(frames))
+    problems[:] = BAD_LENGTH
+    for which, alike in _of_one_size(frames, places):
+        problems[which] = _check_alike(alike, crcs, which)
     return problems, crcs
 
 
@@ -150,26 +150,17 @@ def _places(begins: I64, size: int) -> I64:
     return places
 
 
-def _check_in_numpy(frames: U8, places: I64, problems: U8, crcs: NDArray[np.uint32]) -> None:
-    """Does what `check` does, given where the frames begin and end in their memory."""
-    sizes = np.diff(places) - framing.OVERHEAD
-    problems[sizes < 0] = BAD_LENGTH
-    whole = np.flatnonzero(sizes >= 0)
-    starts, sizes, view = places[whole] + framing.HEADER, sizes[whole], frames.data
-    ends = starts + sizes
-    computed = map(crc32c.crc32c, (view[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)))
-    crcs[whole] = _gathered(frames, ends, framing.FOOTER).view("<u4")[:, 0]
-    is_bad = crcs[whole] != framing.mask(np.fromiter(computed, np.uint32, len(whole)))
-    headers = _gathered(frames, starts - framing.HEADER, framing.HEADER)
-    is_length = np.zeros(len(whole), bool)
-    for size in sorted({*sizes.tolist()}):
-        is_length |= (sizes == size) & (headers == np.frombuffer(framing.header(size), np.uint8)).all(axis=1)
-    problems[whole] = np.where(is_length, 0, BAD_LENGTH) | np.where(is_bad, BAD_RECORD, 0)
-
-
-def _gathered(memory: U8, starts: I64, size: int) -> U8:
-    """Returns parts of some memory, uint8 (m, size)."""
-    return memory[starts[:, None] + np.arange(size)]
+def _check_alike(frames: U8, crcs: NDArray[np.uint32], which: I64) -> U8:
+    """Returns what is wrong with frames, uint8 (m, bytes of each), and puts their stored CRCs where they belong."""
+    stride = frames.shape[1]
+    stored = np.ascontiguousarray(frames[:, -framing.FOOTER :]).view("<u4")[:, 0]
+    view, size = frames.reshape(-1).data, stride - framing.OVERHEAD
+    computed = (crc32c.crc32c(view[i : i + size]) for i in range(framing.HEADER, len(view), stride))
+    is_bad = stored != framing.mask(np.fromiter(computed, np.uint32, len(frames)))
+    header = np.frombuffer(framing.header(size), np.uint8)
+    is_other_length = (frames[:, : framing.HEADER] != header).any(axis=1)
+    crcs[which] = stored
+    return np.where(is_other_length, BAD_LENGTH, 0).astype(np.uint8) | np.where(is_bad, BAD_RECORD, 0).astype(np.uint8)
 
 
 def read(
