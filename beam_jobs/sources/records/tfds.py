@@ -158,7 +158,7 @@ def _image_and_label(features: Any, root: LocalPath) -> tuple[str, str]:
     dtype = np.dtype(features[image].np_dtype)
     if dtype != np.uint8:
         raise DataError(f"its images are of dtype {dtype}; they must be uint8", path=root)
-    if features[label].names is None:
+    if features[label].num_classes is None:
         raise DataError(f"its ClassLabel {label!r} does not say how many classes there are", path=root)
     return image, label
 
@@ -181,8 +181,9 @@ def _kept(features: Any, name: str, root: LocalPath) -> Feature:
             "fixed shape, lists of numbers, and single texts or byte strings can be kept"
         )
     kind = dict(features.items()).get(name)
-    class_names = tuple(kind.names or ()) if isinstance(kind, tfds.features.ClassLabel) else ()
-    return Feature(dtype, tuple(info.shape), class_names=class_names)
+    # A ClassLabel that was made without names and number has none; asking it for names raises a TypeError.
+    has_names = isinstance(kind, tfds.features.ClassLabel) and kind.num_classes is not None
+    return Feature(dtype, tuple(info.shape), class_names=tuple(kind.names) if has_names else ())
 
 
 def _flat(infos: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -130,11 +130,38 @@ def test_the_table_has_a_row_per_stage_and_the_longest_bar_for_the_largest_share
     sized = [dataclasses.replace(stage, row_bytes=144.0) for stage in STAGES]
     sized[0] = Stage("read", {BYTES: 1}, row_bytes=144.0, once=True)
     head, read, check, decode, *rows = stage_lines(result((7, 13), sized), 2_000_000)
-    assert head.split() == ["stage", "us/img", "lowest", "to", "highest", "img/s", "MB/s", "share", "of", "the", "processor", "time"]
+    assert head.split() == [
+        "stage",
+        "us/img",
+        "lowest",
+        "to",
+        "highest",
+        "img/s",
+        "MB/s",
+        "share",
+        "of",
+        "the",
+        "processor",
+        "time",
+    ]
     # 1 us per image: a million images per second, of 144 bytes each; 2,000,000 of them by the clock in 2 s.
     assert read.split() == ["read", "1.000", "1.000", "to", "1.000", "1,000,000", "144.0", "once:", "2", "s"]
     assert check.split()[:-1] == ["check", "3.000", "3.000", "to", "3.000", "333,333", "48.0", "25%"]
-    assert decode.split() == ["decode", "-", "-", "-", "-", "absent:", "raw", "images", "are", "copied", "as", "they", "are"]
+    assert decode.split() == [
+        "decode",
+        "-",
+        "-",
+        "-",
+        "-",
+        "absent:",
+        "raw",
+        "images",
+        "are",
+        "copied",
+        "as",
+        "they",
+        "are",
+    ]
     bars = {row.split()[0]: row.count("#") for row in [check, *rows]}
     shares = {"check": 3, "order": 0.5, "gather": 1, "distort": 7, "batch": 0.5}
     assert max(bars.values()) == bars["distort"] > 10
