@@ -70,14 +70,15 @@ def test_what_the_first_and_last_worker_are_fed_is_in_the_shards(tmp_path, capsy
     assert re.search(said, lines[claim + 1]), lines[claim + 1]
 
 
-def test_a_record_that_is_corrupt_is_named_by_the_input_itself(tmp_path):
+@pytest.mark.parametrize("flags", [[], ["--shuffle_bytes=2000"]], ids=["in memory", "windows"])
+def test_a_record_that_is_corrupt_is_named_by_the_input_itself(tmp_path, flags):
     made = write_dataset(tmp_path, (11, 13))
     shard = tmp_path / made.splits["train"].shards[1].file
     data = bytearray(shard.read_bytes())
     data[3 * made.splits["train"].shards[1].stride + 40] ^= 1
     shard.write_bytes(data)
     with pytest.raises(DataError, check=at(shard.name, "CRC", record=3)):
-        audit.main([str(tmp_path), "--global_batch_size=12", "--content"])
+        audit.main([str(tmp_path), "--global_batch_size=12", "--content", *flags])
 
 
 def test_values_of_another_record_are_found(tmp_path, monkeypatch, capsys):
