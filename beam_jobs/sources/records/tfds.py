@@ -181,9 +181,11 @@ def _kept(features: Any, name: str, root: LocalPath) -> Feature:
             "fixed shape, lists of numbers, and single texts or byte strings can be kept"
         )
     kind = dict(features.items()).get(name)
-    # A ClassLabel that was made without names and number has none; asking it for names raises a TypeError.
-    has_names = isinstance(kind, tfds.features.ClassLabel) and kind.num_classes is not None
-    return Feature(dtype, tuple(info.shape), class_names=tuple(kind.names) if has_names else ())
+    class_names = ()
+    # Asking TFDS for the names of a label that was made with neither names nor a number raises a TypeError.
+    if isinstance(kind, tfds.features.ClassLabel) and kind.num_classes is not None:
+        class_names = tuple(kind.names)
+    return Feature(dtype, tuple(info.shape), class_names=class_names)
 
 
 def _flat(infos: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
