@@ -2,6 +2,7 @@
 
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -101,5 +102,6 @@ def test_no_call_begins_once_the_interpreter_exits_and_those_that_have_begun_end
 def test_an_exit_without_a_call_does_not_wait(monkeypatch):
     monkeypatch.setattr(numpy_calls, "_state", {"ends": False, "last": 0.0})
     monkeypatch.setattr(numpy_calls, "_calls", set())
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits"))
+    clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: pytest.fail("waits"))
+    monkeypatch.setattr(numpy_calls, "time", clock)
     numpy_calls._end()
