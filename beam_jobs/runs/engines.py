@@ -178,7 +178,11 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
         environment = os.environ | {"TMPDIR": os.fspath(folder)}
         subprocess.Popen([*command, *program], stdin=subprocess.DEVNULL, env=environment)
         channel = grpc.insecure_channel(endpoint, [("grpc.max_receive_message_length", -1)])
-        _wait_until_ready(channel, folder)
+        try:
+            _wait_until_ready(channel, folder)
+        except BaseException:
+            channel.close()  # else its threads try to connect for ever
+            raise
         return beam_job_api_pb2_grpc.JobServiceStub(channel)
 
     def _program(self, folder: pathlib.Path) -> tuple[list[str], str]:
@@ -205,6 +209,7 @@ def _wait_until_ready(channel: grpc.Channel, folder: pathlib.Path) -> None:
 
 
 def _last_line(folder: pathlib.Path) -> str:
-    lines = (folder / lifeline.OUTPUT).read_text(errors="backslashreplace").splitlines()
+    output = folder / lifeline.OUTPUT
+    lines = output.read_text(errors="backslashreplace").splitlines() if output.exists() else []
     said = [line.strip() for line in lines if line.strip() and not line.startswith("\t")]  # a tab: a Java stack frame
     return said[-1] if said else "it printed nothing"

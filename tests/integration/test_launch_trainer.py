@@ -41,11 +41,11 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def launch(data, tmp_path):
-    """Returns a function that starts the launcher."""
+    """Returns a function that starts the launcher; `more` are flags of the trainer."""
     started = []
 
-    def launch(*flags, steps, program=None, environment=None):
-        trainer = (f"--data_dir={data}", f"--train_steps={steps}", *FLAGS)
+    def launch(*flags, steps, more=(), program=None, environment=None):
+        trainer = (f"--data_dir={data}", f"--train_steps={steps}", *FLAGS, *more)
         started.append(Launch(tmp_path / "model", flags, trainer, program, environment or {}))
         return started[-1]
 
@@ -83,7 +83,7 @@ def test_two_workers(launch, undisturbed, tmp_path):
 
 
 def test_a_signal_to_the_launcher_saves_without_an_end(launch, tmp_path):
-    job = launch("--num_workers=2", "--", "--checkpoint_every=0", steps=100_000)
+    job = launch("--num_workers=2", steps=100_000, more=["--checkpoint_every=0"])
     pids = [one["pid"] for one in job.wait_until(lambda status: status["processes"][0]["step"])["processes"]]
     for number in (signal.SIGUSR2, signal.SIGUSR1):
         job.process.send_signal(number)

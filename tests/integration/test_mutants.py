@@ -21,7 +21,11 @@ from cosmic_ray.ast.ast_query import ASTQuery  # noqa: E402
 
 OF_EACH_PACKAGE = 12
 SECONDS = 300.0  # a fault that makes an endless loop is found
-PACKAGES = {"pipeline/order": ("tests/unit/pipeline/order", "tests/unit/pipeline/audit/test_proof.py")}
+PACKAGES = {
+    "pipeline/batch": ("tests/unit/pipeline/batch", "tests/unit/pipeline/test_input.py"),
+    "pipeline/order": ("tests/unit/pipeline/order", "tests/unit/pipeline/audit/test_proof.py"),
+    "trainer/step": ("tests/unit/trainer/step",),
+}
 EQUIVALENT: tuple[str, ...] = ()  # changes, as the test prints them, with which the code does the same
 # In a fork of a process that has loaded TensorFlow and our packages, which are to be those of this folder.
 TESTS = """

@@ -158,7 +158,7 @@ def _image_and_label(features: Any, root: LocalPath) -> tuple[str, str]:
     dtype = np.dtype(features[image].np_dtype)
     if dtype != np.uint8:
         raise DataError(f"its images are of dtype {dtype}; they must be uint8", path=root)
-    if features[label].names is None:
+    if features[label].num_classes is None:
         raise DataError(f"its ClassLabel {label!r} does not say how many classes there are", path=root)
     return image, label
 
@@ -181,7 +181,10 @@ def _kept(features: Any, name: str, root: LocalPath) -> Feature:
             "fixed shape, lists of numbers, and single texts or byte strings can be kept"
         )
     kind = dict(features.items()).get(name)
-    class_names = tuple(kind.names or ()) if isinstance(kind, tfds.features.ClassLabel) else ()
+    class_names = ()
+    # Asking TFDS for the names of a label that was made with neither names nor a number raises a TypeError.
+    if isinstance(kind, tfds.features.ClassLabel) and kind.num_classes is not None:
+        class_names = tuple(kind.names)
     return Feature(dtype, tuple(info.shape), class_names=class_names)
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pickle
+import types
 
 import pytest
 
@@ -105,3 +106,18 @@ def test_the_system_s_reason_has_the_file_and_advice():
     fields = at("/x", "cannot be written", "No space left on device", advice="make room")
     with pytest.raises(DataError, check=fields), errors.named("/x", "cannot be written", "make room"):
         raise OSError(28, "No space left on device", "/x.tmp")
+
+
+def test_code_that_python_cannot_read_is_placed_where_it_says():
+    with pytest.raises(SyntaxError) as caught:
+        compile("x = 1\ny = (\n", "mine.py", "exec")
+    assert of_user(caught.value) == f"mine.py:2: SyntaxError: {caught.value.msg}"
+    assert of_user(SyntaxError("bad")) == "SyntaxError: bad"
+
+
+def test_what_autograph_has_converted_is_placed_in_the_users_own_file(mine):
+    """Its frames are those of a generated copy; its message begins with the user's code."""
+    error = ValueError("in user code:\n\n    File mine.py, line 4, in called\n\n    ValueError: no rows\n")
+    frames = [types.SimpleNamespace(filename=mine.__file__, lineno=number) for number in (4, 9)]
+    error.ag_error_metadata = types.SimpleNamespace(translated_stack=frames)
+    assert of_user(error) == "mine.py:4: ValueError: no rows"

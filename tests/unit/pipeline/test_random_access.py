@@ -152,6 +152,7 @@ def test_locate_says_where_the_record_lies(tmp_path, kind):
     for i in range(9):
         location = examples.locate(i)
         assert location == examples.locate(i - 9)
+        assert str(location) == f"{location.file}, record {location.record}, byte offset {location.offset}"
         data = pathlib.Path(location.file).read_bytes()
         assert [offset for offset, _, _ in framing.records(io.BytesIO(data).read, "")][
             location.record

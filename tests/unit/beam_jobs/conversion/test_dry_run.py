@@ -19,6 +19,7 @@ from beam_jobs.shards import reader
 from beam_jobs.sink.local import LocalSink
 from beam_jobs.sources import published
 from pipeline import images, manifest
+from pipeline.errors import DataError
 from pipeline.records import tf_example
 from tests.converting import write_shard
 from tests.made_source import Content
@@ -179,3 +180,18 @@ def test_the_process_leaves_nothing_anywhere(tmp_path, listing):
     assert (done.returncode, done.stderr) == (0, "")
     assert "digits: 1,797 examples to 2 shards in out (a dry run: nothing is written)" in done.stdout
     assert listing() == before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (59.9, "59.9 s"), (60, "1 min"), (7199, "120 min"), (7200, "2.0 h"), (4e6, "1,111.1 h")],
+)
+def test_a_duration_is_said_in_the_unit_that_fits_it(seconds, text):
+    assert dry_run._duration(seconds) == text
+
+
+def test_a_split_of_invalid_rows_alone_is_an_error_with_the_first():
+    bad = [types.SimpleNamespace(reason=f"no label in row {row}") for row in range(3)]
+    measured = {"test": types.SimpleNamespace(rows=4, rejects=[]), "train": types.SimpleNamespace(rows=3, rejects=bad)}
+    with pytest.raises(DataError, match="^split 'train': all sampled rows are invalid; the first: no label in row 0$"):
+        dry_run._check_rejects(None, measured)

@@ -1,13 +1,18 @@
+import concurrent.futures
 import re
 import socket
 
+import grpc
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_jobs.runs import engines, runners
-from pipeline.errors import UsageError
+from beam_jobs.runs import engines, lifeline, runners
+from beam_jobs.runs.engines import SupervisedJobServer
+from beam_jobs.runs.lifeline import Lifeline
+from pipeline.errors import DataError, UsageError
+from tests.engines.commands import wait_for
 
 
 def test_a_missing_job_server_is_an_error_of_the_flag():
@@ -102,3 +107,125 @@ def test_a_job_server_of_our_own_hangs_on_a_lifeline(name, tmp_path):
     lifeline.cut()
     _, none = runners.make_runner(PipelineOptions([f"--runner={name}", "--job_endpoint=localhost:8099"]), tmp_path)
     assert none is None
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "starts"),
+    [
+        ("FlinkRunner", [], True),
+        ("FlinkRunner", ["--flink_submit_uber_jar"], False),
+        ("PrismRunner", [], True),
+        ("PrismRunner", ["--job_endpoint=localhost:8099"], False),
+        ("PortableRunner", [], False),
+    ],
+)
+def test_who_starts_a_job_server(name, flags, starts):
+    assert engines.starts_one(create_runner(name), PipelineOptions(flags)) == starts
+
+
+def test_without_java_or_the_jar_it_is_said_what_to_get(tmp_path):
+    runner = create_runner("FlinkRunner")
+    options = PipelineOptions(
+        [f"--job_server_java_launcher={tmp_path}/java", f"--flink_job_server_jar={tmp_path}/x.jar"]
+    )
+    with pytest.raises(UsageError, match=r"^--runner=FlinkRunner: needs Java, .* install Java 11 or 17, or give --job"):
+        engines.check_java(runner, options)
+    with pytest.raises(UsageError, match=rf"^--flink_job_server_jar={tmp_path}/x\.jar: no such file; docs/clusters"):
+        engines.check_jar(runner, options)
+    (tmp_path / "x.jar").touch()
+    engines.check_jar(runner, options)
+    engines.check_jar(runner, PipelineOptions(["--flink_job_server_jar=https://repository.example/x.jar"]))
+
+
+class Server:
+    """Of Beam: says what to start, and where that will answer."""
+
+    def __init__(self, program, endpoint="127.0.0.1:1"):
+        self.program, self.endpoint = program, endpoint
+
+    def subprocess_cmd_and_endpoint(self):
+        if isinstance(self.program, Exception):
+            raise self.program
+        return self.program, self.endpoint
+
+
+@pytest.fixture
+def line():
+    """A lifeline that is cut in the end, with all programs that hang on it."""
+    made = Lifeline()
+    yield made
+    made.cut()
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "said"),
+    [
+        (
+            ["sh", "-c", "echo ignored; echo 'no such cluster'; printf '\\tat Main.java:7\\n'; exit 7"],
+            60,
+            "^the job server did not start: no such cluster$",
+        ),
+        (["sh", "-c", "exit 7"], 60, "^the job server did not start: it printed nothing$"),
+        (
+            ["sh", "-c", "echo waits; sleep 60"],
+            1.5,
+            "^the job server does not answer after 2 s: (waits|it printed)",
+        ),
+        (
+            RuntimeError("no jar at x. More about that"),
+            60,
+            "^the runner's job server cannot be started: no jar at x; docs/clusters.md says where to get it$",
+        ),
+    ],
+    ids=["ended", "silent", "does not answer", "cannot be started"],
+)
+def test_a_job_server_that_does_not_start_says_why(line, tmp_path, monkeypatch, program, seconds, said):
+    monkeypatch.setattr(engines, "_START_SECONDS", seconds)
+    (tmp_path / "folder").mkdir()
+    opened = []
+    channel = grpc.insecure_channel
+    monkeypatch.setattr(grpc, "insecure_channel", lambda *given: opened.append(channel(*given)) or opened[-1])
+    with pytest.raises(DataError, match=said):
+        SupervisedJobServer(Server(program), line, tmp_path / "folder").start()
+    for one in opened:
+        with pytest.raises(ValueError, match="closed channel"):
+            one.unary_unary("/any")(b"")
+
+
+def test_the_last_line_is_no_java_frame_and_there_may_be_no_line_yet(tmp_path):
+    assert engines._last_line(tmp_path) == "it printed nothing"  # nothing has run it yet
+    (tmp_path / lifeline.OUTPUT).write_bytes(b"starts\n  dies: \xff \n\n\tat Main.java:7\n")
+    assert engines._last_line(tmp_path) == "dies: \\xff"
+
+
+def test_a_job_server_that_answers_is_used_and_ends_with_the_line(line, tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answering = grpc.server(pool)
+        port = answering.add_insecure_port("127.0.0.1:0")
+        answering.start()
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        server = Server(["sh", "-c", "echo $TMPDIR; sleep 60"], f"127.0.0.1:{port}")
+        service = SupervisedJobServer(server, line, folder).start()
+        assert callable(service.Run)
+        assert wait_for(lambda: line._workers, 30)
+        assert wait_for(lambda: (folder / lifeline.OUTPUT).read_text() == f"{folder}\n", 30)
+        line.cut()
+        assert not folder.exists()
+        del service  # and with it the channel: gRPC's threads would live on
+        answering.stop(None).wait(10)
+
+
+def test_java_keeps_its_temporary_files_in_the_folder(tmp_path):
+    runner = create_runner("FlinkRunner")
+    engines.supervise(runner, None, tmp_path)
+    jar = tmp_path / "server.jar"
+    jar.touch()
+    flags = [f"--flink_job_server_jar={jar}", "--flink_master=[local]", "--job_server_java_launcher=true"]
+    server = runner.default_job_server(PipelineOptions(flags))
+    assert isinstance(server, SupervisedJobServer)
+    (launcher, *arguments), endpoint = server._program(tmp_path)
+    assert (launcher, arguments[0]) == ("true", f"-Djava.io.tmpdir={tmp_path}")
+    assert arguments[arguments.index("-jar") + 1] == str(jar)
+    assert arguments[arguments.index("--artifacts-dir") + 1] == str(tmp_path)
+    assert re.fullmatch(r"localhost:\d+", endpoint)

@@ -208,3 +208,53 @@ def test_the_job_of_a_killed_command_is_cancelled(cluster):
     command.wait()
     assert wait_for(lambda: cluster.states["mine"] == "CANCELED", 10)
     assert cluster.cancelled == ["mine"]
+
+
+class Ended(BaseException):
+    """In place of the end of this process."""
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """The codes with which this process would have ended."""
+    codes = []
+
+    def exit_with(code):
+        codes.append(code)
+        raise Ended
+
+    monkeypatch.setattr(os, "_exit", exit_with)
+    return codes
+
+
+def test_what_must_be_done_at_the_end_is_done_also_where_the_command_is_gone(exits):
+    line, done = Lifeline(), []
+    line.cut()
+    with pytest.raises(Ended):
+        lifeline.hold(line.port, lambda: done.append("removed"))
+    assert (done, exits) == (["removed"], [1])
+    with pytest.raises(Ended):
+        lifeline.hold(line.port, lambda: 1 / 0)
+    assert exits == [1, 1]  # whatever it raised
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_command_waits_for_what_is_done_at_the_end(exits):
+    line, done = Lifeline(), threading.Event()
+
+    def remove():
+        time.sleep(0.2)
+        done.set()
+
+    lifeline.hold(line.port, remove)
+    assert wait_for(lambda: line._workers, 10)
+    line.cut()
+    assert done.is_set()
+    assert wait_for(lambda: exits == [1], 10)
+
+
+def test_a_job_that_does_not_end_is_not_awaited_for_ever(cluster, monkeypatch):
+    monkeypatch.setattr(lifeline, "_CANCEL_SECONDS", 0.0)
+    lifeline.cancel_flink_job(cluster.url, "mine")
+    assert cluster.cancelled == ["mine"]
+    assert cluster.states["mine"] == "RUNNING"  # nobody has looked again

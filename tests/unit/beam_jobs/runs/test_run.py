@@ -185,3 +185,45 @@ def test_a_bar_is_never_wider_than_the_terminal_or_80_columns_where_it_does_not_
         shown = sent()
     assert "1 of 9" in shown
     assert max(map(len, shown.replace("\r", "\n").splitlines())) <= (columns or 80)
+
+
+class Result:
+    """Of a pipeline that ended in a state, or is at work still."""
+
+    def __init__(self, state):
+        self.state, self.cancelled = state, threading.Event()
+
+    def wait_until_finish(self):
+        return self.state
+
+    def cancel(self):
+        self.cancelled.set()
+        raise RuntimeError("the cluster is gone")
+
+
+@pytest.mark.parametrize(("state", "fails"), [("DONE", False), (None, False), ("FAILED", True), ("CANCELLED", True)])
+def test_the_state_in_which_a_runner_ends_decides(monkeypatch, state, fails):
+    class Pipeline:
+        def __init__(self, *_):
+            pass
+
+        def __or__(self, _):
+            return self
+
+        def run(self):
+            return Result(state)
+
+    monkeypatch.setattr(run.beam, "Pipeline", Pipeline)
+    monkeypatch.setattr(run, "OverShards", lambda job: job)
+    job = run._Run(None, None, None)
+    job.run()
+    assert isinstance(job.failure, TransientError) == fails
+    assert not fails or str(job.failure) == f"the runner ended in state {state}; see its log"
+
+
+def test_a_job_is_cancelled_once_it_has_begun_and_an_error_of_that_is_nobodys():
+    job = run._Run(None, None, None)
+    job.cancel()  # nothing to cancel
+    job._result = result = Result(None)
+    job.cancel()
+    assert result.cancelled.is_set()

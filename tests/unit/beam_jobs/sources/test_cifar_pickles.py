@@ -146,3 +146,9 @@ def test_a_file_that_is_too_large_is_not_read(monkeypatch):
     monkeypatch.setattr(cifar_pickles, "MAX_FILE", 10)
     with pytest.raises(DataError, match="11 bytes.* 10$"):
         load(b"\x80\x02" + b"N" * 8 + b".")
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float32, object])
+def test_an_array_of_other_numbers_is_refused(kind):
+    with pytest.raises(DataError, match="something other than uint8"):
+        load(pickle.dumps({"data": np.ones((2, 3), kind)}, 2))

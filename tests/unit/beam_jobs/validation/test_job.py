@@ -3,10 +3,12 @@ import shutil
 
 import pytest
 
-from beam_jobs.validation.job import Progress, tfds_problems
+from beam_jobs.validation.job import Progress, Report, parse_report, tfds_problems
 from pipeline import manifest
+from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
 from tests.displays import later
+from tests.raised import at
 from tests.validated import write
 
 
@@ -67,3 +69,11 @@ def test_a_change_of_it_is_found(edit, folder):
     path.write_bytes(json.dumps(content).encode())
     (found,) = problems(folder)
     assert found.startswith("dataset_info.json: was edited: ")
+
+
+def test_a_report_comes_back_as_it_was_written_and_anything_else_is_refused():
+    report = Report(("x: is cut",), 3, 2, 10, 1000)
+    assert parse_report(report.to_bytes(), "r.json") == report
+    for data in (b"", b"{}", b"[]", report.to_bytes()[:-4], report.to_bytes().replace(b'"records"', b'"rows"')):
+        with pytest.raises(DataError, check=at("r.json", "is not a validation report (")):
+            parse_report(data, "r.json")

@@ -1,11 +1,12 @@
+import dataclasses
 import json
 
 import pytest
 
 from pipeline.audit import key_log
-from pipeline.audit.key_log import Entry, Header, KeyLogWriter
+from pipeline.audit.key_log import Entry, Header, KeyLogWriter, SourceLogs
 from pipeline.errors import DataError, UsageError
-from pipeline.order.order import OrderSpec
+from pipeline.order.order import MixtureSpec, OrderSpec
 from tests.raised import at
 
 SPEC = OrderSpec("0" * 64, "train", 7, 8, 2, 400, "pad", True)
@@ -173,3 +174,21 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, check=at("file/log.jsonl")):
         KeyLogWriter(tmp_path / "file" / "log.jsonl", header())
+
+
+def test_each_source_of_a_mixture_has_its_own_log(tmp_path):
+    """Of 12 rows of a step 8 are of the first source; a replica's half has them in blocks of 2 and 1."""
+    parts = tuple(dataclasses.replace(SPEC, global_batch_size=rows) for rows in (8, 4))
+    with SourceLogs(str(tmp_path), MixtureSpec(parts), 1, 2, 2) as log:
+        log.append(5, 1, list("abcdef"), [1, 1, 1, 1, 0, 0])
+        log.flush()
+        found = [entries(tmp_path / f"source-{number}" / "worker-00001.jsonl") for number in (0, 1)]
+    assert found == [[Entry(5, 1, tuple("abde"), (1, 1, 1, 0))], [Entry(5, 1, tuple("cf"), (1, 0))]]
+    (head, _) = lines(tmp_path / "source-1" / "worker-00001.jsonl")
+    assert (head["worker"], head["workers"], head["replicas"], head["spec"]["global_batch_size"]) == (1, 2, 2, 4)
+
+
+def test_a_single_source_has_its_log_in_the_folder_itself(tmp_path):
+    with SourceLogs(str(tmp_path), SPEC, 0, 1, 2) as log:
+        log.append(0, 0, ["a", "b"], [1, 1])
+    assert entries(tmp_path / "worker-00000.jsonl") == [Entry(0, 0, ("a", "b"), (1, 1))]

@@ -1,11 +1,14 @@
 """The audit of a mixture: that of each source, in the order in which it is fed."""
 
+import numpy as np
 import pytest
 
 from pipeline import input_fn, order_spec
 from pipeline.audit import __main__ as audit
 from pipeline.audit.contract import Contract
-from pipeline.errors import UsageError
+from pipeline.audit.key_log import SourceLogs
+from pipeline.errors import DataError, UsageError
+from pipeline.order.shares import rows_in_blocks
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
 from tests.datasets import edit_manifest, write_dataset
@@ -87,3 +90,47 @@ def test_the_contract_says_what_is_fed(folder):
 def test_wrong_flags(folder, flags, facts):
     with pytest.raises(UsageError, match=facts):
         audit.main([f"{folder}/a=2,{folder}/b=1", "--global_batch_size=36", *flags])
+
+
+@pytest.mark.parametrize(
+    ("flag", "facts"),
+    [
+        ("--png=who.jpg", r"^--png=who\.jpg: the file's name must end in \.png$"),
+        ("--epoch=-1", r"^--epoch=-1: must be 0 or more, and less than 2\^62$"),
+        (f"--epoch={1 << 62}", f"^--epoch={1 << 62}: must be 0 or more"),
+        ("--seed=3", "^--global_batch_size: needed, the rows per step over all replicas"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused_before_anything_is_read(flag, facts):
+    size = [] if "seed" in flag else ["--global_batch_size=36"]
+    with pytest.raises(UsageError, match=facts):
+        audit.main(["/nowhere", *size, flag])
+
+
+def test_each_source_has_its_picture_its_logs_and_its_comparison(folder, tmp_path, capsys):
+    mixture = [(folder / "a", 2), (folder / "b", 1)]
+    options = {"global_batch_size": 36, "training": True}
+    spec = order_spec(mixture, **options)
+    contracts = [Contract.of(part) for part in resolve_all(Request(mixture, **options)).parts]
+    for worker in (0, 1):
+        with SourceLogs(str(tmp_path / "logs"), spec, worker, 2, 2) as log:
+            for step in range(2):
+                rows = [contract.batch(step) for contract in contracts]
+                mine = slice(worker * 18, worker * 18 + 18)
+                keys = np.empty(36, object)
+                for place, (records, _) in zip(rows_in_blocks([24, 12]), rows, strict=True):
+                    keys[place] = [f"train#{record:05d}" for record in records]
+                log.append(step, worker, list(keys[mine]), [1.0] * 18)
+    flags = [f"--observed={tmp_path}/logs", f"--png={tmp_path}/who.png", "--against_workers=3"]
+    audit.main([f"{folder}/a=2,{folder}/b=1", "--global_batch_size=36", *flags])
+    out = capsys.readouterr().out
+    assert out.count("; the run saw just that\n") == 2
+    assert out.count("every global batch is the same on 3 workers, 3 replicas as on 2 workers, 2 replicas") == 2
+    # Three workers share one stream of 53 records, each with 8 of 24 rows.
+    line = next(line for line in out.splitlines() if line.startswith("3 workers, 3 replicas "))
+    assert line.split()[4:7] == ["8", "1", "3"]
+    for number in (0, 1):
+        assert (tmp_path / f"who-{number}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"{tmp_path}/who-{number}.png: which worker reads what\n" in out
+    with pytest.raises(DataError, match=r"--png=/nowhere/who\.png: cannot be written: No such file"):
+        audit.main([f"{folder}/a", "--global_batch_size=36", "--png=/nowhere/who.png"])

@@ -89,3 +89,13 @@ def test_a_batch_is_a_slice_of_its_group(folder, shuffle_bytes):
     batches = list(input_fn(folder, streams=1, distort="normalize", shuffle_bytes=shuffle_bytes, **TRAIN))
     where = [images.__array__().__array_interface__["data"][0] for images, *_ in batches]
     assert 4 * 8 * 6 * 3 * 4 in np.diff(where)
+
+
+def test_elements_that_lie_in_a_window_follow_those_that_need_the_window_before(folder, monkeypatch):
+    """Windows of 10 records, 4 to a batch: 2 of one window and 2 of the next, then 8 in place, whatever is copied."""
+    options = {"shuffle_bytes": 2300, "streams": 1}
+    gathered = taken(folder, portable=True, **options)
+    assert len(gathered) == 16
+    for copied, start in ((0, 0), (1, 0), (1, 4), (16, 0)):
+        monkeypatch.setattr(dataset, "_COPIED", copied)
+        assert taken(folder, start_step=start, **options) == gathered[start:]

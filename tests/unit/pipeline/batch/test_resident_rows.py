@@ -5,10 +5,15 @@ import pytest
 import tensorflow as tf
 
 from pipeline import Shard, input_fn, operations
+from pipeline.batch import resident
 from pipeline.batch.compose import choose
 from pipeline.batch.resident import load
+from pipeline.errors import DataError
 from pipeline.request import Request
 from pipeline.resolved import resolve
+from tests import datasets
+from tests.datasets import Kind, write_dataset
+from tests.raised import at
 
 PARTS = ["cifar10_tutorial(crop=5)", "cifar10_tutorial(crop=6, flip=False)", "pad_crop_flip(pad=3)", "shift(pixels=5)"]
 WHOLE = ["none", "cutout(size=2) | pad_crop_flip(pad=1)", "color_jitter"]
@@ -78,3 +83,34 @@ def test_rows_carry_their_record_ids(folder):
     assert found["image"].shape == (2, 2, 8 * 6 * 3)
     assert np.array_equal(found["image"][0, 0], found["image"][1, 1])
     assert not np.array_equal(found["image"][0, 0], found["image"][1, 0])
+
+
+@pytest.mark.parametrize("number", [2, 11, 16])
+@pytest.mark.parametrize("together", [256, 5])
+def test_the_first_image_that_cannot_be_decoded_is_named(tmp_path, monkeypatch, number, together):
+    """In shards of 10 and 8 records, decoded all at once, or 5 at a time."""
+    encoded = datasets.encoded
+
+    def broken(image, encoding):
+        data = encoded(image, encoding)
+        bad = int(image.reshape(-1)[0]) in (number, 17)  # by which images tell their numbers
+        return data[:-30] + bytes(30) if bad else data
+
+    monkeypatch.setattr(datasets, "encoded", broken)
+    made = write_dataset(tmp_path, (10, 8), kind=Kind("png"))
+    monkeypatch.setattr(resident, "_DECODED_TOGETHER", together)
+    shard, row = divmod(number, 10)
+    file = made.splits["train"].shards[shard].file
+    with pytest.raises(
+        DataError, check=at(file, "its image cannot be decoded: ", record=row, advice="convert the data again")
+    ):
+        rows_of(tmp_path)
+
+
+def test_images_are_decoded_in_parts_and_keep_their_order(tmp_path, monkeypatch):
+    write_dataset(tmp_path, (10, 8), kind=Kind("png", extra=True))
+    monkeypatch.setattr(resident, "_DECODED_TOGETHER", 5)
+    columns = rows_of(tmp_path, features=["id"]).columns
+    np.testing.assert_array_equal(columns["image"], datasets.images_of(0, 18, (8, 6, 3)).reshape(18, -1))
+    assert columns["id"].numpy().tolist() == [*range(1000, 1018)]
+    assert columns["label"].numpy().tolist() == [number % 3 for number in range(18)]

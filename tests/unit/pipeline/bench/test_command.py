@@ -122,3 +122,12 @@ def test_help_loads_no_tensorflow():
     helped = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert helped.stdout.endswith("LOADED []\n")
     assert "--global_batch_size" in helped.stdout
+
+
+def test_a_mixture_is_timed_one_source_at_a_time(folder):
+    mixture = f"{folder}=3,{folder}:test=1"
+    each = f"{folder} --global_batch_size=6; {folder}:test --global_batch_size=2$"
+    with pytest.raises(
+        UsageError, match=f"^DATA_DIR={mixture}: is timed one source at a time, by its DIR and --split: {each}"
+    ):
+        bench.main([mixture, *SHORT])

@@ -1,7 +1,26 @@
+import dataclasses
+
 import pytest
 
 from pipeline.batch import DISTORT, GATHER, NUMBERS, WEIGHTS
-from pipeline.bench.result import BATCHES, BYTES, ORDER, READER, Sample, Spread, Stage, of_prefixes, reason, result_of
+from pipeline.bench.result import (
+    BATCHES,
+    BYTES,
+    ORDER,
+    READER,
+    Sample,
+    Spread,
+    Stage,
+    heading,
+    of_prefixes,
+    reason,
+    result_of,
+    stage_lines,
+    verdict_lines,
+)
+from pipeline.request import Request
+from pipeline.resolved import resolve
+from tests.datasets import Kind, write_dataset
 
 MADE = of_prefixes([NUMBERS, GATHER, DISTORT])
 STAGES = [
@@ -88,3 +107,82 @@ def test_medians_and_ranges_are_over_the_rounds():
 
 def test_batches_that_are_slices_of_a_window_have_one_stage():
     assert of_prefixes([]) == {"batch": {BATCHES: 1}}
+
+
+def test_the_heading_says_what_is_timed(tmp_path):
+    write_dataset(tmp_path / "raw", (20, 33))
+    write_dataset(tmp_path / "png", (20,), kind=Kind("png", varied=True))
+    plain = resolve(Request(tmp_path / "raw", "train", global_batch_size=8, training=False))
+    assert heading(plain, ["CPU:0"]) == [
+        "made, split train: 53 images of 8x6x3 raw",
+        "evaluation, kept in memory; batches of 8, undistorted; 1 replica on CPU:0",
+    ]
+    arguments = {"resize": "9x7", "distort": "shift", "distort_on": "device", "shuffle_bytes": 1512, "streams": 2}
+    resized = resolve(Request(tmp_path / "png", "train", global_batch_size=1000, training=True, **arguments))
+    assert heading(resized, ["GPU:0", "GPU:1"]) == [
+        "made, split train: 20 images of ?x?x3 png, resized to 9x7",
+        "training, 3 windows of 2 streams; batches of 1,000, distorted by shift in the steps; "
+        "2 replicas on GPU:0, GPU:1",
+    ]
+
+
+def test_the_table_has_a_row_per_stage_and_the_longest_bar_for_the_largest_share():
+    sized = [dataclasses.replace(stage, row_bytes=144.0) for stage in STAGES]
+    sized[0] = Stage("read", {BYTES: 1}, row_bytes=144.0, once=True)
+    head, read, check, decode, *rows = stage_lines(result((7, 13), sized), 2_000_000)
+    assert head.split() == [
+        "stage",
+        "us/img",
+        "lowest",
+        "to",
+        "highest",
+        "img/s",
+        "MB/s",
+        "share",
+        "of",
+        "the",
+        "processor",
+        "time",
+    ]
+    # 1 us per image: a million images per second, of 144 bytes each; 2,000,000 of them by the clock in 2 s.
+    assert read.split() == ["read", "1.000", "1.000", "to", "1.000", "1,000,000", "144.0", "once:", "2", "s"]
+    assert check.split()[:-1] == ["check", "3.000", "3.000", "to", "3.000", "333,333", "48.0", "25%"]
+    assert decode.split() == [
+        "decode",
+        "-",
+        "-",
+        "-",
+        "-",
+        "absent:",
+        "raw",
+        "images",
+        "are",
+        "copied",
+        "as",
+        "they",
+        "are",
+    ]
+    bars = {row.split()[0]: row.count("#") for row in [check, *rows]}
+    shares = {"check": 3, "order": 0.5, "gather": 1, "distort": 7, "batch": 0.5}
+    assert max(bars.values()) == bars["distort"] > 10
+    assert bars == {name: round(bars["distort"] * share / 7) for name, share in shares.items()}
+
+
+def test_a_stage_without_cost_has_no_rate_and_notes_stand_below_the_table():
+    noted = [*STAGES[:5], Stage("distort", MADE[DISTORT], note="compiled by XLA"), STAGES[6]]
+    lines = stage_lines(result((7, 13), noted, **{GATHER: (0.1, 0.1)}), 100)
+    assert lines[5].split() == ["gather", "0.000", "0.000", "to", "0.000", "-", "-", "0%"]
+    assert lines[-1] == "distort: compiled by XLA"
+    assert len(lines) == 1 + 7 + 1
+
+
+def test_the_verdict_has_the_rates_of_the_whole_and_of_each_section():
+    batch = dataclasses.replace(STAGES[6], row_bytes=576.0)
+    found = result((8, 13), [*STAGES[:6], batch])
+    assert verdict_lines(found, 2, "the page cache") == [
+        "us/img is processor time over all cores, img/s and MB/s are those of one core; bytes come from the page cache",
+        "all stages of an epoch: 13.000 us/img; from end to end 13.000 (13.000 to 13.000)",
+        "by the clock, each alone: reading 333,333, planning 2,000,000, making batches 227,273 img/s",
+        "from end to end: 125,000 (125,000 to 125,000) img/s, 72.0 MB/s; 1.6 of 2 cores busy",
+        "bound by the processor: distort takes 54% of its time",
+    ]

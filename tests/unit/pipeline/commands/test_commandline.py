@@ -241,3 +241,10 @@ def test_what_may_be_a_value_or_the_positional_argument_is_refused(argv, facts):
 def test_a_flag_of_another_parser_has_its_value_behind_the_positional_argument():
     _, rest, _ = commandline.parse_known("made", "A command.", Placed, ["a", "--workers", "2"])
     assert rest == ["--workers", "2"]
+
+
+@pytest.mark.parametrize(
+    "argv", [["a"], ["--data_dir=a"], ["--data_dir", "a"], ["--deep", "--data_dir", "a"], ["--data_dir", "a", "--deep"]]
+)
+def test_a_positional_folder_may_be_given_as_a_flag(argv):
+    assert commandline.parse("made", "A command.", Placed, argv).data_dir == "a"

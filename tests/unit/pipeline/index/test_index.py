@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import gzip
 import json
 import os
@@ -16,6 +17,7 @@ from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
+from pipeline.index import command
 from pipeline.index.__main__ import IndexConfig
 from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import framing
@@ -322,3 +324,34 @@ def test_an_index_with_sidecars_beside_the_files_is_read_and_replaced(folder, fi
     assert not list(folder.glob("verses.rec.*"))
     assert {path.name.partition(".")[0] for path in folder.glob("sidecars/*")} >= {"crcs"}
     assert [found["record"] for found in RandomAccess(folder)] == files
+
+
+def test_a_manifest_that_cannot_be_moved_takes_all_new_files_with_it(folder, monkeypatch):
+    before, replace = listing(folder), os.replace
+
+    def full(source, target):
+        if pathlib.Path(target).name == "manifest.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(DataError, check=at("manifest.json", "cannot be written", "No space left")):
+        run(folder, "--split=train:verses.rec")
+    assert listing(folder) == before
+    assert not (folder / "sidecars").exists()
+
+
+def test_a_file_that_is_written_to_meanwhile_is_named(folder, monkeypatch):
+    walk = command.walk
+
+    def written(read):
+        yield from walk(read)
+        (folder / "verses.rec").write_bytes(file_of([*UNEQUAL, b"more"]))
+
+    monkeypatch.setattr(command, "walk", written)
+    with pytest.raises(
+        DataError,
+        check=at("verses.rec", "changed while it was being read", advice="stop what writes there and start again"),
+    ):
+        run(folder, "--split=train:verses.rec")
+    assert not (folder / "manifest.json").exists()

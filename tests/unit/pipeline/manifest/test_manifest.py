@@ -97,6 +97,15 @@ def shard(content):
     return content["splits"]["train"]["shards"][0]
 
 
+def as_members(content):
+    """Makes it that of compressed shards, of which the first has a table of its members, but no CRCs."""
+    content.update(compression="GZIP", format_version=3)
+    for split in content["splits"].values():
+        for each in split["shards"]:
+            each.update(stride=None, offsets_crc32c=None, crcs_crc32c=None)
+    shard(content).update(offsets_crc32c="0" * 8)
+
+
 def feature(**fields):
     return {"dtype": "int64", "shape": [], "encoding": None, "class_names": []} | fields
 
@@ -185,6 +194,7 @@ CANNOT_BE = [
     (lambda c: c.update(compression="ZLIB"), "'ZLIB'", "GZIP"),
     (lambda c: c.update(compression="GZIP"), "test-00000", "stride", "version 2"),
     (lambda c: c.update(compression="GZIP", format_version=3), "test-00000", "stride", "members"),
+    (as_members, FIRST, "members", "CRCs"),
     (lambda c: c.update(splits={}), "no split"),
     (lambda c: c["splits"].update(more=c["splits"]["test"]), "test-00000-of-00001.tfrecord", "twice"),
     (lambda c: c["splits"].update({"a/b": c["splits"]["train"]}), "'a/b'"),

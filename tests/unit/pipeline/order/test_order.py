@@ -18,7 +18,7 @@ from pipeline.order import order as orders
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import LaidShards, make_feed
 from pipeline.order.order import Order, OrderSpec, make_order
-from pipeline.order.sharding import Shard, as_shard, check_pairs
+from pipeline.order.sharding import Shard, as_shard, check_pairs, check_replicas, check_virtual_replicas
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "order.json"
 
@@ -438,3 +438,27 @@ def test_the_order_is_pinned():
 
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(list(golden_cases())) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("size", "virtual", "replicas", "said"),
+    [
+        (24, 12, 4, None),
+        (24, 24, 1, None),
+        (24, 6, 4, r"virtual_replicas=6: must divide .*=24 and be a multiple of .*, 4; nearest that work: 4 and 8$"),
+        (24, 16, 4, r"virtual_replicas=16: must divide global_batch_size=24 and .*, 4; nearest that work: 8 and 12$"),
+        (24, 12, 5, r"virtual_replicas=12: .*replicas, 5, must divide it and .*=24; nearest that work: 4 and 6$"),
+        (24, 0, 1, "virtual_replicas=0: must be 1 or more$"),
+    ],
+)
+def test_virtual_replicas_divide_the_batch_and_are_divided_by_the_replicas(size, virtual, replicas, said):
+    if said is None:
+        check_virtual_replicas(size, virtual, replicas)
+    else:
+        with pytest.raises(UsageError, match=said):
+            check_virtual_replicas(size, virtual, replicas)
+
+
+def test_a_batch_has_a_row_at_least():
+    with pytest.raises(UsageError, match="^global_batch_size=0: must be 1 or more$"):
+        check_replicas(0, 1)

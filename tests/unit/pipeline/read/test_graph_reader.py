@@ -12,7 +12,7 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shards import Shards
 from pipeline.read.window import GraphReader
-from tests.datasets import Kind, write_dataset
+from tests.datasets import Kind, as_earlier_releases, write_dataset
 from tests.raised import at
 
 COUNTS = (5, 0, 4, 3)
@@ -159,3 +159,13 @@ def test_what_cannot_be_done_in_a_function_is_one_line(folders, tmp_path):
     (tmp_path / "train-00002-of-00004.tfrecord").unlink()
     with pytest.raises(DataError, check=at("train-00002-of-00004.tfrecord", "the manifest lists this shard")):
         made_in_a_function(tmp_path, global_batch_size=6, training=True)
+
+
+def test_offsets_beside_the_shards_are_read_as_in_earlier_releases(tmp_path):
+    write_dataset(tmp_path, COUNTS, kind=KINDS["unequal keys"])
+    read, _ = in_graph(tmp_path)
+    expected = read(PIECES["parts, in any order"]).numpy().tolist()
+    as_earlier_releases(tmp_path)
+    read, _ = in_graph(tmp_path)
+    assert read(PIECES["parts, in any order"]).numpy().tolist() == expected
+    assert len(set(expected)) == 7 + 1  # and an empty row

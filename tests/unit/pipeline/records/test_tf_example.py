@@ -7,8 +7,10 @@ import tensorflow as tf
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipeline.manifest import Feature
 from pipeline.records import tf_example
 from pipeline.records.tf_example import Layout
+from tests.datasets import encoded, image_of
 
 
 def test_arrays_are_laid_out_row_by_row_and_only_wanted_features_decoded():
@@ -128,3 +130,38 @@ def test_a_record_of_another_structure_is_a_mismatch():
     rows[2, layout.label.stop - 1] = 129  # a label that goes on
     assert layout.mismatch(rows).tolist() == [False, True, True]
     assert Layout.fit(50, 100) is None  # smaller than its image
+
+
+@pytest.mark.parametrize(
+    ("name", "feature", "value", "reason"),
+    [
+        ("box", Feature("float32", (2,)), np.array([1, 2]), "feature 'box' is not of float32"),
+        ("box", Feature("int64", (2,)), b"ab", "feature 'box' is not of int64"),
+        ("box", Feature("string"), 7, "feature 'box' is not of string"),
+        ("box", Feature("float32", (2,)), np.float32([1]), r"feature 'box' has 1 values, not those of shape \(2,\)"),
+        ("box", Feature("float32", (None, 2)), np.float32([1, 2]), r"has the shape \(None, 2\), and only vectors may"),
+        (
+            "image",
+            Feature("uint8", (1, 1, 3), "png"),
+            b"GIF89a",
+            "its image is no PNG or JPEG; it begins with 0x47494638$",
+        ),
+        (
+            "image",
+            Feature("uint8", (1, 1, 3), "png"),
+            encoded(image_of(0, (9, 9, 3)), "png")[:99],
+            "its image cannot be decoded: ",
+        ),
+        (
+            "image",
+            Feature("uint8", (1, 1, 3), "raw"),
+            b"ab",
+            r"has 2 bytes, not those of raw pixels of shape \(1, 1, 3\)",
+        ),
+    ],
+)
+def test_a_feature_that_is_not_as_the_manifest_says_is_named(name, feature, value, reason):
+    record = tf_example.encode({"label": 0, "image": b"abc", name: value})
+    features = {"image": Feature("uint8", (1, 1, 3), "raw"), "label": Feature("int64"), name: feature}
+    with pytest.raises(tf_example.BadExampleError, match=f"^.*{reason}"):
+        tf_example.example(record, features)

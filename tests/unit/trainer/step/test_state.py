@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from pipeline import input_fn
 from pipeline.errors import UsageError
+from pipeline.order import hashing
+from pipeline.order.hashing import Domain
 from tests.datasets import Kind, write_dataset
 from trainer import plan
 from trainer.cluster.tf_config import ALONE
@@ -141,3 +143,23 @@ def test_an_evaluation_is_the_mean_over_images_and_their_mirror_images():
 def test_training_and_evaluations_without_the_flag_see_each_image_once():
     for training, eval_flip in ((True, True), (True, False), (False, False)):
         np.testing.assert_allclose(outputs(training, eval_flip), of(IMAGES), rtol=1e-5)
+
+
+def test_a_seed_is_both_halves_of_the_hash_of_its_place_and_the_step():
+    generator = tf.constant([1, 2], tf.uint32)
+    found = state.seeded(
+        [generator, tf.constant(0.5), generator], 7, tf.constant(3, tf.int64), tf.constant(2, tf.int64)
+    )
+    assert float(found[1]) == 0.5
+    for index in (0, 2):
+        key = int(hashing.derive_key(Domain.MODEL, 7, index, np.array(3), np.array(2)))
+        assert found[index].dtype == tf.uint32
+        assert found[index].numpy().tolist() == [key >> 32, key & 0xFFFFFFFF]
+        assert min(found[index].numpy()) > 0
+
+
+def test_moving_averages_begin_at_the_first_values_and_keep_nine_tenths():
+    averages = tf.constant([np.nan, np.nan])
+    for values, expected in (([2.0, -1.0], [2.0, -1.0]), ([4.0, 9.0], [2.2, 0.0]), ([2.2, 10.0], [2.2, 1.0])):
+        averages = state.moving_averages(averages, tf.constant(values))
+        np.testing.assert_allclose(averages, expected, atol=1e-6)

@@ -441,3 +441,19 @@ def test_activations_and_images_are_those_of_real_rows(replicas, make_stepper, b
         assert [total, squares] == pytest.approx([expected.sum(), np.sum(expected**2)], rel=1e-4)
         assert float(share) == pytest.approx(np.mean(expected == 0))
     assert 0 < float(result.activations[1][1]) < 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [
+        ((None, 4, 3, 1), True),
+        ((8, 4, 3, 3), True),
+        ((None, 4, 3, 4), True),
+        ((None, 4, 3, 2), False),
+        ((None, 4, 3), False),
+        ((None, 2, 4, 3, 3), False),
+    ],
+)
+def test_what_has_height_width_and_grey_or_colour_is_an_image(shape, shown):
+    assert train_step.are_images(tf.TensorSpec(shape)) == shown
+    assert not train_step.are_images({"image": tf.TensorSpec(shape)})

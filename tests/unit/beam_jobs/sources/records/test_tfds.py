@@ -1,6 +1,7 @@
 import pathlib
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ import tensorflow_datasets as tfds
 from beam_jobs import sources
 from beam_jobs.convert import main
 from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.records import tfds as source_of_tfds
 from pipeline import images
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature
 from tests.raised import at, said
 
@@ -259,3 +262,42 @@ def test_damaged_metadata_is_one_line(tmp_path):
     with pytest.raises(DataError, match="TFDS cannot open 'tiny_shapes': ") as error:
         opened(tmp_path)
     assert at("")(error.value)
+
+
+def test_splits_that_cannot_be_converted_are_named(tmp_path):
+    def split(name, num_examples):
+        return types.SimpleNamespace(name=name, num_examples=num_examples)
+
+    root = LocalPath(tmp_path)
+    for splits, file_format, facts in (
+        ([split("train", 1)], "riegeli", ("TFDS's format riegeli", "tfds build --file_format=array_record")),
+        ([split("a-b", 1)], "tfrecord", ("has a split 'a-b'", "letters, digits and _")),
+        ([split("train", 0), split("test", 0)], "tfrecord", ("its splits hold no example",)),
+    ):
+        with pytest.raises(DataError, check=at(tmp_path, *facts)):
+            source_of_tfds._records(splits, file_format, root)
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "facts"),
+    [
+        (
+            tfds.features.Image(dtype=np.uint16, shape=(8, 6, 1)),
+            {"num_classes": 3},
+            "images are of dtype uint16; .* uint8",
+        ),
+        (tfds.features.Image(), {}, "its ClassLabel 'kind' does not say how many classes"),
+    ],
+)
+def test_features_that_cannot_be_converted_are_named(tmp_path, image, label, facts):
+    features = {"picture": image, "kind": tfds.features.ClassLabel(**label)}
+    with pytest.raises(DataError, match=f"^{tmp_path}: .*{facts}"):
+        source_of_tfds._image_and_label(features, LocalPath(tmp_path))
+
+
+def test_a_label_without_classes_is_kept_as_a_number(tmp_path):
+    features = tfds.features.FeaturesDict(
+        {"kind": tfds.features.ClassLabel(), "size": tfds.features.ClassLabel(num_classes=2)}
+    )
+    assert source_of_tfds._kept(features, "kind", LocalPath(tmp_path)) == Feature("int64")
+    assert source_of_tfds._kept(features, "size", LocalPath(tmp_path)) == Feature("int64", class_names=("0", "1"))
