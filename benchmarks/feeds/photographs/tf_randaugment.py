@@ -19,9 +19,9 @@ _MIDDLE = (SIZE - 1) / 2
 def augmented(tf: Any, image: Any) -> Any:
     """Returns an image uint8 (SIZE, SIZE, 3) after OPERATIONS of the fourteen operations, each drawn by chance."""
     for _ in range(OPERATIONS):
-        drawn = tf.random.uniform([], 0, len(_NAMED), tf.int32)
+        drawn = tf.random.uniform([], 0, len(DRAWN), tf.int32)
         image = tf.ensure_shape(
-            tf.switch_case(drawn, [functools.partial(one, tf, image) for one in _NAMED]), (SIZE, SIZE, 3)
+            tf.switch_case(drawn, [functools.partial(one, tf, image) for one in DRAWN]), (SIZE, SIZE, 3)
         )
     return image
 
@@ -122,7 +122,7 @@ def _identity(tf: Any, image: Any) -> Any:
     return image
 
 
-_NAMED = (
+DRAWN = (
     _identity,
     _shear_x,
     _shear_y,

@@ -7,14 +7,24 @@ import pathlib
 
 import numpy as np
 import pytest
-from PIL import Image
+import tensorflow as tf
+from PIL import Image, ImageOps
 
 from benchmarks import input_throughput, sources
 from benchmarks.feeding import Entry
 from benchmarks.feeds import photographs
+from benchmarks.feeds.photographs import tf_randaugment
 from pipeline.errors import UsageError
 
 FAKE = "tests.fake_feed"
+
+
+@pytest.fixture(scope="module")
+def photograph():
+    """uint8 (224, 224, 3), smooth but for a fine pattern, of values 20 to 236."""
+    y, x = np.mgrid[0:224, 0:224]
+    smooth = np.stack([20 + 180 / 223 * x, 40 + 150 / 223 * y, 28 + 200 / 223**2 * x * y], axis=-1)
+    return (smooth + 8 * (x % 3 == y % 2)[..., None]).astype(np.uint8)
 
 
 def test_photographs_are_jpegs_of_about_the_size_in_folders_of_classes(tmp_path):
@@ -73,6 +83,32 @@ def test_a_contestant_loads_its_libraries_when_it_runs(name):
     assert feed.DISTORTS
     assert callable(feed.prepare)
     assert callable(feed.take)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_pillow"),
+    [
+        ("_identity", lambda image: image),
+        ("_equalize", ImageOps.equalize),
+        ("_auto_contrast", ImageOps.autocontrast),
+        ("_posterize", lambda image: ImageOps.posterize(image, 7)),
+        ("_solarize", lambda image: ImageOps.solarize(image, 178)),
+    ],
+)
+def test_the_operations_of_tf_data_that_draw_nothing_are_those_of_pillow(photograph, name, of_pillow):
+    found = getattr(tf_randaugment, name)(tf, tf.constant(photograph)).numpy()
+    assert np.abs(found.astype(int) - np.asarray(of_pillow(Image.fromarray(photograph)), int)).max() <= 1
+
+
+@pytest.mark.parametrize("operation", tf_randaugment.DRAWN, ids=lambda one: one.__name__)
+def test_the_operations_of_tf_data_change_an_image_but_keep_what_it_shows(photograph, operation):
+    found = operation(tf, tf.constant(photograph)).numpy()
+    assert (found.dtype, found.shape) == (np.uint8, photograph.shape)
+    differs = np.abs(found.astype(int) - photograph).mean()
+    assert (differs == 0) == (operation.__name__ == "_identity")
+    assert np.corrcoef(found[60:160, 60:160].ravel(), photograph[60:160, 60:160].ravel())[0, 1] > 0.3 or (
+        operation.__name__ == "_solarize"
+    )
 
 
 def test_the_flag_says_how_many_of_which_size():
