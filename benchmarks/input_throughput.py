@@ -2,10 +2,14 @@
 
     python -m benchmarks.input_throughput [--data_dir=DIR] [--python=PATH] [--json=FILE] [--chart=FILE.svg]
 
-All feed the same images of CIFAR-10's shape, shuffled, without end. Parts (--only):
-  peers: each contestant of `CONTESTANTS` at each batch size, distorted and undistorted; the limit is a frozen C loop;
+Parts (--only):
+  peers: each contestant of `CONTESTANTS` feeds the same images of CIFAR-10's shape, shuffled, without end, at each
+    batch size, distorted and undistorted; the limit is a frozen C loop;
   distribute: `pipeline.distribute` on 1, 2 and 4 logical devices against plain iteration on one, at the smallest and
     the largest batch size;
+  photographs: each contestant of `PHOTOGRAPHS` crops the same JPEGs of each size to 224x224 and flips them, with and
+    without RandAugment and normalisation; the limit is libjpeg-turbo decoding such crops, and nothing else. A round
+    is five times as long, since a batch takes up to some seconds;
   reading: TFRecords of 3 KB and 100 KB, every CRC checked, against `TFRecordDataset`.
 A contestant that is not installed, here or under the interpreter of --python, is skipped with the reason; some cannot
 live in one environment, so --python=NAME=PATH gives one an interpreter of its own. Processor time and memory are those
@@ -19,17 +23,19 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks import commands, feeding, inputs, interpreters, throughput_chart
+from benchmarks import commands, feeding, inputs, interpreters, sources, throughput_chart
 from benchmarks.feeding import Entry, Ready, Result
 from benchmarks.feeds.feed import Setting
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, flag
+from pipeline.errors import UsageError
 
 COMMAND = "benchmarks.input_throughput"
 ROOT = pathlib.Path(__file__).parents[1]
@@ -48,6 +54,22 @@ CONTESTANTS = {
     "torch": Entry("torch_loader"),
     LIMIT: Entry("fused_c"),
 }
+_CROPPED = "benchmarks.feeds.photographs."
+PHOTOGRAPHS = {
+    OURS: Entry(f"{_CROPPED}ours"),
+    "ours_windowed": Entry(f"{_CROPPED}ours", {"windows": True}),
+    "ours_scaled": Entry(f"{_CROPPED}ours", {"scaled": True}),
+    "tf_one_by_one": Entry(f"{_CROPPED}tf_data"),
+    "tf_whole_batch": Entry(f"{_CROPPED}tf_data", {"whole": True}),
+    "tfds": Entry(f"{_CROPPED}tfds_reader"),
+    "grain": Entry(f"{_CROPPED}grain_records"),
+    "dali": Entry(f"{_CROPPED}dali"),
+    "ffcv": Entry(f"{_CROPPED}ffcv_jpegs"),
+    "torch": Entry(f"{_CROPPED}torch_loader"),
+    "spdl": Entry(f"{_CROPPED}spdl_files"),
+    "crop_alone": Entry(f"{_CROPPED}crop_alone"),
+}
+_LONGER = 5  # times as long as another's is a round of photographs
 PLAIN = "plain"
 DISTRIBUTED = {PLAIN: Entry("ours", {"replicas": 0})} | {
     f"distribute on {replicas}": Entry("ours", {"replicas": replicas}) for replicas in (1, 2, 4)
@@ -58,7 +80,7 @@ READERS = {
     "TFRecordDataset, batched": {"reader": "batched"},
 }
 SIZES = (3_158, 100_000)  # bytes of a record: CIFAR-10's, and a JPEG's
-_PARTS = ("peers", "distribute", "reading")
+_PARTS = ("peers", "distribute", "photographs", "reading")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +88,14 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
-    batches: str = flag("128,512,1024", "rows of a batch, with commas between them")
-    only: str = flag("", "some of peers,distribute,reading; default: all")
-    contestants: str = flag("", "some of the contestants of peers, with commas between them; default: all")
+    batches: str = flag("128,512,1024", "rows of a batch of such images, with commas between them")
+    photographs: str = flag(
+        "500x375:1000,3000x2000:256",
+        "JPEGs to make, WIDTHxHEIGHT:NUMBER with commas between; sides vary by a tenth, and some hundred are distinct",
+    )
+    photographs_batch: int = flag(256, "rows of a batch of photographs", least=1)
+    only: str = flag("", "some of peers,distribute,photographs,reading; default: all")
+    contestants: str = flag("", "some of the contestants, with commas between them; default: all")
     python: str = flag(
         "", "NAME=PATH of a contestant's interpreter, PATH for all that cannot run here; commas between them"
     )
@@ -80,14 +107,15 @@ class BenchmarkConfig:
     def __post_init__(self) -> None:
         check(self)
         inputs.parts_of(self.only, _PARTS)
-        inputs.parts_of(self.contestants, CONTESTANTS)
+        inputs.parts_of(self.contestants, CONTESTANTS | PHOTOGRAPHS)
+        photograph_sizes(self.photographs, self.photographs_batch)
         inputs.whole_numbers("--batches", self.batches, least=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a block of lines per setting."""
     config = commandline.parse(COMMAND, "Measure this input against its peers.", BenchmarkConfig, argv)
-    known = interpreters.parse(config.python, set(CONTESTANTS))
+    known = interpreters.parse(config.python, set(CONTESTANTS | PHOTOGRAPHS))
     if config.chart:
         commandline.require("matplotlib")
     found: list[Result] = []
@@ -97,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "peers" in parts or "distribute" in parts:
             with inputs.data_set(config.data_dir, lambda made: inputs.make_cifar(made, _IMAGES)) as data_dir:
                 found += list(_images(config, parts, pathlib.Path(folder), data_dir, known))
+        if "photographs" in parts:
+            found += list(_photographs(config, pathlib.Path(folder), known))
         if "reading" in parts:
             found += list(_reading(config, pathlib.Path(folder)))
     if config.json:
@@ -111,8 +141,7 @@ def _images(
     """Yields what the contestants that feed images measure, and prints it."""
     arrays = inputs.dump_arrays(data_dir, folder / "arrays")
     base = Setting(str(arrays), data_dir, "", cores=os.cpu_count() or 1)
-    chosen = {name: CONTESTANTS[name] for name in inputs.parts_of(config.contestants, CONTESTANTS)}
-    for part, entries, of in (("peers", chosen, OURS), ("distribute", DISTRIBUTED, PLAIN)):
+    for part, entries, of in (("peers", _chosen(config, CONTESTANTS), OURS), ("distribute", DISTRIBUTED, PLAIN)):
         if part not in parts:
             continue
         ready = feeding.prepared(entries, base, folder / part, known)
@@ -125,6 +154,51 @@ def _images(
                 measured = list(feeding.measured(part, ready, setting, config.rounds, config.seconds))
                 _print(f"{part}, {'distorted' if distorted else 'undistorted'}, batch {rows}", measured, of, "img")
                 yield from measured
+
+
+def _photographs(config: BenchmarkConfig, folder: pathlib.Path, known: interpreters.Interpreters) -> Iterator[Result]:
+    """Yields what the contestants that crop photographs measure, and prints it."""
+    commandline.require("sklearn", "apache_beam", "tensorflow")
+    for (width, height), count in photograph_sizes(config.photographs, config.photographs_batch).items():
+        part = f"photographs of {width}x{height}"
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            files = sources.photographs(pathlib.Path(made) / "source", count, (width, height))
+            commands.convert("image_folder", files, pathlib.Path(made) / "data", "--image_encoding=source")
+            base = Setting(str(files), f"{made}/data", "", config.photographs_batch, cores=os.cpu_count() or 1)
+            ready = feeding.prepared(_chosen(config, PHOTOGRAPHS), base, pathlib.Path(made), known)
+            size = sum(path.stat().st_size for path in files.rglob("*.jpg")) / count
+            print(f"{part}: {count:,} JPEGs of {size / 1e3:,.0f} KB on average, made from two photographs", flush=True)
+            _print_contestants(ready)
+            for distorted in (False, True):
+                setting = dataclasses.replace(base, distorted=distorted)
+                measured = list(feeding.measured(part, ready, setting, config.rounds, _LONGER * config.seconds))
+                how = "cropped, flipped, RandAugment, normalised" if distorted else "cropped, flipped"
+                _print(f"{part}, {how}, batch {base.rows}", measured, OURS, "img", cores=base.cores)
+                yield from measured
+
+
+def photograph_sizes(text: str, rows: int) -> dict[tuple[int, int], int]:
+    """Returns how many photographs of which (width, height) a flag asks for.
+
+    Raises:
+      UsageError: the text is none, or there are too few for a batch.
+    """
+    found = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*):([1-9]\d*)", part)
+        if not match:
+            raise UsageError(f"--photographs={text}: {part!r} is not WIDTHxHEIGHT:NUMBER, such as 500x375:1000")
+        width, height, count = map(int, match.groups())
+        if count < rows:
+            raise UsageError(f"--photographs={text}: {count} are fewer than --photographs_batch={rows}")
+        found[width, height] = count
+    return found
+
+
+def _chosen(config: BenchmarkConfig, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Returns the contestants of a part that --contestants names, or all of them."""
+    names = inputs.parts_of(config.contestants, CONTESTANTS | PHOTOGRAPHS)
+    return {name: entry for name, entry in entries.items() if name in names}
 
 
 def _reading(config: BenchmarkConfig, folder: pathlib.Path) -> Iterator[Result]:
@@ -147,14 +221,27 @@ def _print_contestants(ready: Mapping[str, Ready]) -> None:
         print(f"  {name:24} {one.distorts} ({versions})", flush=True)
 
 
-def _print(what: str, measured: Sequence[Result], of: str, unit: str, size: int = 0) -> None:
-    """Prints a line per contestant, with its ratio to one of them."""
+def _print(what: str, measured: Sequence[Result], of: str, unit: str, size: int = 0, cores: int = 0) -> None:
+    """Prints a line per contestant, with its ratio to one of them.
+
+    Args:
+      what: the line above them.
+      measured: the contestants' rounds.
+      of: the one to compare with.
+      unit: of what is counted.
+      size: bytes of a unit, to print bytes per second; 0: not.
+      cores: of the machine, to print the cost of a unit on one; 0: units per second of processor time instead.
+    """
     print(f"{what}:", flush=True)
     base = next((result.rounds for result in measured if result.name == of), [])
     for result in measured:
         rate, cpu = (statistics.median(one[field] for one in result.rounds) for field in ("rate", "cpu"))
         volume = f" ({rate * size / 1e9:.2f} GB/s, {1e-3 * size / cpu:.2f} GB per CPU-second)" if size else ""
-        line = f"  {result.name:24} {rate:11,.0f} {unit}/s{volume} {1e6 / cpu:11,.0f} {unit} per CPU-second"
+        line = f"  {result.name:24} {rate:11,.0f} {unit}/s{volume}"
+        if cores:
+            line += f" {rate / cores:9,.0f} per core {cpu:9,.0f} us of processor per {unit}"
+        else:
+            line += f" {1e6 / cpu:11,.0f} {unit} per CPU-second"
         line += f" first after {result.first:.2f} s, {max(one['memory'] for one in result.rounds) / 1e6:,.0f} MB"
         if base and result.name != of:
             ratios = {

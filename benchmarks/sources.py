@@ -1,10 +1,11 @@
-"""Synthetic sources: CIFAR-10's binary files of any length, TFRecords of raw images, Parquet files of PNG or JPEG."""
+"""Synthetic sources: CIFAR-10's binary files of any length, TFRecords of raw images, Parquet files, photographs."""
 
 from __future__ import annotations
 
 import io
 import math
 import pathlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,10 @@ from pipeline.records import framing, tf_example
 CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _ROW_GROUP = 500
 _DISTINCT = 250  # images, which a larger file repeats
+_DISTINCT_PIXELS = 200 << 20  # of photographs, so that large ones are made in some seconds
+_CLASSES = 10
+_QUALITY = (85, 95)
+_NOISE = 8  # of 255, to either side: enlarged photographs have less detail than a camera's, and cost less to decode
 
 
 def cifar(folder: pathlib.Path, images_per_file: int, is_smooth: bool = False) -> pathlib.Path:
@@ -62,6 +67,39 @@ def parquet(path: pathlib.Path, count: int, size: tuple[int, int], image_format:
     return path
 
 
+def photographs(folder: pathlib.Path, count: int, size: tuple[int, int]) -> pathlib.Path:
+    """Writes JPEG files, each in the folder of its class; returns `folder`.
+
+    They are parts of the two photographs that come with scikit-learn, resized, some mirrored, with fine noise, of
+    quality 85 to 95. Their sides are within a tenth of `size`, (width, height). After some hundred they repeat.
+    """
+    import PIL.Image  # noqa: PLC0415
+    from sklearn.datasets import load_sample_images  # noqa: PLC0415
+
+    random, whole = np.random.default_rng(0), [PIL.Image.fromarray(image) for image in load_sample_images().images]
+    for name in range(_CLASSES):
+        (folder / f"{name}").mkdir(parents=True)
+    distinct = min(count, 2 * _DISTINCT, max(1, _DISTINCT_PIXELS // (size[0] * size[1])))
+    made = [_photograph(random, whole[number % len(whole)], size) for number in range(distinct)]
+    for number in range(count):
+        (folder / f"{number % _CLASSES}" / f"{number:06}.jpg").write_bytes(made[number % distinct])
+    return folder
+
+
+def _photograph(random: np.random.Generator, whole: Any, size: tuple[int, int]) -> bytes:
+    """Returns a JPEG file of a random part, four fifths of the sides or more, of a Pillow image."""
+    import PIL.Image  # noqa: PLC0415
+
+    width, height = (round(side * random.uniform(0.9, 1.1)) for side in size)
+    wide, tall = (side * random.uniform(0.8, 1.0) for side in whole.size)
+    left, top = random.uniform(0, whole.size[0] - wide), random.uniform(0, whole.size[1] - tall)
+    box = (left, top, left + wide, top + tall)
+    pixels = np.asarray(whole.resize((width, height), PIL.Image.Resampling.BICUBIC, box=box), np.int16)
+    noisy = pixels + random.integers(-_NOISE, _NOISE + 1, pixels.shape, np.int16)
+    noisy = noisy[:, :: random.choice((-1, 1))]
+    return _encoded(np.clip(noisy, 0, 255).astype(np.uint8), "JPEG", int(random.integers(*_QUALITY, endpoint=True)))
+
+
 def _smooth(random: np.random.Generator, size: tuple[int, int]) -> NDArray[np.uint8]:
     """Returns an image that compresses as photographs do: enlarged coarse noise with a little fine noise."""
     import PIL.Image  # noqa: PLC0415
@@ -71,9 +109,9 @@ def _smooth(random: np.random.Generator, size: tuple[int, int]) -> NDArray[np.ui
     return np.clip(large + random.integers(-8, 9, large.shape), 0, 255).astype(np.uint8)
 
 
-def _encoded(image: NDArray[np.uint8], image_format: str) -> bytes:
+def _encoded(image: NDArray[np.uint8], image_format: str, quality: int = 90) -> bytes:
     import PIL.Image  # noqa: PLC0415
 
     stream = io.BytesIO()
-    PIL.Image.fromarray(image).save(stream, image_format, **({"quality": 90} if image_format == "JPEG" else {}))
+    PIL.Image.fromarray(image).save(stream, image_format, **({"quality": quality} if image_format == "JPEG" else {}))
     return stream.getvalue()

@@ -34,26 +34,24 @@ def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
       size: (height, width) of the result, pixels.
     """
     height, width, channels = (tf.shape(image)[i] for i in range(3))
-    rows = _along_first(tf.reshape(tf.cast(image, tf.float32), [height, width * channels]), size[0])
+    rows = _along_first(tf.reshape(image, [1, height, 1, width * channels]), size[0])
     columns = tf.transpose(tf.reshape(rows, [size[0], width, channels]), [1, 0, 2])
-    resized = _along_first(tf.reshape(columns, [width, size[0] * channels]), size[1])
-    resized = tf.transpose(tf.reshape(resized, [size[1], size[0], channels]), [1, 0, 2])
-    return tf.cast(tf.clip_by_value(tf.round(resized), 0.0, 255.0), tf.uint8)
+    resized = _along_first(tf.reshape(columns, [1, width, 1, size[0] * channels]), size[1])
+    # No clipping: the weights are positive, and their sum is 1. Bytes are transposed faster than floats.
+    pixels = tf.cast(tf.round(resized), tf.uint8)
+    return tf.transpose(tf.reshape(pixels, [size[1], size[0], channels]), [1, 0, 2])
 
 
 def _along_first(values: tf.Tensor, size: int) -> tf.Tensor:
-    """Resizes the first axis: float32 (n, m) to (size, m)."""
-    scale = tf.cast(size / tf.shape(values)[0], tf.float32)
-    # As an image one pixel wide with m channels, so that the op makes its pass over the height alone.
-    scaled = tf.raw_ops.ScaleAndTranslate(
-        images=values[None, :, None],
+    """Returns an image (1, n, 1, m) resized to float32 (1, size, 1, m): as it is one pixel wide, one pass is made."""
+    return tf.raw_ops.ScaleAndTranslate(
+        images=values,
         size=[size, 1],
-        scale=tf.stack([scale, 1.0]),
+        scale=tf.stack([tf.cast(size / tf.shape(values)[1], tf.float32), 1.0]),
         translation=[0.0, 0.0],
         kernel_type="triangle",
         antialias=True,
     )
-    return scaled[0, :, 0]
 
 
 @dataclasses.dataclass(frozen=True)

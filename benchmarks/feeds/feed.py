@@ -13,11 +13,13 @@ class Setting:
     """What a contestant is asked for.
 
     Attributes:
-      arrays: a folder with images.npy, uint8 (N, 32, 32, 3), and labels.npy, int64 (N,).
-      data_dir: the same images as `beam_jobs.convert` wrote them.
+      arrays: a folder with images.npy, uint8 (N, 32, 32, 3), and labels.npy, int64 (N,); of `feeds.photographs`, one of
+        JPEG files, each in the folder of its class.
+      data_dir: the same images as `beam_jobs.convert` wrote them; of `feeds.photographs`, their bytes unchanged.
       own: a folder for what `prepare` writes.
       rows: of a batch.
-      distorted: as the CIFAR-10 tutorial does, or as nearly as the contestant offers; else uint8 as stored.
+      distorted: as the CIFAR-10 tutorial does, or as nearly as the contestant offers; else uint8 as stored. Photographs
+        are cropped and flipped anyway, and distorted by RandAugment and normalised.
       cores: of the machine.
       options: of the contestant.
     """

@@ -42,6 +42,23 @@ def test_contestants_are_measured_in_processes_of_their_own(tmp_path):
 
 
 @pytest.mark.slow
+def test_photographs_are_cropped_by_contestants_in_processes_of_their_own(tmp_path):
+    flags = ("--only=photographs", "--photographs=64x48:48", "--photographs_batch=16", "--rounds=1", "--seconds=0.05")
+    names = ("ours", "ours_windowed", "ours_scaled", "tf_one_by_one", "tf_whole_batch", "tfds", "crop_alone")
+    done = run("input_throughput", *flags, f"--contestants={','.join(names)}", f"--json={tmp_path}/found.json")
+    assert done.returncode == 0, done.stderr
+    skipped = "crop_alone: skipped, NotImplementedError: libjpeg-turbo has no RandAugment"
+    assert [line for line in done.stdout.splitlines() if "skipped" in line] == [skipped]
+    results = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert [(one["name"], one["distorted"]) for one in results] == [
+        *((name, False) for name in names),
+        *((name, True) for name in names[:-1]),
+    ]
+    assert all(one["rounds"][0]["memory"] > 100 << 20 for one in results)
+    assert all(one["rounds"][0]["cpu"] > 10 for one in results)
+
+
+@pytest.mark.slow
 def test_this_input_keeps_what_it_promises(tmp_path):
     done = run("conformance", "--only=ours", f"--json={tmp_path}/verdicts.json")
     assert done.returncode == 0, done.stderr
@@ -55,6 +72,7 @@ def test_this_input_keeps_what_it_promises(tmp_path):
     [
         ("input_throughput", "--batches=12,x", "'x' is not a whole number of 1 or more"),
         ("input_throughput", "--contestants=dally", "'dally'"),
+        ("input_throughput", "--photographs=64x48:8", "8 are fewer than --photographs_batch=256"),
         ("input_throughput", "--python=dali=/no/such", "no file /no/such"),
         ("conformance", "--only=mozaic", "'mozaic'"),
         ("conformance", "--seconds=0", "--seconds=0"),

@@ -1,0 +1,83 @@
+"""`tf.data` over the same shards: one example at a time, or records parsed, flipped and normalised as a whole batch.
+
+TensorFlow decodes and resizes one image at a time, and so does RandAugment; a whole batch maps them over its images.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks import inputs
+from benchmarks.feeds.feed import Setting
+from benchmarks.feeds.photographs import AREA, MEAN, SHAPE, SIZE, STD, tf_randaugment, touching
+from benchmarks.rounds import Take
+from pipeline import manifest
+
+PACKAGES = ("tensorflow",)
+MODULES = ("tensorflow",)
+DISTORTS = "sample_distorted_bounding_box, decode_and_crop_jpeg, resize (not antialiased), RandAugment by switch_case"
+
+
+def prepare(setting: Setting) -> None:
+    """Has nothing to do: it reads the shards of `data_dir`."""
+
+
+def take(setting: Setting) -> Take:
+    """Returns a Take of a batch."""
+    tf = inputs.load_tensorflow()
+    count = manifest.load(setting.data_dir).split("train").num_examples
+    features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+    records = tf.data.TFRecordDataset(inputs.train_files(setting.data_dir), num_parallel_reads=tf.data.AUTOTUNE)
+    records = records.shuffle(count).repeat()
+    if not setting.options.get("whole"):
+        found = records.map(lambda one: _values(tf.io.parse_single_example(one, features)), tf.data.AUTOTUNE)
+        return one_by_one(tf, found, setting)
+
+    def batch(serialized: Any) -> tuple[Any, Any]:
+        found = tf.io.parse_example(serialized, features)
+        spec = tf.TensorSpec((SIZE, SIZE, 3), tf.uint8)
+        images = tf.map_fn(lambda one: cropped(tf, one, setting.distorted), found["image"], fn_output_signature=spec)
+        return finished(tf, images, setting.distorted), found["label"]
+
+    batches = records.batch(setting.rows, drop_remainder=True).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+    return _taking(tf, batches, setting.rows)
+
+
+def one_by_one(tf: Any, found: Any, setting: Setting) -> Take:
+    """Returns a Take of batches of a dataset of (JPEG, label)."""
+
+    def example(image: Any, label: Any) -> tuple[Any, Any]:
+        return finished(tf, cropped(tf, image, setting.distorted), setting.distorted), label
+
+    examples = found.map(example, num_parallel_calls=tf.data.AUTOTUNE)
+    return _taking(tf, examples.batch(setting.rows, drop_remainder=True), setting.rows)
+
+
+def cropped(tf: Any, image: Any, distorted: bool) -> Any:
+    """Returns a random part of a JPEG, decoded alone, after RandAugment where it is wanted, uint8 (SIZE, SIZE, 3)."""
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+        tf.io.extract_jpeg_shape(image),
+        tf.constant([0.0, 0.0, 1.0, 1.0], shape=(1, 1, 4)),
+        aspect_ratio_range=SHAPE,
+        area_range=AREA,
+        max_attempts=10,
+        use_image_if_no_bounding_boxes=True,
+    )
+    part = tf.image.decode_and_crop_jpeg(image, tf.concat([begin[:2], size[:2]], 0), channels=3)
+    pixels = tf.cast(tf.round(tf.ensure_shape(tf.image.resize(part, (SIZE, SIZE)), (SIZE, SIZE, 3))), tf.uint8)
+    return tf_randaugment.augmented(tf, pixels) if distorted else pixels
+
+
+def finished(tf: Any, images: Any, distorted: bool) -> Any:
+    """Returns an image or a batch, mirrored by chance, and normalised where that is wanted."""
+    images = tf.image.random_flip_left_right(images)
+    return (tf.cast(images, tf.float32) - MEAN) / STD if distorted else images
+
+
+def _values(example: dict[str, Any]) -> tuple[Any, Any]:
+    return example["image"], example["label"]
+
+
+def _taking(tf: Any, batches: Any, rows: int) -> Take:
+    found = batches.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+    return touching(lambda: next(found)[0], rows)
