@@ -26,8 +26,8 @@ def by_passes(text, images, keys, training=True):
 
 
 def statistics_of(channels):
-    """Returns the first channels of the statistics."""
-    return type(STATISTICS)(STATISTICS.mean[:channels], STATISTICS.std[:channels])
+    """Returns the statistics of so many channels."""
+    return type(STATISTICS)(*((each * 2)[:channels] for each in (STATISTICS.mean, STATISTICS.std)))
 
 
 def compiled(text, training=True):
