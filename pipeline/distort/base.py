@@ -66,7 +66,7 @@ class Recipe:
     def passes(
         self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool
     ) -> list[Pass] | None:
-        """Returns the passes that do the same as `distort`, or, not in training, as `evaluate`; None: none can.
+        """Returns the passes that compute `distort`, or not in training `evaluate`; None if only XLA can.
 
         Args:
           image_shape: (height, width, channels) of the images.

@@ -141,14 +141,14 @@ def _keys(keys: tf.Tensor, place: int) -> tf.Tensor:
 def distorted_by_passes(
     recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool
 ) -> tf.Tensor:
-    """Returns what `distort` does, or `evaluate`, with passes where there are some: the same bytes.
+    """Returns the same bytes as `recipe.distort`, or not in training `recipe.evaluate`, by passes where it has them.
 
     Args:
       recipe: the distortion.
       images, keys, statistics: as for `Recipe.distort`.
-      training: False: `evaluate`.
+      training: whether to distort.
     """
-    waiting: list[Pass] = []  # done together, before the next recipe that has none
+    waiting: list[Pass] = []  # applied together, before the next recipe without passes
     given, shape = images, images.shape[1:]
     for place, each in enumerate(recipe.recipes if isinstance(recipe, Composed) else (recipe,)):
         own_keys = functools.partial(_keys, place=place)

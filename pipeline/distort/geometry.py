@@ -46,7 +46,7 @@ class CropFirst(Recipe):
         raise NotImplementedError
 
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass] | None:
-        """Returns the passes that do the same as `distort_crops`, or as `evaluate`; None: none can."""
+        """Returns the passes that compute `distort_crops`, or not in training `evaluate`; None if only XLA can."""
         del statistics, training
         return None
 

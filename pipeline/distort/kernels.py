@@ -152,10 +152,10 @@ def blend(images: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
 
 
 def places(matrix: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    """Returns where affine maps take the pixels of an image: for `transform`, int32 (rows, 2 * (width + height)).
+    """Returns the places in an image from which `transform` takes its pixels: int32 (rows, 2 * (width + height)).
 
-    The coordinates of a pixel are the sum of a term for its column and one for its row. There are the terms of x for
-    all columns and for all rows, then those of y.
+    Each coordinate is the sum of a term for the pixel's column and one for its row: first the terms of x for all
+    columns and for all rows, then those of y.
 
     Args:
       matrix: maps (x, y, 1) of a pixel of the result to (x, y) in the image; float64 (rows, 2, 3).
@@ -171,7 +171,7 @@ def places(matrix: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
 
 
 def places_of(matrix: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.int32]:
-    """Returns `places` of maps that are known beforehand."""
+    """Returns `places` of maps that do not depend on a key, by NumPy."""
     across, down = (np.arange(n, dtype=np.float64)[None, :] for n in size[::-1])
     terms = [
         term
@@ -186,7 +186,7 @@ def transform(images: tf.Tensor, places: tf.Tensor, fill: int) -> tf.Tensor:
 
     Args:
       images: uint8 (rows, height, width, channels).
-      places: in the images, of the pixels of the result: `places`.
+      places: as the function `places` returns them.
       fill: value of a pixel.
     """
     rows, height, width, channels = images.shape
@@ -281,10 +281,10 @@ def whole_weights(before: int, after: int) -> NDArray[np.float32]:
 
 
 def contiguous_weights(before: int, after: int) -> NDArray[np.int32]:
-    """Returns of each new pixel the first old one that it needs, and the weights of it and of the next ones.
+    """Returns `whole_weights` without its zeros: for each new pixel its first old pixel, then the weights from there.
 
     Returns:
-      int32 (after, 1 + n): `whole_weights` without zeros.
+      int32 (after, 1 + n).
     """
     whole = whole_weights(before, after).astype(np.int32)
     first = (whole != 0).argmax(axis=1)

@@ -1,7 +1,7 @@
-"""Passes over pixels, which compiled code does on the host: one after another, while an image is in the cache.
+"""Passes over pixels: compiled code that the host applies one after another, while an image is in the cache.
 
-A recipe that can say what it does as passes has two forms, one of passes and one that XLA compiles. Both give the same
-bytes. The second is for devices, for datasets that other processes run, and for machines without a compiler.
+Most recipes have two forms that give the same bytes: a list of passes, and TensorFlow operations that XLA compiles. The
+second form is for devices, for datasets that another process runs, and for machines without a compiler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Parameters: TypeAlias = Callable[[tf.Tensor], list[tf.Tensor]]
 
 
 class Kind(enum.IntEnum):
-    """What a pass does, as `_pixels.c` numbers it."""
+    """What a pass does; the numbers are those of `_pixels.c`."""
 
     CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE = range(9)
 
@@ -39,8 +39,9 @@ class Pass:
 
     Attributes:
       kind: what it does.
-      numbers: the same for all images; int32 (n,).
-      parameters: returns those of each image, given its key: int32 (rows,) or (rows, n), in the order of columns.
+      numbers: its constants, the same for all images; int32 (n,).
+      parameters: computes its parameters per image from the images' keys, uint64 (rows,): a list of int32 (rows,) or
+        (rows, n), whose columns `_pixels.c` reads in this order.
       size: height and width of the result; None: those of the image.
     """
 
@@ -50,46 +51,49 @@ class Pass:
     size: tuple[int, int] | None = None
 
     def of(self, keys: Callable[[tf.Tensor], tf.Tensor]) -> Pass:
-        """Returns the pass whose parameters are those of `keys(key)`."""
+        """Returns the pass with its parameters computed from `keys(given keys)`."""
         parameters = self.parameters
         return dataclasses.replace(self, parameters=lambda given: parameters(keys(given)))
 
 
 def crop(padding: int, size: tuple[int, int], corners: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Pass:
-    """Takes a crop of the padded image; `corners` returns its top and left."""
+    """Crops an image that is padded with zeros; `corners` returns top and left in the padded image."""
     return Pass(Kind.CROP, (padding, *size), lambda keys: list(corners(keys)), size)
 
 
 def flip(flipped: Callable[[tf.Tensor], tf.Tensor]) -> Pass:
-    """Mirrors an image, left to right, where `flipped`."""
+    """Mirrors an image from left to right if `flipped` says so."""
     return Pass(Kind.FLIP, (), lambda keys: [tf.cast(flipped(keys), tf.int32)])
 
 
 def normalise(mean: Sequence[float], divisor: Sequence[float]) -> Pass:
-    """Does as `kernels.normalise`."""
+    """The pass of `kernels.normalise`."""
     numbers = np.concatenate([np.array(mean, np.float32), kernels.inverse(divisor)]).view(np.int32)
     return Pass(Kind.NORMALISE, numbers)
 
 
 def resize(before: tuple[int, int], after: tuple[int, int]) -> Pass:
-    """Does as `kernels.resize`."""
+    """The pass of `kernels.resize`."""
     weights = [kernels.contiguous_weights(*sizes) for sizes in zip(before, after, strict=True)]
     taps = [table.shape[1] - 1 for table in weights]
     return Pass(Kind.RESIZE, np.concatenate([after, taps, *(table.ravel() for table in weights)]), size=after)
 
 
 def halves(values: tf.Tensor) -> tf.Tensor:
-    """Returns numbers of 64 bits as two of 32, the lower first: int32 (..., 2)."""
+    """Splits 64-bit numbers into their lower and upper 32 bits: int32 (..., 2)."""
     return tf.bitcast(values, tf.int32)
 
 
 def apply(images: tf.Tensor, keys: tf.Tensor, passes: Sequence[Pass]) -> tf.Tensor:
-    """Returns images after some passes.
+    """Applies passes to images.
 
     Args:
       images: uint8 (rows, height, width, channels), static shape.
       keys: uint64 (rows,), one per image.
-      passes: one after another; without any, the images are copied.
+      passes: applied in this order; an empty list copies the images.
+
+    Returns:
+      uint8 or, after a pass that normalises, float32 (rows, height, width, channels).
     """
     rows, *size, channels = images.shape
     program = [number for each in passes for number in (each.kind, len(each.numbers), *each.numbers)]

@@ -118,7 +118,7 @@ class RandAugment(Augmentation):
         return [of_operation(number) for number in range(self.n)] if training else []
 
     def _numbers(self, size: tuple[int, int]) -> NDArray[np.int32]:
-        """Returns what `_pixels.c` needs to know: of all operations, of each direction, and where pixels move."""
+        """Returns the constants of the pass: those of all operations, of each direction, and the tables of places."""
         share = float(1 << kernels.SHARE_BITS)
         parts: list[Any] = [self.fill, *self._mask_and_threshold()]
         for sign in (-1.0, 1.0):
@@ -136,9 +136,9 @@ class RandAugment(Augmentation):
         return 256 - (1 << bits), math.ceil(255 * (1 - self.m / MOST))
 
     def _places(self, size: tuple[int, int]) -> NDArray[np.int32]:
-        """Returns where each operation takes the pixels of an image, for `kernels.transform`.
+        """Returns the places that `kernels.transform` needs, a row per operation and direction.
 
-        They are the same in every image, so NumPy computes them once. Row 2 i is operation i in the direction -1.
+        They do not depend on the image, so NumPy computes them once. Row 2 i is operation i in the direction -1.
         """
         maps = [_map(name, way * self.m / MOST, size) for name in OPERATIONS for way in (-1, 1)]
         return kernels.places_of(np.array(maps), size)

@@ -1,11 +1,12 @@
-/* Passes over the pixels of images. Each gives the same bytes as its form in pipeline/distort, which XLA compiles:
- * whole numbers in fixed point, rounded in the same places. */
+/* Passes over the pixels of images. Each gives the same bytes as its form in pipeline/distort, which XLA compiles: both
+ * compute with integers in fixed point and round in the same places. */
 #include "_pixels.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Vectors of the compiler, not of one processor. Where the loader can choose, there is a second build for AVX2. */
+/* Kernels use the compiler's vectors, no processor's instructions. Where the loader can choose, each has a second build
+ * for AVX2. */
 #if defined(__x86_64__) && defined(__ELF__) && defined(__has_attribute) && !defined(__SANITIZE_ADDRESS__)
 #if __has_attribute(target_clones)
 #define KERNEL __attribute__((target_clones("avx2", "default")))
@@ -48,7 +49,7 @@ static int64_t lanes_of(Size size) { return size.width * size.channels; }
 
 static int32_t clipped(int32_t value) { return value < 0 ? 0 : value > UINT8_MAX ? UINT8_MAX : value; }
 
-/* Places of an image's parameters are sums that wrap around, as XLA's do. */
+/* Adds places with wrap-around, as XLA does. */
 static int32_t sum(int32_t one, int32_t other) { return (int32_t)((uint32_t)one + (uint32_t)other); }
 
 static double as_double(const int32_t *halves) {
@@ -78,7 +79,7 @@ static void crop(const uint8_t *from, uint8_t *to, const Pass *pass, int64_t top
 typedef uint8_t Sixteen __attribute__((vector_size(16)));
 enum { TOGETHER = 5 }; /* RGB pixels in such a vector */
 
-/* Mirrors the first pixels of a line, as long as a vector lies in it; returns how many. */
+/* Mirrors the pixels of a line that whole vectors cover; returns how many. */
 static inline int64_t flip_vectors(const uint8_t *from, uint8_t *to, int64_t width) {
     int64_t x = 0;
     for (; x + TOGETHER < width; x += TOGETHER) {
@@ -104,7 +105,7 @@ KERNEL static void flip(const uint8_t *from, uint8_t *to, Size size, int64_t byt
     }
 }
 
-/* Puts an image into a frame: one pixel wide above and on the left, two below and on the right. */
+/* Copies an image into a frame that is one pixel wide above and on the left, and two below and on the right. */
 static void pad(const uint8_t *from, uint8_t *to, Size size, int32_t fill) {
     int64_t line = lanes_of(size), stride = line + 3 * size.channels;
     memset(to, fill, (size_t)(stride + size.channels));
@@ -116,8 +117,8 @@ static void pad(const uint8_t *from, uint8_t *to, Size size, int32_t fill) {
     memset(to + (size.height + 1) * stride, fill, (size_t)(2 * stride));
 }
 
-/* Of the pixels of a line of the result: where they begin in the frame, how far to the right and below of there, and
- * the four pixels there. Of these, three bytes are meant. */
+/* For each pixel in a line of the result: the offset of its upper left source pixel in the frame, the fractions to the
+ * right of it and below it, and the four source pixels. Only three of their four bytes count. */
 typedef struct {
     int32_t *corners, *right, *below;
     uint32_t *pixels[4];
@@ -141,7 +142,7 @@ static inline void locate(const int32_t *restrict x_across, int32_t x_down, cons
     }
 }
 
-/* Returns the value between four, by how far it is to the right and below of the first. */
+/* Interpolates between four values by the fractions to the right of the first and below it. */
 static inline int32_t between(int32_t one, int32_t next, int32_t under, int32_t last, int32_t right, int32_t below) {
     int32_t upper = (one << PLACE) + (next - one) * right, lower = (under << PLACE) + (last - under) * right;
     return ((upper << PLACE) + (lower - upper) * below + (1 << (2 * PLACE - 1))) >> 2 * PLACE;
@@ -160,7 +161,7 @@ static inline void mix_line(const uint32_t *restrict one, const uint32_t *restri
     }
 }
 
-/* In loops of their own, pixels are gathered, mixed by vector instructions, and written. */
+/* Three loops, because only the one that mixes pixels can use vector instructions. */
 static inline void move_rgb(const uint8_t *frame, int64_t stride, uint8_t *to, int64_t width, Line line) {
     for (int64_t i = 0; i < width; i++) {
         const uint8_t *corner = frame + line.corners[i];
@@ -229,7 +230,7 @@ static void look_up(const uint8_t *from, uint8_t *to, Size size, uint8_t (*table
             for (int c = 0; c < RGB; c++) to[i + c] = tables[c][from[i + c]];
 }
 
-/* Gives a mean, in the fixed point of `scale`, times a factor. */
+/* Returns an image's mean grey times a factor, in the fixed point of `scale`. */
 KERNEL static int32_t mean_grey(const uint8_t *from, Size size, double factor, int32_t *sums) {
     int64_t lanes = lanes_of(size), totals[RGB] = {0};
     memset(sums, 0, sizeof *sums * (size_t)lanes);
@@ -284,8 +285,8 @@ static void count_values(const uint8_t *from, Size size, int32_t (*counts)[VALUE
             for (int c = 0; c < RGB; c++) counts[c][from[i + c]]++;
 }
 
-/* Makes the table that spreads values evenly. A quotient of such small whole numbers, in double, has the right whole
- * part. */
+/* Makes the table that spreads values evenly. A double quotient of integers this small truncates
+ * to the right integer. */
 KERNEL static void spread(const int32_t *counts, int64_t pixels, uint8_t *restrict table) {
     int32_t highest = VALUES - 1, below[VALUES];
     while (highest > 0 && !counts[highest]) highest--;
@@ -350,12 +351,12 @@ KERNEL static void normalise(const uint8_t *restrict from, float *restrict to, S
 
 enum { NEW_HEIGHT, NEW_WIDTH, TAPS_DOWN, TAPS_ACROSS, WEIGHTS }; /* numbers of RESIZE */
 
-/* Of a line or a pixel of the result: the first of those that it sums, and their weights. */
+/* Returns the first line (or pixel) that a line (or pixel) of the result sums, followed by the weights. */
 static const int32_t *weights_of(const int32_t *table, int64_t place, int64_t taps) {
     return table + place * (taps + 1);
 }
 
-/* Halves are rounded to even numbers, as XLA does. */
+/* Rounds halves to even, as XLA does. */
 static inline int32_t rounded(int32_t value, int bits) {
     return (value + (1 << (bits - 1)) - 1 + (value >> bits & 1)) >> bits;
 }
@@ -574,7 +575,7 @@ static int64_t aligned(int64_t bytes) { return (bytes + SLACK - 1) / SLACK * SLA
 
 static int64_t larger(int64_t one, int64_t other) { return one > other ? one : other; }
 
-/* Where things lie in the scratch: two images, a frame, and some lines of numbers. */
+/* The parts of the scratch memory: two images, a frame, and lines of numbers. */
 typedef struct {
     int64_t image, frame, lines;
 } Sizes;
@@ -658,7 +659,7 @@ static void paint(const Pass *pass, uint8_t *image, const int32_t *given) {
         noise(image, pass->before, given);
 }
 
-/* Does a pass from one place to another. Returns 0 if it leaves the image as it is: then nothing has been written. */
+/* Applies a pass. Returns 0 without writing if the image does not change. */
 static int done(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, uint8_t *frame,
                 int32_t *lines) {
     Size size = pass->before;
