@@ -43,7 +43,7 @@ def test_contestants_are_measured_in_processes_of_their_own(tmp_path):
 
 @pytest.mark.slow
 def test_photographs_are_cropped_by_contestants_in_processes_of_their_own(tmp_path):
-    flags = ("--only=photographs", "--photographs=64x48:48", "--photographs_batch=16", "--rounds=1", "--seconds=0.05")
+    flags = ("--only=photographs", "--photographs=64x48:160", "--photographs_batch=16", "--rounds=1", "--seconds=0.05")
     names = ("ours", "ours_windowed", "ours_scaled", "tf_one_by_one", "tf_whole_batch", "tfds", "crop_alone")
     done = run("input_throughput", *flags, f"--contestants={','.join(names)}", f"--json={tmp_path}/found.json")
     assert done.returncode == 0, done.stderr
