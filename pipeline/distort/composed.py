@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from pipeline.distort import kernels, passes
-from pipeline.distort.base import ImageStatistics, Mixed, Mixing, Recipe, Undistorted, UserDistorted, output_spec
+from pipeline.distort.base import ImageStatistics, Mixed, Mixing, Recipe, Undistorted, output_spec
 from pipeline.distort.geometry import CropFirst, CroppingRecipe, OfCrops
 from pipeline.distort.passes import Pass
 from pipeline.errors import UsageError
@@ -160,8 +160,7 @@ def distorted_by_passes(
         else:
             waiting += [one.of(own_keys) for one in own]
             shape = (*next((one.size for one in reversed(own) if one.size), shape[:2]), shape[2])
-    if images is given and not waiting and recipe.hands_on:
-        return images
+    # Without any pass, apply copies: whoever kept images in a window's memory would keep the window.
     return passes.apply(images, keys, waiting) if waiting or images is given else images
 
 
@@ -222,7 +221,7 @@ class Distortion:
         """
         if self.recipe.mixing:
             labels = tf.one_hot(labels, self.num_classes)
-        if self.by_passes and not isinstance(self.recipe, UserDistorted):
+        if self.by_passes and not self.recipe.hands_on:
             images = self._passed(images, epoch, rows)
         else:
             images = (self._compiled if self.recipe.compiled else self._distorted)(images, epoch, rows)
