@@ -221,13 +221,20 @@ class Distortion:
         """
         if self.recipe.mixing:
             labels = tf.one_hot(labels, self.num_classes)
-        if self.by_passes and not self.recipe.hands_on:
+        if self.by_passes and self._has_passes(images):
             images = self._passed(images, epoch, rows)
         else:
             images = (self._compiled if self.recipe.compiled else self._distorted)(images, epoch, rows)
         if self.recipe.mixing and self.training:
             images, labels = self._mixed(images, labels, epoch, rows, real)
         return images, labels
+
+    def _has_passes(self, images: tf.Tensor) -> bool:
+        """Whether the recipe has passes. Without any, one function of XLA that computes the keys, too, costs less."""
+        if self.recipe.hands_on or isinstance(self.recipe, Composed):
+            return not self.recipe.hands_on
+        shape = tuple(self.images_of(images).shape[-3:])
+        return self.recipe.passes(shape, self.statistics, self.training) is not None
 
     def _passed(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         def call(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
