@@ -70,8 +70,8 @@ setup(
         Extension("pipeline.read._unpack", ["pipeline/read/_unpack.c"], py_limited_api=STABLE, optional=True),
         Extension(
             "pipeline.operations._operations",
-            ["pipeline/operations/_operations.c", "pipeline/operations/_pixels.c"],
-            depends=["pipeline/operations/_pixels.h"],
+            [f"pipeline/operations/{name}.c" for name in ("_operations", "_pixels", "_resize")],
+            depends=["pipeline/operations/_pixels.h", "pipeline/operations/_resize.h"],
             # Sums wrap around, as XLA's do; a product and a sum are rounded one after the other.
             extra_compile_args=["-O3", "-fwrapv", "-ffp-contract=off"],
             py_limited_api=STABLE,

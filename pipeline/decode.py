@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from pipeline import user_function
+from pipeline import operations, user_function
 from pipeline.distort.base import Crop
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature, Manifest
@@ -27,7 +27,8 @@ def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
     """Returns a resized image, uint8 (height, width, channels): bilinear, antialiased if it is made smaller.
 
     It is `tf.image.resize(..., antialias=True)`, rounded, except for some values half-way between two integers. That
-    function takes twice the time, because its pass over the width steps by pixels of a few channels.
+    function takes twice the time, because its pass over the width steps by pixels of a few channels. Where
+    `operations.resize` can be used, it gives the same bytes in a third of the time of this one.
 
     Args:
       image: uint8 (h, w, channels), each at least 1.
@@ -111,11 +112,13 @@ class ImageDecoder:
       encoding: `raw`, `png`, `jpeg` or `any` of the last two.
       shape: (height, width, channels) of every image as stored; None for a size that varies.
       crop: the part of each image to decode; None: all of it.
+      by_operation: whether the compiled operation resizes; not in a dataset that another process runs.
     """
 
     encoding: str
     shape: tuple[int | None, ...]
     crop: Crop | None
+    by_operation: bool = False
 
     @property
     def channels(self) -> int:
@@ -191,7 +194,8 @@ class ImageDecoder:
         height, width = self.image_shape[:2]
         shape = tf.shape(part)
         same = tf.logical_and(shape[0] == height, shape[1] == width)
-        return tf.ensure_shape(tf.cond(same, lambda: part, lambda: resize(part, (height, width))), self.image_shape)
+        to_size = operations.resize if self.by_operation else resize
+        return tf.ensure_shape(tf.cond(same, lambda: part, lambda: to_size(part, (height, width))), self.image_shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -195,7 +195,8 @@ def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
     crop: Crop | None = Stretched(request.size) if request.size else None
     if cropping := cropping_of(recipe):
         crop = cropping.crop(resolved.order.training)
-    return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop))
+    by_operation = operations.can_resize() and not is_read_by_graph(request)
+    return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop, by_operation))
 
 
 @tf.autograph.experimental.do_not_convert

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import platform
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,15 @@ _LIBRARY = "pipeline.operations._operations"  # not a module of Python; TensorFl
 def is_compiled() -> bool:
     """Returns whether the operations can be used."""
     return _operations() is not None
+
+
+def can_resize() -> bool:
+    """Returns whether `resize` can be used.
+
+    It repeats what TensorFlow is compiled to on x86-64. For other processors it may be compiled to round a product and
+    a sum once, and then gives other bytes.
+    """
+    return is_compiled() and platform.machine().lower() in ("x86_64", "amd64")
 
 
 def gather_crops(
@@ -63,6 +73,17 @@ def distort(images: tf.Tensor, program: tf.Tensor, parameters: tf.Tensor, floats
     return distorted
 
 
+def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
+    """Returns the same bytes as `pipeline.decode.resize`.
+
+    Args:
+      image: uint8 (h, w, channels), each at least 1.
+      size: (height, width) of the result, pixels.
+    """
+    resized: tf.Tensor = _operations().stepfeed_resize(image, tf.constant(size, tf.int32))
+    return resized
+
+
 def copy_records(memory: tf.Tensor, bounds: tf.Tensor) -> tf.Tensor:
     """Returns parts of some memory as strings of their own.
 
@@ -90,4 +111,4 @@ def _operations() -> Any:
         found = tf.load_op_library(library.origin)
     except (tf.errors.OpError, OSError, RuntimeError):  # compiled for another system or processor
         return None
-    return found if hasattr(found, "stepfeed_distort") else None
+    return found if hasattr(found, "stepfeed_resize") else None

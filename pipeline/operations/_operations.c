@@ -10,11 +10,12 @@
 #include <string.h>
 
 #include "_pixels.h"
+#include "_resize.h"
 
 enum { OK = 0, INVALID_ARGUMENT = 3, RESOURCE_EXHAUSTED = 8 }; /* TF_Code */
 enum { FLOAT = 1, UINT8 = 4, STRING = 7 };                     /* TF_DataType */
 enum { LINE = 64 };                                            /* bytes of a line of the cache */
-enum { MOST_INPUTS = 5, MOST_RANK = 8 };
+enum { MOST_INPUTS = 5, MOST_RANK = 8, MOST_RESIZED = (1 << 16) - 1 };
 
 /* All objects of TensorFlow are pointers here. */
 #define FUNCTIONS(F)                                                                                            \
@@ -167,6 +168,33 @@ static const char *floats(void *const *inputs, void *context, void **output, voi
     return distorted(inputs, context, output, status, 1);
 }
 
+/* ---- sizes ---- */
+
+enum { IMAGE, NEW_SIZE, RESIZE_INPUTS };
+
+static Computation resized;
+static const char *resized(void *const *inputs, void *context, void **output, void *status) {
+    if (TF_NumDims(inputs[IMAGE]) != 3 || TF_NumDims(inputs[NEW_SIZE]) != 1 || TF_Dim(inputs[NEW_SIZE], 0) != 2)
+        return "an image must have three dimensions, and a new size must be two numbers";
+    const int32_t *size = TF_TensorData(inputs[NEW_SIZE]);
+    Extent before = {TF_Dim(inputs[IMAGE], 0), TF_Dim(inputs[IMAGE], 1)}, after = {size[0], size[1]};
+    int64_t channels = TF_Dim(inputs[IMAGE], 2), sides[] = {before.height, before.width, after.height, after.width};
+    for (int i = 0; i < 4; i++)
+        if (sides[i] < 1 || sides[i] > MOST_RESIZED) return "an image must have a height and width of 1 to 65535";
+    if (channels < 1 || channels > MOST_CHANNELS) return "an image must have 1 to 1024 channels";
+    int64_t dimensions[3] = {after.height, after.width, channels};
+    size_t bytes = (size_t)(after.height * after.width * channels);
+    *output = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, bytes, status);
+    if (TF_GetCode(status) != OK) return NULL;
+    void *room = aligned_alloc(LINE, (size_t)room_to_resize(before, after, channels));
+    if (room)
+        resize_image(TF_TensorData(inputs[IMAGE]), before, TF_TensorData(*output), after, channels, room);
+    else
+        TF_SetStatus(status, RESOURCE_EXHAUSTED, "no memory to resize an image in");
+    free(room);
+    return NULL;
+}
+
 /* ---- records ---- */
 
 enum { MEMORY, BOUNDS, RECORDS_INPUTS };
@@ -258,6 +286,11 @@ static void compute_floats(void *kernel, void *context) {
     compute(floats, DISTORT_INPUTS, context);
 }
 
+static void compute_resized(void *kernel, void *context) {
+    (void)kernel;
+    compute(resized, RESIZE_INPUTS, context);
+}
+
 static void compute_records(void *kernel, void *context) {
     (void)kernel;
     compute(records, RECORDS_INPUTS, context);
@@ -291,9 +324,11 @@ __attribute__((constructor)) static void register_operations(void) {
                                                        "size: int32"};
     static const char *const of_records[RECORDS_INPUTS] = {"memory: uint8", "bounds: int64"};
     static const char *const of_pixels[DISTORT_INPUTS] = {"images: uint8", "program: int32", "parameters: int32"};
+    static const char *const of_resized[RESIZE_INPUTS] = {"image: uint8", "size: int32"};
     if (!found()) return;
     register_operation("StepfeedGatherCrops", of_crops, CROPS_INPUTS, "crops: uint8", compute_crops);
     register_operation("StepfeedDistort", of_pixels, DISTORT_INPUTS, "distorted: uint8", compute_pixels);
     register_operation("StepfeedDistortToFloats", of_pixels, DISTORT_INPUTS, "distorted: float", compute_floats);
+    register_operation("StepfeedResize", of_resized, RESIZE_INPUTS, "resized: uint8", compute_resized);
     register_operation("StepfeedCopyRecords", of_records, RECORDS_INPUTS, "records: string", compute_records);
 }

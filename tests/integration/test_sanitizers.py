@@ -56,7 +56,7 @@ def test_other_builds_give_the_same(program_of, tmp_path):
 
 
 # One off, or not checked at all: a file, a text of it, and what stands for that then.
-U, O, P = "_unpack.c", "_operations.c", "_pixels.c"  # noqa: E741
+U, O, P, R = "_unpack.c", "_operations.c", "_pixels.c", "_resize.c"  # noqa: E741
 LONGER = "if (length > (size_t)(from->end - from->begin)) return 0;"
 VOLUME = "shape.tall * shape.wide * shape.crops"
 OVERFLOW = "__builtin_mul_overflow(shape.tall * shape.wide, shape.crops, &bytes)"
@@ -82,6 +82,8 @@ FAULTS = {
         "lanes_of(size) > lanes_of(pass->after)",
         "lanes_of(size) < lanes_of(pass->after)",
     ),
+    "weights are of a line below the resized image": (R, "down.counts[y]", "down.span"),
+    "there are no weights for the last pixel": (R, "aligned(4 * after * span_of(before, after))", "aligned(4 * after)"),
     "the size of the crops overflows": (O, OVERFLOW, f"(bytes = {VOLUME}, 0)"),
 }
 

@@ -257,7 +257,13 @@ def _distorted(rng: Random, floats: bool) -> list[Array]:
     return [images, np.array(program, np.int64), np.concatenate(columns, axis=1)]
 
 
+def _resized(rng: Random) -> list[Array]:
+    shape = [int(pick(rng, (1, 2, 3, 7, 40))) for _ in range(2)]
+    return [rng.integers(0, 256, (*shape, int(pick(rng, (1, 2, 3, 3))))), rng.integers(1, 60, 2)]
+
+
 OPERATIONS: dict[str, tuple[Callable[[Random], list[Array]], str]] = {
+    "StepfeedResize": (_resized, "uint8"),
     "StepfeedDistort": (functools.partial(_distorted, floats=False), "uint8"),
     "StepfeedDistortToFloats": (functools.partial(_distorted, floats=True), "float"),
     "StepfeedGatherCrops": (_crops, "uint8"),

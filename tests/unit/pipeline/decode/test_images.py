@@ -8,6 +8,7 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
+from pipeline import operations
 from pipeline.decode import ImageDecoder, Stretched
 from pipeline.distort.recipes import make_recipe
 from pipeline.order import hashing
@@ -32,7 +33,7 @@ def keys_of(count, epoch=0):
 
 
 def decoder(encoding, recipe, channels=3, training=True):
-    return ImageDecoder(encoding, (None, None, channels), make_recipe(recipe).crop(training))
+    return ImageDecoder(encoding, (None, None, channels), make_recipe(recipe).crop(training), operations.can_resize())
 
 
 def decode(made, images, keys):
@@ -117,7 +118,7 @@ def test_evaluation_takes_the_middle(recipe):
 def test_stretching_is_tf_image_resize(encoding):
     pixels = np.random.default_rng(0).integers(0, 256, (1, 30, 41, 3), np.uint8)
     image = pixels.tobytes() if encoding == "raw" else encoded((30, 41), "JPEG" if encoding == "jpeg" else "PNG")
-    made = ImageDecoder(encoding, (30, 41, 3), Stretched((24, 24)))
+    made = ImageDecoder(encoding, (30, 41, 3), Stretched((24, 24)), operations.can_resize())
     whole = pixels[0] if encoding == "raw" else tf.io.decode_image(image)
     expected = np.clip(np.round(tf.image.resize(whole, (24, 24), antialias=True)), 0, 255)
     assert np.array_equal(decode(made, [image], keys_of(1))[0], expected)

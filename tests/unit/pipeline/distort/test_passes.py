@@ -13,6 +13,7 @@ from pipeline.distort.base import Recipe
 from pipeline.distort.composed import distorted_by_passes
 from pipeline.distort.passes import Kind, Pass
 from pipeline.distort.recipes import RECIPES, make_recipe
+from tests import datasets
 from tests.datasets import write_dataset
 from tests.unit.pipeline.distort import reference
 from tests.unit.pipeline.distort.running import run, statistics_of
@@ -108,6 +109,17 @@ def test_what_has_no_pass_is_left_to_xla(data, text):
     """Else each batch would be copied, or its keys computed apart."""
     dataset = input_fn(data, "train", global_batch_size=12, training=True, distort=text)
     assert "StepfeedDistort" not in str(graph_of(dataset))
+
+
+def test_photographs_are_resized_alike_in_this_process_and_for_another_one(tmp_path):
+    write_dataset(tmp_path, (9, 7), (40, 60, 3), (5,), kind=datasets.Kind("jpeg", varied=True))
+    found = {}
+    for portable in (False, True):
+        options = {"training": True, "distort": "random_resized_crop(size=24)", "portable": portable}
+        dataset = input_fn(tmp_path, "train", global_batch_size=4, **options)
+        found[portable] = [images.numpy() for images, *_ in dataset.take(5)]
+        assert ("StepfeedResize" in str(graph_of(dataset))) == (not portable and operations.can_resize())
+    np.testing.assert_allclose(found[False], found[True], rtol=0, atol=1e-5)
 
 
 def graph_of(dataset):
