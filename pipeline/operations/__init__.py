@@ -79,6 +79,9 @@ def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
     Args:
       image: uint8 (h, w, channels), each at least 1.
       size: (height, width) of the result, pixels.
+
+    Raises:
+      tf.errors.InvalidArgumentError: a height or width of 0, or of more than 524,288.
     """
     resized: tf.Tensor = _operations().stepfeed_resize(image, tf.constant(size, tf.int32))
     return resized

@@ -15,7 +15,7 @@
 enum { OK = 0, INVALID_ARGUMENT = 3, RESOURCE_EXHAUSTED = 8 }; /* TF_Code */
 enum { FLOAT = 1, UINT8 = 4, STRING = 7 };                     /* TF_DataType */
 enum { LINE = 64 };                                            /* bytes of a line of the cache */
-enum { MOST_INPUTS = 5, MOST_RANK = 8, MOST_RESIZED = (1 << 16) - 1 };
+enum { MOST_INPUTS = 5, MOST_RANK = 8, MOST_RESIZED = 1 << 19 };
 
 /* All objects of TensorFlow are pointers here. */
 #define FUNCTIONS(F)                                                                                            \
@@ -180,8 +180,8 @@ static const char *resized(void *const *inputs, void *context, void **output, vo
     Extent before = {TF_Dim(inputs[IMAGE], 0), TF_Dim(inputs[IMAGE], 1)}, after = {size[0], size[1]};
     int64_t channels = TF_Dim(inputs[IMAGE], 2), sides[] = {before.height, before.width, after.height, after.width};
     for (int i = 0; i < 4; i++)
-        if (sides[i] < 1 || sides[i] > MOST_RESIZED) return "an image must have a height and width of 1 to 65535";
-    if (channels < 1 || channels > MOST_CHANNELS) return "an image must have 1 to 1024 channels";
+        if (sides[i] < 1 || sides[i] > MOST_RESIZED) return "an image must have a height and width of 1 to 524288";
+    if (channels < 1 || channels > MOST_CHANNELS) return "an image must have 1 to 65536 channels";
     int64_t dimensions[3] = {after.height, after.width, channels};
     size_t bytes = (size_t)(after.height * after.width * channels);
     *output = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, bytes, status);
@@ -271,30 +271,16 @@ static void compute(Computation *computation, int count, void *context) {
     TF_DeleteStatus(status);
 }
 
-static void compute_crops(void *kernel, void *context) {
-    (void)kernel;
-    compute(crops, CROPS_INPUTS, context);
-}
-
-static void compute_pixels(void *kernel, void *context) {
-    (void)kernel;
-    compute(pixels, DISTORT_INPUTS, context);
-}
-
-static void compute_floats(void *kernel, void *context) {
-    (void)kernel;
-    compute(floats, DISTORT_INPUTS, context);
-}
-
-static void compute_resized(void *kernel, void *context) {
-    (void)kernel;
-    compute(resized, RESIZE_INPUTS, context);
-}
-
-static void compute_records(void *kernel, void *context) {
-    (void)kernel;
-    compute(records, RECORDS_INPUTS, context);
-}
+#define COMPUTES(computation, count)                           \
+    static void compute_##computation(void *kernel, void *context) { \
+        (void)kernel;                                          \
+        compute(computation, count, context);                  \
+    }
+COMPUTES(crops, CROPS_INPUTS)
+COMPUTES(pixels, DISTORT_INPUTS)
+COMPUTES(floats, DISTORT_INPUTS)
+COMPUTES(resized, RESIZE_INPUTS)
+COMPUTES(records, RECORDS_INPUTS)
 
 static void infer(void *context, void *status) { TF_ShapeInferenceContextSetUnknownShape(context, status); }
 

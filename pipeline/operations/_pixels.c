@@ -5,16 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Kernels use the compiler's vectors, no processor's instructions. Where the loader can choose, each has a second build
- * for AVX2. */
-#if defined(__x86_64__) && defined(__ELF__) && defined(__has_attribute) && !defined(__SANITIZE_ADDRESS__)
-#if __has_attribute(target_clones)
-#define KERNEL __attribute__((target_clones("avx2", "default")))
-#endif
-#endif
-#ifndef KERNEL
-#define KERNEL
-#endif
+#include "_kernels.h"
+
 typedef int32_t Four __attribute__((vector_size(16)));
 
 enum { CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE, KINDS };
@@ -512,7 +504,7 @@ static const char *read_weights(const int32_t *table, int64_t count, int64_t tap
 
 static const char *read_size(Pass *pass, int64_t height, int64_t width) {
     if (height < 1 || width < 1 || height > MOST_SIDE || width > MOST_SIDE)
-        return "sizes must be at least 1, and no more than 16384";
+        return "sizes must be at least 1, and no more than 524288";
     pass->after.height = height;
     pass->after.width = width;
     return NULL;
@@ -600,10 +592,10 @@ const char *read_program(const int32_t *numbers, int64_t count, Size size, Progr
     memset(program, 0, sizeof *program);
     if (size.height < 1 || size.width < 1 || size.channels < 1 || size.height > MOST_SIDE || size.width > MOST_SIDE ||
         size.channels > MOST_CHANNELS)
-        return "images must have a height and width of 1 to 16384, and 1 to 1024 channels";
+        return "images must have a height and width of 1 to 524288, and 1 to 65536 channels";
     program->before = program->after = size;
     while (count) {
-        if (program->count == MOST_PASSES) return "a program must not have more than 32 passes";
+        if (program->count == MOST_PASSES) return "a program must not have more than 256 passes";
         if (count < 2 || numbers[1] < 0 || numbers[1] > count - 2) return "a program must not end within a pass";
         Pass *pass = &program->passes[program->count++];
         int64_t columns = 0;

@@ -4,7 +4,7 @@
 #define STEPFEED_PIXELS_H
 #include <stdint.h>
 
-enum { MOST_PASSES = 32, MOST_SIDE = 1 << 14, MOST_CHANNELS = 1 << 10 };
+enum { MOST_PASSES = 256, MOST_SIDE = 1 << 19, MOST_CHANNELS = 1 << 16 };
 
 typedef struct {
     int64_t height, width, channels;

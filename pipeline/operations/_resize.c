@@ -7,14 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__ELF__) && defined(__has_attribute) && !defined(__SANITIZE_ADDRESS__)
-#if __has_attribute(target_clones)
-#define KERNEL __attribute__((target_clones("avx2", "default")))
-#endif
-#endif
-#ifndef KERNEL
-#define KERNEL
-#endif
+#include "_kernels.h"
+
 typedef float Four __attribute__((vector_size(16)));
 
 enum { RGB = 3, LINE = 64 };

@@ -57,6 +57,12 @@ def test_both_forms_give_the_same_colours(text, channels):
     run(text, reference.images_of(300, 33, 31, channels), reference.keys_of(300))
 
 
+def test_long_chains_and_wide_images_have_passes_too():
+    """As XLA takes them: spectra of 20,000 places, and more recipes than anybody chains."""
+    run(" | ".join(["flip"] * 40), reference.images_of(5, 3, 4), reference.keys_of(5))
+    run("flip | cutout(size=1)", reference.images_of(5, 1, 20_000, 1), reference.keys_of(5))
+
+
 def test_a_recipe_without_passes_stands_between_those_with_them():
     run("cifar10_tutorial(crop=9) | flip | cutout(size=3)", reference.images_of(9, 12, 13), reference.keys_of(9))
 
@@ -168,7 +174,7 @@ def test_each_pass_takes_its_numbers_and_no_others(kind):
     ("program", "columns", "parameter", "reason"),
     [
         ([(9, [])], 0, 0, "there is no such kind"),
-        ([(Kind.FLIP, [])] * 33, 33, 0, "more than 32"),
+        ([(Kind.FLIP, [])] * 257, 257, 0, "more than 256"),
         ([(Kind.CROP, [0, 6, 6])], 2, 0, "larger than the padded image"),
         ([(Kind.CROP, [1, 0, 7])], 2, 0, "at least 1"),
         ([(Kind.CROP, [1, 4, 7])], 2, 4, "must lie in the padded image"),
