@@ -1,5 +1,5 @@
-/* Marks functions that work on all pixels. They use the compiler's vectors, no processor's instructions; where the loader
- * can choose, each has a second build for AVX2. */
+/* Marks functions that work on all pixels. They use the compiler's vectors, no processor's instructions; where the
+ * loader can choose, each has a second build for AVX2. */
 #ifndef STEPFEED_KERNELS_H
 #define STEPFEED_KERNELS_H
 #if defined(__x86_64__) && defined(__ELF__) && defined(__has_attribute) && !defined(__SANITIZE_ADDRESS__)

@@ -271,10 +271,10 @@ static void compute(Computation *computation, int count, void *context) {
     TF_DeleteStatus(status);
 }
 
-#define COMPUTES(computation, count)                           \
+#define COMPUTES(computation, count)                                 \
     static void compute_##computation(void *kernel, void *context) { \
-        (void)kernel;                                          \
-        compute(computation, count, context);                  \
+        (void)kernel;                                                \
+        compute(computation, count, context);                        \
     }
 COMPUTES(crops, CROPS_INPUTS)
 COMPUTES(pixels, DISTORT_INPUTS)
