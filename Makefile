@@ -6,12 +6,13 @@ READY := .venv/.ready
 # Else every process of a test compiles TensorFlow's sources, where the installer has not: 7 s of processor time each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow engines test-engines lint docs bench clean
+.PHONY: help demo test test-slow test-gpu engines test-engines lint docs bench clean
 
 help:
 	@echo "make demo       convert, look at, train on and evaluate 1,797 digits, in demo/"
 	@echo "make test       lint, types and the tests (under 20 minutes on 2 cores)"
 	@echo "make test-slow  the long tests: many kills, sanitizers, accuracy on MNIST and CIFAR-10"
+	@echo "make test-gpu   the tests that need a GPU"
 	@echo "make engines    bring Flink and Spark (350 MB, needs java and mvn) for make test-engines"
 	@echo "make docs       these pages as a site, with a reference made from the code, in docs/_build/html"
 	@echo "make bench      the benchmarks, as ratios"
@@ -56,6 +57,10 @@ test: lint docs
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu tests/unit/pipeline/test_distribution.py tests/unit/trainer/test_topology.py \
+	    tests/integration/test_virtual_replicas.py
 
 engines: $(READY)
 	$(BIN)/python -m tests.engines.fetch

@@ -27,6 +27,21 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hides GPUs from all processes of the tests, whose replicas are logical CPUs; `-m gpu` runs those of GPUs."""
+    if config.getoption("markexpr") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips the tests of GPUs where there is none."""
+    if item.get_closest_marker("gpu"):
+        import tensorflow as tf
+
+        if not tf.config.list_physical_devices("GPU"):
+            pytest.skip("needs a GPU, and make test-gpu")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Configures TensorFlow once, before its runtime starts, where the selected tests have imported it."""
     del session

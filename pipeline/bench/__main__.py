@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with quiet.loading():
         from pipeline.bench import measure  # noqa: PLC0415, here because it loads TensorFlow
 
-    with measure.input_errors():
+    # TensorFlow warns of a function that is traced many times; here each part of an input has its own.
+    with quiet.logs(), measure.input_errors():
         _measure(config, resolved)
 
 

@@ -16,6 +16,7 @@ from pipeline.batch.resident import ResidentRows, load
 from pipeline.bench import measure
 from pipeline.bench.measure import READY, Part, Reads, decoding, taking
 from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Stage, of_prefixes
+from pipeline.commands.text import count_of
 from pipeline.decode import PixelRows, Serialized
 from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request
 from pipeline.errors import UsageError
@@ -287,7 +288,7 @@ def strategy_of(replicas: int | None, global_batch_size: int) -> tf.distribute.S
     check_replicas(global_batch_size, count)
     if gpus:
         if count > len(gpus):
-            raise UsageError(f"--replicas={count}: this machine has {len(gpus)} GPUs")
+            raise UsageError(f"--replicas={count}: this machine has {count_of(len(gpus), 'GPU')}")
         names = [f"GPU:{i}" for i in range(count)]
         return tf.distribute.OneDeviceStrategy(names[0]) if count == 1 else tf.distribute.MirroredStrategy(names)
     if count == 1:

@@ -99,6 +99,23 @@ def test_the_checkpoint_is_the_same_on_any_topology_and_when_the_run_changes_its
     assert "has --cpu_threads 8, this run has 4; use the old one" in error
 
 
+@pytest.mark.gpu
+def test_a_gpu_repeats_its_bits_after_a_kill_too(data, tmp_path):
+    steps = 20 * STEPS
+    flags = (*TUTORIAL, "--checkpoint_every=9", f"--train_steps={steps}")
+    train(data, tmp_path / "one", "one", *flags)
+    expected = checkpoint_bytes(tmp_path / "one", steps)
+    train(data, tmp_path / "mirrored", "m1", *flags)
+    assert checkpoint_bytes(tmp_path / "mirrored", steps) == expected
+    killed = start(data, tmp_path / "killed", *flags)
+    wait_for_step(killed, steps // 4)
+    killed.kill()
+    finish(killed)
+    assert not (tmp_path / "killed" / f"ckpt-{steps}.index").exists()
+    train(data, tmp_path / "killed", "one", *flags)
+    assert checkpoint_bytes(tmp_path / "killed", steps) == expected
+
+
 @pytest.mark.slow
 def test_steps_that_distort_keep_the_bits(data, tmp_path):
     flags = (*FLAGS, "--model=lenet", "--distort=pad_crop_flip(pad=2) | mixup", "--train_steps=4")

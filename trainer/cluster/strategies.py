@@ -10,7 +10,7 @@ from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import Coordin
 from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context
 
-from pipeline.commands.text import size_of
+from pipeline.commands.text import count_of, size_of
 from pipeline.errors import UsageError
 from pipeline.order import order
 from trainer.cluster import failures, ports
@@ -25,9 +25,11 @@ _SMI_SECONDS = 10.0  # in which nvidia-smi answers, or the memory of GPUs is not
 def configure(config: TrainConfig) -> None:
     """Sets up determinism, threads and the placement of operations.
 
-    Operations that a device lacks are placed on another one (soft placement), as in the CIFAR-10 tutorial.
+    Virtual replicas need op determinism on GPUs, where many gradients of cuDNN and of TensorFlow's own kernels are
+    otherwise summed in the order in which threads end. Operations that a device lacks are placed on another one (soft
+    placement), as in the CIFAR-10 tutorial.
     """
-    if config.run.deterministic:
+    if config.run.deterministic or (config.order.virtual_replicas and tf.config.list_physical_devices("GPU")):
         keras.utils.set_random_seed(config.order.seed)
         tf.config.experimental.enable_op_determinism()
     if config.order.virtual_replicas:
@@ -115,7 +117,7 @@ def _devices(count: int | None) -> list[str]:
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         if (count or 1) > len(gpus):
-            raise UsageError(f"--num_replicas={count}: this machine has {len(gpus)} GPUs")
+            raise UsageError(f"--num_replicas={count}: this machine has {count_of(len(gpus), 'GPU')}")
         return [f"/gpu:{i}" for i in range(count or len(gpus))]
     _split_cpu(count or 1)
     return [f"/cpu:{i}" for i in range(count or 1)]

@@ -59,7 +59,7 @@ class RunFlags:
     )
     deterministic: bool = flag(
         False,
-        "op determinism of TensorFlow: slower, bit-identical where ops are not already",
+        "op determinism of TensorFlow: the same bits from run to run on GPUs, too; may be slower",
         parameter_server="the order in which workers' gradients are applied is not determined",
     )
     log_keys: str | None = flag(

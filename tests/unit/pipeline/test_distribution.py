@@ -165,7 +165,7 @@ def test_keras_is_told_what_to_give_to_fit(folder):
         keras.Sequential([keras.layers.Flatten()]).predict(batches)
 
 
-@pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs a GPU: batches wait on its memory")
+@pytest.mark.gpu
 @pytest.mark.parametrize(("prefetch", "memory"), [(2, "GPU:0"), (0, "CPU:0")])
 def test_prefetch_puts_batches_on_the_gpu(folder, prefetch, memory):
     """`backing_device` is where the bytes lie, which `device` is not always."""

@@ -58,6 +58,7 @@ def test_any_number_of_replicas_gives_the_same_bits_nearer_to_the_sum_than_float
         assert np.all(np.abs(one - exact(values)) <= bound + np.abs(exact(values)) * 2.0**-24)
 
 
+@pytest.mark.gpu
 def test_two_gpus_add_integers_to_the_bits_of_one(parts):
     """Through NCCL, which adds int64 as exactly as a CPU does."""
     gpus = [f"GPU:{i}" for i in range(len(tf.config.list_physical_devices("GPU")))]

@@ -76,8 +76,8 @@ def divide_gpus(gpus: list[str], num_workers: int, per_worker: int | None) -> li
         )
     if num_workers * each > len(gpus):
         raise UsageError(
-            f"--gpus_per_worker={each}: {count_of(num_workers, 'worker')} need {num_workers * each} GPUs, and this "
-            f"machine has {len(gpus)}"
+            f"--gpus_per_worker={each}: {count_of(num_workers, 'worker')} would take "
+            f"{count_of(num_workers * each, 'GPU')}, and this machine has {len(gpus)}"
         )
     return [tuple(gpus[i * each : (i + 1) * each]) for i in range(num_workers)]
 

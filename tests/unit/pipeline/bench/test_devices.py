@@ -1,20 +1,15 @@
 import pytest
-import tensorflow as tf
 
 from pipeline.bench import subject
 from pipeline.errors import UsageError
 
-on_cpus = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="for machines without a GPU")
 
-
-@on_cpus
 @pytest.mark.parametrize("replicas", [None, 1])
 def test_one_replica_on_a_cpu_needs_no_strategy(replicas):
     assert subject.strategy_of(replicas, 8) is None
     assert subject.names_of(None) == ["CPU:0"]
 
 
-@on_cpus
 def test_more_replicas_are_logical_cpus():
     strategy = subject.strategy_of(2, 8)
     assert subject.names_of(strategy) == ["CPU:0", "CPU:1"]

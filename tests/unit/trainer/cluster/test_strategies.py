@@ -6,12 +6,32 @@ import tensorflow as tf
 from pipeline.errors import UsageError
 from trainer.cluster import strategies
 from trainer.cluster.tf_config import ALONE, Cluster
+from trainer.config import TrainConfig
 from trainer.config.run import RunFlags
 from trainer.step import train_step
 
 
 def create(cluster=ALONE, global_batch_size=100, **flags):
     return strategies.create(RunFlags(model_dir="", **flags), global_batch_size, cluster)
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "determinism"),
+    [
+        ({}, 1, False),
+        ({"virtual_replicas": 4}, 0, False),
+        ({"virtual_replicas": 4}, 1, True),
+        ({"deterministic": True}, 0, True),
+    ],
+)
+def test_virtual_replicas_on_a_gpu_have_op_determinism(flags, gpus, determinism, monkeypatch):
+    """Else the same run ends with other bits: seen on an H100. Here TensorFlow is said to find one."""
+    enabled = []
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: enabled.append(True))
+    monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", lambda _: None)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] * gpus)
+    strategies.configure(TrainConfig.of(data_dir="d", model_dir="m", model="lenet", global_batch_size=8, **flags))
+    assert enabled == [True] * determinism
 
 
 @pytest.mark.parametrize(
@@ -96,7 +116,6 @@ def test_a_strategy_without_this_way_to_sum(flags, facts):
     assert [fact for fact in facts if fact not in str(caught.value)] == []
 
 
-@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")
 def test_nccl_needs_gpus():
     with pytest.raises(UsageError, match="--all_reduce=nccl: .*GPUs"):
         create(strategy="mirrored", num_replicas=2, all_reduce="nccl")

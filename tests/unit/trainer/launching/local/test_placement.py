@@ -62,8 +62,8 @@ def test_workers_get_equal_shares(found, num_workers, per_worker, shares):
     ("found", "num_workers", "per_worker", "said"),
     [
         (["0"], 2, None, "--num_workers=2: this machine has 1 GPU, and each .* train on CPUs with --gpus_per_worker=0"),
-        (["0", "1"], 2, 2, "--gpus_per_worker=2: 2 workers need 4 GPUs, and this machine has 2"),
-        ([], 1, 1, "--gpus_per_worker=1: 1 worker need 1 GPUs, and this machine has 0"),
+        (["0", "1"], 2, 2, "--gpus_per_worker=2: 2 workers would take 4 GPUs, and this machine has 2"),
+        ([], 1, 1, "--gpus_per_worker=1: 1 worker would take 1 GPU, and this machine has 0"),
     ],
 )
 def test_too_few(found, num_workers, per_worker, said):
