@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from collections.abc import Iterator
 
 import pytest
 import setuptools  # noqa: F401 (which builds them)
@@ -254,39 +255,51 @@ assert operations.is_compiled()
 TRAIN = "train digits --model_dir=run --model=lenet --distort=shift --global_batch_size=64 --train_steps=10"
 CONVERT = "convert --dataset=image_folder --source=photos --data_dir=data --split=train:0.5,test:0.5"
 
-# By extras: what is run there, in a folder with the data set `digits`: commands of stepfeed, and programs.
+# By extras, what is run with them in a folder with the data set `digits`: commands, as text, and Python with arguments.
+# BUCKET and ROOT stand for an object store's and the project's.
 USES: dict[str, tuple[str | tuple[str, ...], ...]] = {
-    "": ("--version", (READ, "digits"), "audit digits --global_batch_size=64", "train --help"),
+    "": ("--version", ("-c", READ, "digits"), "audit digits --global_batch_size=64", "train --help"),
     "train": (
-        (FEED,),
+        (
+            "-c",
+            FEED,
+        ),
         f"{TRAIN} --strategy=mirrored --num_replicas=2",
         "inspect digits --png=batch.png",
         "evaluate --model_dir=run",
         "export --model_dir=run --output=exported --format=saved_model,keras",
-        (PHOTOS, "png"),
+        ("-c", PHOTOS, "png"),
         "predict --model_dir=run photos",
         "bench digits --global_batch_size=64 --rounds=1",
     ),
     "convert": (
-        (PHOTOS, "png"),
+        ("-c", PHOTOS, "png"),
         CONVERT,
         "validate data",
-        (PARQUET,),
+        (
+            "-c",
+            PARQUET,
+        ),
         "convert --dataset=parquet --source=parquet --data_dir=of_parquet --split=train",
     ),
     "convert,train": (
-        (PREPARED,),
+        (
+            "-c",
+            PREPARED,
+        ),
         "convert --dataset=tfds:shapes --source=prepared --data_dir=of_tfds",
-        (PHOTOS, "png", "jpg"),
+        ("-c", PHOTOS, "png", "jpg"),
         CONVERT,
         "train data --model_dir=run --model=cifar10_cnn --global_batch_size=4 --train_steps=4",
     ),
-    "remote": ((READ, "s3://extras/digits"), "audit s3://extras/digits --global_batch_size=64"),
+    "remote": (("-c", READ, "BUCKET/digits"), "audit BUCKET/digits --global_batch_size=64"),
     "export,train": (TRAIN, "export --model_dir=run --output=exported --format=onnx"),
-    "convert,images": ((PHOTOS, "heic", "avif"), CONVERT, "validate data"),
+    "convert,images": (("-c", PHOTOS, "heic", "avif"), CONVERT, "validate data"),
     "convert,demo": ("convert --dataset=digits --data_dir=again", "validate again"),
     "demo,train": (TRAIN, "inspect digits --png=batch.png"),
-    "convert,docs,train": (("sphinx",),),
+    "convert,docs,train": (
+        ("-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-c", "ROOT/docs", "-b", "html", "ROOT", "html"),
+    ),
 }
 PYTHONS = ("3.11", "3.12", "3.13")
 RESOLUTIONS = ("lowest-direct", "highest")
@@ -324,45 +337,36 @@ def python(request: pytest.FixtureRequest) -> str:
     return interpreter(request.param)
 
 
+@pytest.fixture
+def venv(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The folder of an environment, of which some have 2 GB; so none is kept."""
+    yield tmp_path / "venv"
+    shutil.rmtree(tmp_path / "venv", ignore_errors=True)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
+@pytest.mark.skipif(platform.system() != "Linux", reason="an environment's programs are found as on Linux")
 @pytest.mark.parametrize("extras", USES, ids=lambda extras: extras or "none")
 @pytest.mark.parametrize("resolution", RESOLUTIONS)
 def test_an_extra_brings_what_its_commands_need(
-    extras, resolution, python, uv, wheel, without_compiler, digits, tmp_path, request
+    extras, resolution, python, uv, wheel, without_compiler, digits, venv, tmp_path, request
 ):
-    if platform.system() != "Linux":
-        pytest.skip("the wheel is built for Linux")
-    venv, work = tmp_path / "venv", tmp_path / "work"
-    run([uv, "venv", "--quiet", f"--python={python}", venv], tmp_path)
-    wanted = f"stepfeed[{extras}] @ {wheel.as_uri()}" if extras else f"stepfeed @ {wheel.as_uri()}"
-    install = [uv, "pip", "install", "--quiet", f"--python={venv}/bin/python", f"--resolution={resolution}", wanted]
-    path = {"PATH": f"{venv}/bin:{without_compiler}"}  # so what must be compiled is found
-    run(install, tmp_path, 1200, **path)
+    work, known = tmp_path / "work", {"ROOT": str(ROOT)}
     work.mkdir()
     (work / "digits").symlink_to(digits)
     if "remote" in extras:
-        bucket = request.getfixturevalue("endpoint")
-        path |= stored(bucket, digits)
+        bucket = request.getfixturevalue("bucket")
+        known["BUCKET"] = str(bucket)
+        for path in (path for path in digits.rglob("*") if path.is_file()):
+            (bucket / "digits" / str(path.relative_to(digits))).write_bytes(path.read_bytes())
+
+    run([uv, "venv", "--quiet", f"--python={python}", venv], tmp_path)
+    wanted = f"stepfeed[{extras}] @ {wheel.as_uri()}" if extras else f"stepfeed @ {wheel.as_uri()}"
+    install = [uv, "pip", "install", "--quiet", f"--python={venv}/bin/python", f"--resolution={resolution}", wanted]
+    path = f"{venv}/bin:{without_compiler}"  # so that a version without a wheel for this Python is found out
+    run(install, tmp_path, 1200, PATH=path)
     for use in USES[extras]:
-        if isinstance(use, str):
-            run([venv / "bin/stepfeed", *use.split()], work, **path)
-        elif use == ("sphinx",):
-            pages = [sys.executable, "-m", "sphinx"]
-            pages[0] = str(venv / "bin/python")
-            flags = ["-q", "-b", "html", "-c", "docs", "-d", str(work / "doctrees"), "-W", "--keep-going", "-n"]
-            run([*pages, *flags, ".", work / "html"], ROOT, 1200, **path)
-        else:
-            run([venv / "bin/python", "-c", *use], work, **path)
-
-
-def stored(endpoint: str, folder: pathlib.Path) -> dict[str, str]:
-    """Puts a data set into a bucket; returns the environment with which it is read."""
-    import urllib.request
-
-    for name in ("", *(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())):
-        data = (folder / name).read_bytes() if name else None
-        url = f"{endpoint}/extras/digits/{name}" if name else f"{endpoint}/extras"
-        urllib.request.urlopen(urllib.request.Request(url, data=data, method="PUT"))
-    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    return {"AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-east-1", **dict.fromkeys(names, "test")}
+        words = ["-m", "stepfeed", *use.split()] if isinstance(use, str) else use
+        words = [re.sub("BUCKET|ROOT", lambda found: known[found[0]], word) for word in words]
+        run([venv / "bin/python", "-P", *words], work, 1200, PATH=path)
