@@ -25,7 +25,7 @@ from tests.datasets import write_dataset
 from tests.kernels import programs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-VERSION = "0.2.0"
+VERSION = re.findall(r"\bversion=\"(.*)\"", (ROOT / "setup.py").read_text())[0]
 PACKAGES = ("beam_jobs", "pipeline", "stepfeed", "trainer")
 EXTENSIONS = ("pipeline/read/_unpack", "pipeline/operations/_operations")
 BESIDE = {"LICENSE", "NOTICE", "README.md", "pyproject.toml", "setup.py"}  # the code
@@ -342,6 +342,13 @@ def venv(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """The folder of an environment, of which some have 2 GB; so none is kept."""
     yield tmp_path / "venv"
     shutil.rmtree(tmp_path / "venv", ignore_errors=True)
+
+
+def test_every_extra_is_installed_and_used(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"stepfeed-{VERSION}.dist-info/METADATA").decode()
+    extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE))
+    assert {extra for uses in USES for extra in uses.split(",")} - {""} == extras - {"all", "bench", "dev"}
 
 
 @pytest.mark.slow
