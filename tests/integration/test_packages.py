@@ -280,7 +280,7 @@ USES: dict[str, tuple[str | tuple[str, ...], ...]] = {
             "-c",
             PARQUET,
         ),
-        "convert --dataset=parquet --source=parquet --data_dir=of_parquet --split=train",
+        "convert --dataset=parquet --source=parquet --data_dir=of_parquet --split=train:0.5,test:0.5",
     ),
     "convert,train": (
         (
