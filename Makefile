@@ -2,6 +2,7 @@
 PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell $(p) -c 'import sys; print(1) if (3,11) <= sys.version_info[:2] <= (3,13) else None' 2>/dev/null),$(p),)))
 BIN := .venv/bin
 READY := .venv/.ready
+COMPILED := pipeline/*/*.so
 
 # Else every process of a test compiles TensorFlow's sources, where the installer has not: 7 s of processor time each.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,10 +19,10 @@ help:
 	@echo "make bench      the benchmarks, as ratios"
 	@echo "make clean      remove .venv, demo/, the site and what was compiled"
 
-$(READY): setup.py constraints.txt $(wildcard pipeline/read/*.c)
+$(READY): setup.py constraints.txt $(wildcard pipeline/*/*.[ch])
 	@test -n "$(PYTHON)" || { echo "needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=/path/to/python" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	@rm -f pipeline/read/*.so
+	@rm -f $(COMPILED)
 	@echo "Installing the locked dependencies into .venv (1.1 GB to download, 3.6 GB on disk, some minutes the first time)"
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
 	@touch $(READY)
@@ -80,4 +81,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.topology
 
 clean:
-	rm -rf .venv demo docs/_build pipeline/read/*.so
+	rm -rf .venv demo docs/_build build *.egg-info $(COMPILED)

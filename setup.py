@@ -51,11 +51,11 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(
     name="stepfeed",
-    version="0.1.0",
+    version="0.2.0",
     description="TFRecord conversion, per-replica input sharding and training: the input's state is the step",
     long_description=pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["stepfeed*", "pipeline*", "trainer*", "beam_jobs*"]),
     package_data={

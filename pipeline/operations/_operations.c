@@ -8,6 +8,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __APPLE__
+#include <mach-o/dyld.h>
+#endif
 
 #include "_pixels.h"
 #include "_resize.h"
@@ -284,8 +287,22 @@ COMPUTES(records, RECORDS_INPUTS)
 
 static void infer(void *context, void *status) { TF_ShapeInferenceContextSetUnknownShape(context, status); }
 
+/* Returns the library that has TensorFlow's C interface and is loaded already; NULL: it is not. */
+#ifdef __APPLE__
+/* dlopen wants its path there. */
+static void *library_of_tensorflow(void) {
+    for (uint32_t i = 0; i < _dyld_image_count(); i++) {
+        const char *path = _dyld_get_image_name(i), *name = path ? strrchr(path, '/') : NULL;
+        if (name && !strcmp(name, "/libtensorflow_framework.2.dylib")) return dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    }
+    return NULL;
+}
+#else
+static void *library_of_tensorflow(void) { return dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD); }
+#endif
+
 static int found(void) {
-    void *tensorflow = dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD); /* it is loaded already */
+    void *tensorflow = library_of_tensorflow();
     if (!tensorflow) return 0;
 #define FOUND(result, name, arguments) \
     if (!(*(void **)&name = dlsym(tensorflow, #name))) return 0;

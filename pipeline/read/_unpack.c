@@ -20,7 +20,11 @@
 /* What depends on the processor: two instructions for CRC32C, a store past the cache, and a fence behind such stores. */
 #if defined __x86_64__
 #include <nmmintrin.h>
+#ifdef __clang__ /* from 14 on, a feature of its own */
+#define TARGET __attribute__((target("sse4.2,crc32")))
+#else
 #define TARGET __attribute__((target("sse4.2")))
+#endif
 typedef __m128i Line;
 TARGET static inline uint64_t crc_of_word(uint64_t crc, uint64_t word) { return _mm_crc32_u64(crc, word); }
 TARGET static inline uint64_t crc_of_byte(uint64_t crc, uint8_t byte) { return _mm_crc32_u8((uint32_t)crc, byte); }
@@ -29,25 +33,33 @@ static inline void store_past_cache(uint8_t *to, const uint8_t *from) {
 }
 static inline void fence(void) { _mm_sfence(); }
 static int has_instructions(void) { return __builtin_cpu_supports("sse4.2"); }
-#elif defined __aarch64__ && defined __linux__ && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#include <arm_acle.h>
-#include <sys/auxv.h>
-#ifdef __clang__
+#elif defined __aarch64__ && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && (defined __linux__ || defined __APPLE__)
+#ifdef __clang__ /* before 16, its arm_acle.h has them only where all code may use them */
 #define TARGET __attribute__((target("crc")))
+#define CRC_OF_WORD __builtin_arm_crc32cd
+#define CRC_OF_BYTE __builtin_arm_crc32cb
 #else
+#include <arm_acle.h>
 #define TARGET __attribute__((target("+crc")))
+#define CRC_OF_WORD __crc32cd
+#define CRC_OF_BYTE __crc32cb
 #endif
 typedef struct {
     uint8_t bytes[16];
 } Line;
-enum { HAS_CRC32 = 1 << 7 }; /* HWCAP_CRC32 in asm/hwcap.h */
-TARGET static inline uint64_t crc_of_word(uint64_t crc, uint64_t word) { return __crc32cd((uint32_t)crc, word); }
-TARGET static inline uint64_t crc_of_byte(uint64_t crc, uint8_t byte) { return __crc32cb((uint32_t)crc, byte); }
+TARGET static inline uint64_t crc_of_word(uint64_t crc, uint64_t word) { return CRC_OF_WORD((uint32_t)crc, word); }
+TARGET static inline uint64_t crc_of_byte(uint64_t crc, uint8_t byte) { return CRC_OF_BYTE((uint32_t)crc, byte); }
 static inline void store_past_cache(uint8_t *to, const uint8_t *from) { memcpy(to, from, sizeof(Line)); }
 static inline void fence(void) {} /* of ordinary stores the interpreter's lock takes care */
-static int has_instructions(void) { return (getauxval(AT_HWCAP) & HAS_CRC32) != 0; }
+#ifdef __APPLE__
+static int has_instructions(void) { return 1; } /* every processor of a 64-bit ARM Mac has them */
 #else
-#error "written for x86-64, and for 64-bit ARM with Linux: elsewhere NumPy does the same"
+#include <sys/auxv.h>
+enum { HAS_CRC32 = 1 << 7 }; /* HWCAP_CRC32 in asm/hwcap.h */
+static int has_instructions(void) { return (getauxval(AT_HWCAP) & HAS_CRC32) != 0; }
+#endif
+#else
+#error "written for x86-64, and for 64-bit ARM with Linux or macOS: elsewhere NumPy does the same"
 #endif
 
 enum { HEADER = 12, FOOTER = 4 };                          /* bytes of a record's frame */

@@ -3,7 +3,6 @@
 import pathlib
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 
@@ -86,17 +85,3 @@ def test_a_conversion_without_pyarrow_is_one_line_with_the_install(command, flag
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"needs pyarrow, which is not installed: pip install 'stepfeed\[convert\]'"):
         command.main(flags)
-
-
-def test_files_beside_the_code_are_installed(tmp_path):
-    packages = ("beam_jobs", "pipeline", "stepfeed", "trainer")
-    for name in packages:
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.c", "*.so"))
-    for name in ("setup.py", "README.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    built = tmp_path / "built"
-    command = [sys.executable, "setup.py", "--quiet", "build_py", f"--build-lib={built}"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    files = {path.relative_to(tmp_path) for name in packages for path in (tmp_path / name).rglob("*") if path.is_file()}
-    assert {path for path in files if not (built / path).is_file()} == set()
-    assert pathlib.Path("trainer/launching/schedulers/slurm.sh") in files

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 
 from pipeline import errors
-from pipeline.errors import DataError, UsageError, unknown
+from pipeline.errors import DataError, UsageError, name_of, unknown
 from pipeline.files.write import replace
 from trainer.run_folder import BEST, RunFolder
 
@@ -198,7 +198,7 @@ def check_run_folder(folder: RunFolder) -> None:
     if kind and not path.is_dir():
         raise UsageError(f"{folder}: is {kind}, not the folder of a run")
     if _is_data(path):
-        raise UsageError(f"{folder}: {_DATA}; give the --model_dir of a run of trainer.run")
+        raise UsageError(f"{folder}: {_DATA}; {_of_a_run()}")
 
 
 def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Path]:
@@ -235,18 +235,22 @@ def _why_none(folder: pathlib.Path) -> str:
     if folder.name == BEST:
         return "has no checkpoint; a run keeps the best ones with --keep_best"
     if not folder.is_dir():
-        return "there is no such folder; give the --model_dir of a run of trainer.run"
+        return f"there is no such folder; {_of_a_run()}"
     if list(folder.glob(f"{PREFIX}-*.data-*")):
         return (
             f"its {PREFIX}-*.data-* files lack their .index files, as half of a copy does; copy the whole folder "
             "again, once no run writes to it"
         )
     if _is_data(folder):
-        return f"{_DATA}; give the --model_dir of a run of trainer.run"
+        return f"{_DATA}; {_of_a_run()}"
     near = [one for one in (folder.parent, *sorted(folder.glob("*/"))) if steps_in(one)]
     if near:
         return f"has no checkpoint, but {near[0]} has; give that folder"
-    return "has no checkpoint; give the --model_dir of a run of trainer.run"
+    return f"has no checkpoint; {_of_a_run()}"
+
+
+def _of_a_run() -> str:
+    return f"give the --model_dir of a run of {name_of('trainer.run')}"
 
 
 def _is_data(folder: pathlib.Path) -> bool:

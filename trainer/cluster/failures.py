@@ -98,9 +98,7 @@ def is_port_taken(error: tf.errors.OpError) -> bool:
 
 
 def _disk_full(reason: str) -> DataError:
-    return DataError(
-        f"the disk is full ({reason}); make room and rerun the same command; training resumes from the last checkpoint"
-    )
+    return DataError(f"the disk is full ({reason}); make room and rerun the same command")
 
 
 def is_own(error: tf.errors.OpError) -> bool:

@@ -132,7 +132,7 @@ class KubernetesFlags:
     def _check_image(self) -> None:
         if self.image and not (_IMAGE.fullmatch(self.image) and len(self.image) <= _LONGEST_IMAGE):
             raise UsageError(
-                f"--image={self.image}: is not the name of an image, such as registry.example/team/stepfeed:0.1.0"
+                f"--image={self.image}: is not the name of an image, such as registry.example/team/stepfeed:0.2.0"
             )
 
     def _check_objects(self) -> None:

@@ -100,8 +100,8 @@ def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
         advice = (f"did you mean {near[0]!r}? " if near else "") + f"prepare it with: {build}"
     listed = ", ".join(present[:_MOST_LISTED]) + (", ..." if len(present) > _MOST_LISTED else "")
     return DataError(
-        f"TensorFlow Datasets has prepared no {name!r} there (in format tfrecord or array_record, with "
-        f"features.json), but {listed or 'nothing'}",
+        f"has no {name!r} prepared by TensorFlow Datasets (in format tfrecord or array_record, with features.json); "
+        f"what it has: {listed or 'nothing'}",
         path=where,
         advice=advice,
     )

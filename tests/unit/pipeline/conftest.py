@@ -8,6 +8,8 @@ import pytest
 from pipeline import operations
 from pipeline.read import frames
 
+SYSTEMS = ("Linux", "Darwin")  # that the compiled code is written for
+
 
 @pytest.fixture(scope="session")
 def compiled():
@@ -22,7 +24,7 @@ def compiled():
 
 def _has_instructions():
     """Whether the processor is one that the compiled code is written for."""
-    return platform.machine() == "x86_64" or (platform.machine() == "aarch64" and platform.system() == "Linux")
+    return platform.system() in SYSTEMS and platform.machine() in ("x86_64", "aarch64", "arm64")
 
 
 @pytest.fixture
@@ -41,6 +43,6 @@ def engine(request):
 def compiled_operation():
     """TensorFlow's operation that crops images in memory, which was compiled when the package was installed."""
     if not operations.is_compiled():
-        if platform.system() == "Linux" and shutil.which("cc"):
+        if platform.system() in SYSTEMS and shutil.which("cc"):
             pytest.fail("pipeline.operations._operations was not built or not loaded, though there is a compiler")
-        pytest.skip("pipeline.operations._operations was not built: no compiler, or not Linux")
+        pytest.skip("pipeline.operations._operations was not built: no compiler, or neither Linux nor macOS")

@@ -93,6 +93,8 @@ def test_the_launcher_and_what_it_says_of_the_trainer_have_the_names_that_were_t
         assert "stepfeed train" in said
         assert "stepfeed launch --num_workers=2 -- " in said
         assert "trainer." not in said
+    said = stepfeed("evaluate", "--model_dir=nothing").stderr
+    assert said.endswith("there is no such folder; give the --model_dir of a run of stepfeed train\n")
     monkeypatch.setattr(errors, "SUBCOMMANDS", {"trainer.launch": "stepfeed launch"})
     Screen().say("2 workers")
     assert capsys.readouterr().err == "stepfeed launch: 2 workers\n"

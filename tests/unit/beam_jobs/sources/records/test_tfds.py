@@ -176,7 +176,7 @@ def test_what_cannot_be_kept(as_tfrecord, name, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tiny_shape", r"no 'tiny_shape' there .*, but tiny_shapes; did you mean tfds:tiny_shapes\?$"),
+        ("tiny_shape", r"no 'tiny_shape' prepared .*; what it has: tiny_shapes; did you mean tfds:tiny_shapes\?$"),
         ("minst", r"no 'minst' .*; did you mean 'mnist'\? prepare it with: tfds build mnist --data_dir="),
         ("qqqqqqqq", "no 'qqqqqqqq' .*; prepare it with: tfds build qqqqqqqq --data_dir="),
     ],
