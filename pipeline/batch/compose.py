@@ -37,7 +37,7 @@ from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
 from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
 from pipeline.records import tf_example
-from pipeline.request import Request
+from pipeline.request import NOT_PORTABLE, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, of_source, resolve_all
 
 _READY_STEPS = 2  # joined elements made ahead; each source makes some ahead, too
@@ -160,6 +160,8 @@ def _check_graph(request: Request) -> None:
     """Raises UsageError for options that TensorFlow's own reader cannot serve."""
     if request.on_corrupt == "skip":
         raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
+    if request.view or request.skip_steps:
+        raise UsageError(NOT_PORTABLE.format("a dataset that is made inside a tf.function, as for parameter servers"))
     if request.cache_dir is not None:
         raise UsageError(
             "cache_dir: not where the dataset is made inside a tf.function, as for parameter servers; leave it out"

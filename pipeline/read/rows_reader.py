@@ -19,6 +19,7 @@ from pipeline.files.reading import OpenFile
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import IMAGE_FEATURES
 from pipeline.manifest.splits import Selection
+from pipeline.order.views import pieces_of
 from pipeline.read import frames
 from pipeline.read.compressed import MemberReader
 from pipeline.read.memory import aligned_matrix
@@ -31,6 +32,8 @@ U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
 _CHUNK = 1 << 20  # 1 MiB, which is still in the core's cache when its CRC is computed
 _TASK = 8 << 20  # 8 MiB, per thread
+_COPIED = 256  # rows at once, so that there is no second copy of the window in memory
+ONCE = np.zeros(0, np.int64)  # for `times`: each record fills one row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,35 +93,40 @@ class RowsReader:
         row_of: I64 | None = None,
         make_matrix: Callable[[int, int], U8] = aligned_matrix,
         text: str = "",
+        times: I64 = ONCE,
     ) -> Rows:
         """Returns the records of pieces; one row of zeros if there are none.
 
         Args:
           pieces: to read in this order: segment, first record and end; int64 (p, 3).
-          row_of: the row of each record, int64 (n,); None: in the same order.
+          row_of: the row of each record, with those of its copies behind it, int64 (n,); None: in the same order.
           make_matrix: returns memory for the images, uint8 (rows, columns), with any content.
           text: of the bar that shows how far it is; empty: none.
+          times: how many rows each record fills, (records,); empty: each fills one.
 
         Raises:
           DataError: a shard is missing or changed, or has a corrupt record that must not be skipped.
         """
         sizes = pieces[:, 2] - pieces[:, 1]
-        images = make_matrix(max(1, int(sizes.sum())), self.pixels)
-        if not sizes.any():
+        count = int(times.sum() if len(times) else sizes.sum())
+        images = make_matrix(max(1, count), self.pixels)
+        if not count:
             images[:] = 0
         keys = np.full(len(images), b"", object) if self.with_keys else None
         rows = Rows(images, np.zeros(len(images), np.int64), keys, np.ones(len(images), bool))
+        given = np.arange(len(images)) if row_of is None else row_of
+        firsts = given if not len(times) else given[np.cumsum(times) - times]
         parts = self.members.parts(pieces) if self.members else self.shards.parts(pieces, _TASK)
         groups = self.shards.together(parts, 0 if self.members else _TASK)
         ends = np.cumsum([sum(stop - start for _, start, stop in group) for group in groups])[:-1]
-        of_groups = np.split(np.arange(len(images)) if row_of is None else row_of, ends)
+        of_groups = np.split(firsts, ends)
         with self.shards.held(pieces):
             self.shards.in_parallel(lambda n: self._read_group(rows, groups[n], of_groups[n]), range(len(groups)), text)
+        if len(times):
+            _copy(rows, np.repeat(firsts, times), given)
         if not rows.good.all():
             bad, other = ~rows.good, self.shards.stand_ins(rows.good, parts[0][0])
-            images[bad], rows.labels[bad] = images[other], rows.labels[other]
-            if keys is not None:
-                keys[bad] = keys[other]
+            _copy(rows, other, np.flatnonzero(bad), with_good=False)
         return rows
 
     def _read_group(self, rows: Rows, parts: list[tuple[int, int, int]], row_of: I64) -> None:
@@ -217,6 +225,19 @@ class RowsReader:
         return True
 
 
+def _copy(rows: Rows, sources: I64, targets: I64, with_good: bool = True) -> None:
+    """Copies rows onto others, int64 (m,) each."""
+    differ = sources != targets
+    sources, targets = sources[differ], targets[differ]
+    for at in range(0, len(sources), _COPIED):
+        one, other = sources[at : at + _COPIED], targets[at : at + _COPIED]
+        rows.images[other], rows.labels[other] = rows.images[one], rows.labels[one]
+    if rows.keys is not None:
+        rows.keys[targets] = rows.keys[sources]
+    if with_good:
+        rows.good[targets] = rows.good[sources]
+
+
 def _keys_of(block: U8, bounds: I64) -> NDArray[np.object_]:
     """Returns the keys of some records, bytes (m,); `bounds` says where each begins and ends, int64 (m, 2)."""
     sizes = bounds[:, 1] - bounds[:, 0]
@@ -230,6 +251,16 @@ def _keys_of(block: U8, bounds: I64) -> NDArray[np.object_]:
     return keys
 
 
-def all_pieces(selection: Selection) -> I64:
-    """Returns the pieces of a whole selection, in its order: int64 (segments, 3)."""
-    return np.array([[i, 0, s.num_examples] for i, s in enumerate(selection.segments)], np.int64).reshape(-1, 3)
+def all_pieces(selection: Selection, records: I64 | None = None) -> I64:
+    """Returns the pieces of a whole selection, or of some of its records, in its order: int64 (pieces, 3).
+
+    Args:
+      selection: the records.
+      records: ids of those to read, ascending; None: all.
+    """
+    counts = np.array([segment.num_examples for segment in selection.segments], np.int64)
+    if records is None:
+        return np.stack([np.arange(len(counts)), np.zeros_like(counts), counts], axis=1)
+    ends = np.cumsum(counts)
+    segments = np.searchsorted(ends, records, "right")
+    return pieces_of(segments, records - (ends - counts)[segments])
