@@ -34,6 +34,7 @@ MAX_STEP = 1 << 62  # at which an endless run ends
 
 I64 = NDArray[np.int64]
 _SKIPS = "skip_steps"
+_OPTIONAL = {"optional": True}  # as in a manifest: what is stored may lack the field
 _OMITTED = ("view", _SKIPS)  # fields that are not stored if they are empty
 MIXTURE_VERSION = 1  # of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
 
@@ -69,8 +70,8 @@ class OrderSpec:
     training: bool
     record_bytes: int = 0
     version: int = ORDER_VERSION
-    view: str = ""
-    skip_steps: Intervals = ()
+    view: str = dataclasses.field(default="", metadata=_OPTIONAL)
+    skip_steps: Intervals = dataclasses.field(default=(), metadata=_OPTIONAL)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip_steps", tuple((first, stop) for first, stop in self.skip_steps))  # of JSON, too

@@ -559,7 +559,7 @@ def _wide(value: Any) -> Any:
     return value
 
 
-Intervals: TypeAlias = "tuple[tuple[int, int], ...]"
+Intervals: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def checked_skips(given: Any) -> Intervals:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -43,7 +43,7 @@ class WindowReader(Protocol):
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
         """Starts to fetch the shards that `read` will need for some pieces; returns the pieces unchanged."""
 
-    def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
         """Returns the columns of the records of pieces, with at least one row.
 
         Args:
@@ -99,7 +99,7 @@ class LocalReader(WindowReader):
 
         return tf.ensure_shape(call_numpy(fetch, [pieces], [tf.int64])[0], pieces.shape)
 
-    def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
         texts = ["reading the first window"]  # for which somebody waits; all others are read ahead
 
         def read(pieces: np.ndarray, row_of: np.ndarray, times: np.ndarray) -> list[np.ndarray]:
@@ -235,7 +235,7 @@ class GraphReader:
         """Returns the pieces. This reader fetches nothing ahead."""
         return pieces
 
-    def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
         del row_of, times  # views are not served here
         # An empty record is added, because a window must have a row even if it has no record.
         records = tf.data.Dataset.from_tensor_slices(pieces).map(self._records).unbatch()

@@ -60,7 +60,7 @@ class ColumnBatches:
         """Returns a dataset that repeats (columns, index of the worker), the same tensors each time."""
         count = self._resolved.selection.num_examples
         pieces = tf.constant(all_pieces(self._resolved.selection))
-        records = self._reader.read(pieces, pieces, pieces[:0, 0])["record"][:count]
+        records = self._reader.read(pieces, pieces)["record"][:count]
         read = self._decoded(records) if self._decodes else {"record": records}
         columns = {RECORD_ID: tf.range(count, dtype=tf.int64), **read}
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
