@@ -32,7 +32,7 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.memory import Buffers
 from pipeline.read.numpy_calls import release_arrays
 from pipeline.read.records_reader import RecordsReader
-from pipeline.read.rows_reader import RowsReader
+from pipeline.read.rows_reader import RowsReader, all_pieces
 from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
 from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
@@ -178,15 +178,18 @@ def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
     manifest, reads = resolved.manifest, dataclasses.replace(shards, corruption=Corruption(shards.data_dir))
     if resolved.request.parse is not None:
         return
-    segment, taken = next((i, s) for i, s in enumerate(shards.segments) if s.num_examples)
+    # Of a view, one that it takes: no other shard is opened.
+    times = resolved.order.times
+    segment, first, _ = all_pieces(resolved.selection, None if times is None else times.ids(np.zeros(1, np.int64)))[0]
+    number = shards.segments[segment].start + int(first)
     try:
-        [record] = RecordsReader(reads, manifest.compression).read_part(segment, taken.start, taken.start + 1)
+        [record] = RecordsReader(reads, manifest.compression).read_part(int(segment), number, number + 1)
     except DataError:  # the reader will raise it, or skip the record
         return
     try:
         tf_example.example(record or b"", manifest.features)
     except tf_example.BadExampleError as error:
-        raise error.at(shards.file(segment), taken.start) from None
+        raise error.at(shards.file(int(segment)), number) from None
 
 
 def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:

@@ -230,7 +230,8 @@ def _function(file: str, name: str) -> OfRecord:
 def _of_file(data_dir: str, manifest: Manifest, file: str) -> dict[str, dict[str, NDArray[Any]]]:
     """Returns the columns of a Parquet file, joined by key.
 
-    Records that the file does not have get NaN, False or an empty string; whole numbers have no such value.
+    Records that the file does not have get NaN, False or an empty string; whole numbers have no such value. A split of
+    which it has no record gets no values.
     """
     table = _table(file)
     if _KEY not in table or len(table) < 2:
@@ -246,12 +247,14 @@ def _of_file(data_dir: str, manifest: Manifest, file: str) -> dict[str, dict[str
         if not name.isidentifier():
             raise UsageError(f"--add_columns={file}: the column {name!r} must be a name of letters, digits and _")
     index = of_records(data_dir, manifest, lambda record: {_KEY: rows.get(_key_of(record), -1)})[_KEY]
-    at = {split: np.array(found, np.int64) for split, found in index.items()}
+    at = {split: np.array(found, np.int64) for split, found in index.items() if max(found, default=-1) >= 0}
     matched = sum(int((found >= 0).sum()) for found in at.values())
     if not matched:
         raise DataError(f"none of its {count_of(len(keys), 'key')}, such as {keys[0]!r}, is in {data_dir}", path=file)
     total = sum(len(found) for found in at.values())
-    print(f"{file}: {matched:,} of its {count_of(len(keys), 'key')} match; {total - matched:,} records are not in it")
+    print(
+        f"{file}: {matched:,} of its {count_of(len(keys), 'key')} match; {total - matched:,} records of {', '.join(at)} are not in it"
+    )
     return {
         name: {split: _joined(file, name, values, rows_of) for split, rows_of in at.items()}
         for name, values in table.items()

@@ -257,7 +257,7 @@ class View:
             chosen, fixed = chosen[wanted], fixed[wanted]
         total = int(fixed.sum(dtype=np.int64))
         if total < ONE:
-            raise UsageError(f"weigh={self.weigh!r}: the weights of {split!r} add up to {total / ONE:g}, less than 1")
+            raise UsageError(f"weigh={self.weigh!r}: the weights of {split!r} add up to {total / ONE:.3g}, less than 1")
         records = None if len(chosen) == num_records else chosen
         return Times(num_records, records, total >> ONE_BITS, seed, weights=fixed)
 
