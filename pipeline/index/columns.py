@@ -252,9 +252,8 @@ def _of_file(data_dir: str, manifest: Manifest, file: str) -> dict[str, dict[str
     if not matched:
         raise DataError(f"none of its {count_of(len(keys), 'key')}, such as {keys[0]!r}, is in {data_dir}", path=file)
     total = sum(len(found) for found in at.values())
-    print(
-        f"{file}: {matched:,} of its {count_of(len(keys), 'key')} match; {total - matched:,} records of {', '.join(at)} are not in it"
-    )
+    left = f"{total - matched:,} records of {', '.join(at)} are not in it"
+    print(f"{file}: {matched:,} of its {count_of(len(keys), 'key')} match; {left}")
     return {
         name: {split: _joined(file, name, values, rows_of) for split, rows_of in at.items()}
         for name, values in table.items()

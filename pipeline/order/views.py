@@ -17,6 +17,7 @@ import functools
 import hashlib
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -133,7 +134,9 @@ class View:
           UsageError: an unknown column, class or operator, a view without a record, or a weight that is no number.
         """
         mask = self.mask(columns, num_records)
-        chosen = np.arange(num_records) if mask is None else np.flatnonzero(mask)
+        # 32 bits where they are enough: half of the memory.
+        kind = np.int32 if num_records < 1 << 31 else np.int64
+        chosen = np.arange(num_records, dtype=kind) if mask is None else np.flatnonzero(mask).astype(kind)
         if not len(chosen):
             raise UsageError(f"where={_shown(self.where)}: keeps none of the {num_records:,} records of {split!r}")
         if self.limit is not None:
@@ -193,18 +196,19 @@ class View:
             keys = derive_key(Domain.LIMIT, chosen)
         if per is None:
             return np.sort(chosen[np.argsort(keys, kind="stable")[:limit]])
-        codes = self._codes(per, columns, "limit")[chosen]
+        codes = self._codes(per, columns, "limit", chosen)
         order = np.lexsort((keys, codes))
-        starts = np.flatnonzero(np.diff(codes[order], prepend=codes[order][0] - 1))
+        ordered = codes[order]
+        starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
         rank = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
         return np.sort(chosen[order[rank < limit]])
 
-    def _codes(self, name: str, columns: Columns, argument: str) -> I64:
+    def _codes(self, name: str, columns: Columns, argument: str, chosen: NDArray[Any]) -> NDArray[Any]:
         values = self._column(name, columns, argument)
         if values.dtype.kind not in "iu":
             given = getattr(self, argument)
             raise UsageError(f"{argument}={given!r}: the column {name!r} has {values.dtype}, not whole numbers")
-        return values.astype(np.int64)
+        return values if len(chosen) == len(values) else values[chosen]
 
     def _column(self, name: str, columns: Columns, argument: str) -> NDArray[Any]:
         try:
@@ -214,8 +218,8 @@ class View:
 
     def _balance(self, chosen: I64, columns: Columns, num_records: int, seed: int) -> Times:
         name, by_root = self._balanced()
-        codes = self._codes(name, columns, "balance")[chosen]
-        members = np.argsort(codes, kind="stable")
+        codes = self._codes(name, columns, "balance", chosen)
+        members = np.argsort(codes, kind="stable").astype(chosen.dtype)
         found, counts = np.unique(codes, return_counts=True)
         # A class that `where` leaves out on purpose is not missed.
         is_chosen = isinstance(self.where, str) and name in _names_in(self.where)
@@ -252,8 +256,8 @@ class View:
         fixed = np.empty(len(weights), np.uint32 if most < (1 << 32 - ONE_BITS) - 1 else np.int64)
         for at in range(0, len(weights), _BLOCK):
             fixed[at : at + _BLOCK] = np.floor(weights[at : at + _BLOCK].astype(np.float64) * ONE + 0.5)
-        wanted = np.flatnonzero(fixed)
-        if len(wanted) < len(fixed):
+        wanted = fixed > 0
+        if not wanted.all():
             chosen, fixed = chosen[wanted], fixed[wanted]
         total = int(fixed.sum(dtype=np.int64))
         if total < ONE:
@@ -266,11 +270,11 @@ class Strata(NamedTuple):
     """Classes that are balanced.
 
     Attributes:
-      members: numbers of the chosen records, class by class, (n,).
+      members: numbers of the chosen records, class by class, int32 or int64 (n,).
       codes, counts, sizes: of each class its value, its records, and the positions that they fill; (classes,).
     """
 
-    members: I64
+    members: NDArray[Any]
     codes: I64
     counts: I64
     sizes: I64
@@ -283,7 +287,7 @@ class Times:
     Attributes:
       num_stored: records of the selection. Copy j of record r has the id r + j * num_stored, so that copies are
         distorted differently.
-      records: those that are ever in an epoch, ascending, int64 (n,); None: all.
+      records: those that are ever in an epoch, ascending, int32 or int64 (n,); None: all.
       total: positions of every epoch.
       seed: of the order.
       strata: of `balance`.
@@ -291,7 +295,7 @@ class Times:
     """
 
     num_stored: int
-    records: I64 | None
+    records: NDArray[Any] | None
     total: int
     seed: int
     strata: Strata | None = None
@@ -299,7 +303,8 @@ class Times:
 
     def __post_init__(self) -> None:
         """Makes the memory of the latest epochs."""
-        object.__setattr__(self, "epoch", functools.lru_cache(_KEPT_EPOCHS)(self._epoch))
+        object.__setattr__(self, "_kept", {})
+        object.__setattr__(self, "_lock", threading.Lock())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Times, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
@@ -316,7 +321,7 @@ class Times:
 
     def ids(self, numbers: I64) -> I64:
         """Returns the record ids of numbers among the chosen."""
-        return numbers if self.records is None else self.records[numbers]
+        return numbers if self.records is None else self.records[numbers].astype(np.int64)
 
     def of(self, epoch: int) -> NDArray[Any]:
         """Returns how often each chosen record is in an epoch, (n,)."""
@@ -326,20 +331,23 @@ class Times:
             return self._weighed(self.weights, epoch)
         return np.ones(self.num_chosen, np.int64)
 
-    def _epoch(self, epoch: int) -> EpochPositions:
-        ends = None
-        if self.repeats:
-            # Half the memory of int64 where that is enough.
-            ends = np.cumsum(self.of(epoch), dtype=np.int32 if self.total < 1 << 31 else np.int64)
-        return EpochPositions(self, ends)
+    @property
+    def _dtype(self) -> type[np.integer[Any]]:
+        return np.int32 if self.total < 1 << 31 else np.int64
 
     def epoch_of(self, epoch: int) -> EpochPositions:
-        """Returns the positions of an epoch; the latest are kept."""
-        found: EpochPositions = self.epoch(int(epoch))  # type: ignore[attr-defined]
-        return found
+        """Returns the positions of an epoch; those of the last two are kept."""
+        kept: dict[int, EpochPositions] = self._kept  # type: ignore[attr-defined]
+        with self._lock:  # type: ignore[attr-defined]
+            if epoch not in kept:
+                while len(kept) >= _KEPT_EPOCHS:  # before the memory for another one is taken
+                    kept.pop(next(iter(kept)))
+                ends = np.cumsum(self.of(epoch), dtype=self._dtype) if self.repeats else None
+                kept[epoch] = EpochPositions(self, ends)
+            return kept[epoch]
 
-    def _balanced(self, strata: Strata, epoch: int) -> I64:
-        times, start = np.empty(self.num_chosen, np.int64), 0
+    def _balanced(self, strata: Strata, epoch: int) -> NDArray[Any]:
+        times, start = np.empty(self.num_chosen, self._dtype), 0
         keys = derive_key(Domain.BALANCE, self.seed, epoch, strata.codes)
         for key, count, size in zip(keys, strata.counts.tolist(), strata.sizes.tolist(), strict=True):
             bounds = np.arange(count + 1) * size // count
@@ -351,21 +359,21 @@ class Times:
         # Every weight is an interval on a line, laid in a permuted order; a record is there once for each whole
         # number that its interval ends at or passes. The line begins where it holds `total` of them in every epoch.
         turn = permutation(derive_key(Domain.WEIGH, self.seed, epoch), len(weights))
-        ends = np.cumsum(weights[turn], dtype=np.int64)
-        room = ONE - (int(ends[-1]) & ONE - 1)
-        ends += int(derive_key(Domain.WEIGH_START, self.seed, epoch)) % room
-        ends >>= ONE_BITS
-        steps = np.empty(len(weights), np.int32 if self.total < 1 << 31 else np.int64)
-        steps[0] = ends[0]
-        np.subtract(ends[1:], ends[:-1], out=steps[1:], casting="unsafe")
-        del ends
-        times = np.empty_like(steps)
-        times[turn] = steps
+        room = ONE - (int(weights.sum(dtype=np.int64)) & ONE - 1)
+        at = int(derive_key(Domain.WEIGH_START, self.seed, epoch)) % room
+        times = np.empty(len(weights), self._dtype)
+        for start in range(0, len(turn), _BLOCK):  # so that only the permutation takes 64 bits for each record
+            some = turn[start : start + _BLOCK]
+            ends = np.cumsum(weights[some], dtype=np.int64) + at
+            times[some] = np.diff(ends >> ONE_BITS, prepend=at >> ONE_BITS)
+            at = int(ends[-1])
         return times
 
     def counts(self, firsts: I64) -> I64:
         """Returns the number of chosen records before each record id, int64."""
-        return firsts if self.records is None else np.searchsorted(self.records, firsts)
+        if self.records is None:
+            return firsts
+        return np.searchsorted(self.records, firsts.astype(self.records.dtype))  # which would be copied otherwise
 
 
 class Located(NamedTuple):
