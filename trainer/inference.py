@@ -149,7 +149,6 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
       UsageError: the model does not fit the data or cannot be built, or it is unknown what normalised the run's images.
     """
     given = {"data_dir": flags.data_dir, "eval_split": flags.split, **others}
-    given |= {"eval_where": flags.where, "eval_limit": flags.limit}
     given |= {"cache_dir": flags.cache_dir, "cache_bytes": flags.cache_bytes}
     given = {name: value for name, value in given.items() if value is not None}
     if "global_batch_size" in given:

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from pipeline.commands.flags import check, check_all
 from pipeline.errors import UsageError
-from pipeline.order.views import View
 from trainer.config.meaning import PARAMETER_SERVER, check_apart, check_local, flag
 from trainer.run_folder import RunFolder
 
@@ -179,8 +178,6 @@ class CheckpointFlags:
     data_dir: str | None = flag(None, "folder of a data set of the same classes (None: the run's)")
     statistics: str | None = flag(None, "folder of the data set whose statistics normalise images (None: the run's)")
     split: str | None = flag(None, "such as test, or a slice: train[:1000] (None: the run's --eval_split)")
-    where: str | None = flag(None, "records of the split, by columns: 'width >= 28' (None: the run's --eval_where)")
-    limit: str | None = flag(None, "number of records, or '50 per label' (None: the run's --eval_limit)")
     cache_dir: str | None = flag(
         None, "folder on a local disk for copies of a remote data set's shards (None: the run's)"
     )
@@ -196,7 +193,6 @@ class CheckpointFlags:
         check_all(
             lambda: check(self),
             lambda: self._check_folder("model_dir"),
-            lambda: View(where=self.where, limit=self.limit),
         )
 
     def _check_folder(self, name: str) -> None:

@@ -443,13 +443,22 @@ def test_new_values_replace_old_ones_and_another_spec_says_so(tmp_path):
 # The audit.
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_the_audit_proves_views(data, view, capsys):
-    flags = [f"--{name}={value}" for name, value in VIEWS[view].items()]
+@pytest.mark.parametrize(
+    ("flags", "rows"),
+    [
+        (["--where=label in (1, 'class 3')"], 40),
+        (["--limit=7 per label"], 35),
+        (["--where=rare < 70 or label == 0", "--balance=label"], 100),
+        (["--weigh=weight", "--skip_steps=5:7,8:9"], 147),
+    ],
+)
+def test_the_audit_proves_the_view_of_its_flags(data, flags, rows, capsys):
     audit([str(data("raw")), "--global_batch_size=30", "--workers=3", "--against_workers=5", "--epoch=1", *flags])
     out = capsys.readouterr().out
+    assert f"view: {rows} rows per epoch" in out
     assert "proof holds: every record as often as the view says" in out
     assert "holds  each record is fed as often as its view says" in out
+    assert ("60 rows are dropped or skipped" in out) == ("skip" in flags[-1])
 
 
 def test_the_audit_compares_the_rows_that_are_fed_under_a_view(data, capsys):
