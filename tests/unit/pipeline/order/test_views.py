@@ -138,6 +138,22 @@ def test_a_limit_of_fewer_records_keeps_those_of_all_that_remain():
     assert np.flatnonzero(some).tolist() == np.flatnonzero(every).tolist()  # the first of the same permutation
 
 
+@pytest.mark.parametrize(
+    ("view", "epochs"),  # 0, 1 and 40
+    [
+        (View(balance="label"), ["111111123243", "111111132234", "111111132243"]),
+        (View(balance="sqrt(label)"), ["111111112121", "111111121112", "111111121121"]),
+        (View(weigh="w"), ["112011311102", "112011301103", "012012301103"]),
+        (View(limit=5), ["110100000011"] * 3),
+        (View(limit="2 per label"), ["010100001111"] * 3),
+    ],
+)
+def test_the_times_of_a_few_views_are_pinned(view, epochs):
+    weights = np.float32([0.5, 1.25, 2, 0, 0.75, 1.5, 3.1, 0.2, 0.9, 1, 0.4, 2.6])
+    columns = columns_of([0] * 7 + [1] * 3 + [2] * 2, w=weights)
+    assert ["".join(map(str, times_of(view, columns, epoch))) for epoch in (0, 1, 40)] == epochs
+
+
 # Expressions.
 
 
