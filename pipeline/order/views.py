@@ -136,7 +136,7 @@ class View:
         mask = self.mask(columns, num_records)
         # 32 bits where they are enough: half of the memory.
         kind = np.int32 if num_records < 1 << 31 else np.int64
-        chosen = np.arange(num_records, dtype=kind) if mask is None else np.flatnonzero(mask).astype(kind)
+        chosen: NDArray[Any] = np.arange(num_records, dtype=kind) if mask is None else np.flatnonzero(mask).astype(kind)
         if not len(chosen):
             raise UsageError(f"where={_shown(self.where)}: keeps none of the {num_records:,} records of {split!r}")
         if self.limit is not None:
@@ -189,7 +189,7 @@ class View:
             )
         return found
 
-    def _first(self, chosen: I64, columns: Columns) -> I64:
+    def _first(self, chosen: NDArray[Any], columns: Columns) -> NDArray[Any]:
         """Returns the records of the limit. A record's place depends on its id alone, not on the others."""
         limit, per = self._limited() or (len(chosen), None)
         with np.errstate(over="ignore"):
@@ -216,7 +216,7 @@ class View:
         except UsageError as error:
             raise UsageError(f"{argument}={getattr(self, argument)!r}: {error}") from None
 
-    def _balance(self, chosen: I64, columns: Columns, num_records: int, seed: int) -> Times:
+    def _balance(self, chosen: NDArray[Any], columns: Columns, num_records: int, seed: int) -> Times:
         name, by_root = self._balanced()
         codes = self._codes(name, columns, "balance", chosen)
         members = np.argsort(codes, kind="stable").astype(chosen.dtype)
@@ -235,7 +235,7 @@ class View:
         records = None if len(chosen) == num_records else chosen
         return Times(num_records, records, int(sizes.sum()), seed, strata=strata)
 
-    def _weigh(self, chosen: I64, columns: Columns, num_records: int, seed: int, split: str) -> Times:
+    def _weigh(self, chosen: NDArray[Any], columns: Columns, num_records: int, seed: int, split: str) -> Times:
         assert self.weigh is not None
         weights = self._column(self.weigh, columns, "weigh")
         if columns.is_text(self.weigh):
@@ -253,7 +253,7 @@ class View:
         most = float(weights.max()) if len(weights) else 0.0
         if most * len(weights) >= _MOST_POSITIONS:
             raise UsageError(f"weigh={self.weigh!r}: weights up to {most:g} make too long an epoch; divide them")
-        fixed = np.empty(len(weights), np.uint32 if most < (1 << 32 - ONE_BITS) - 1 else np.int64)
+        fixed: NDArray[Any] = np.empty(len(weights), np.uint32 if most < (1 << 32 - ONE_BITS) - 1 else np.int64)
         for at in range(0, len(weights), _BLOCK):
             fixed[at : at + _BLOCK] = np.floor(weights[at : at + _BLOCK].astype(np.float64) * ONE + 0.5)
         wanted = fixed > 0

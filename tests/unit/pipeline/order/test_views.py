@@ -362,6 +362,18 @@ def test_random_views_feed_what_a_plain_listing_says_on_any_workers_from_any_ste
             assert counts.tolist() == times_of(view, columns, epoch, order.seed).tolist()
 
 
+def test_a_window_reads_no_record_that_its_epoch_lacks():
+    columns = columns_of([0, 1, 0, 2, 0, 3] * 20, w=[0.4, 1, 0.2, 2, 0.7, 3] * 20)
+    times, _ = View(weigh="w").resolve(columns, 120, 5, "train")
+    order = Order((50, 0, 70), 8, 2, 3, "pad", 5, True, times)
+    feed = make_feed(order, None, NumpyArrays())
+    for window in range(3):
+        plan = feed.plan(1, window)
+        assert plan.times.min() >= 1
+        assert len(plan.times) == (plan.pieces[:, 2] - plan.pieces[:, 1]).sum() < 40
+        assert plan.times.sum() == len(plan.slots)
+
+
 # The spec.
 
 SPEC = OrderSpec("ab", "train", 0, 8, 1, 1000, "pad", True, 10)
