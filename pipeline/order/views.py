@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError, names_that_work
+from pipeline.errors import UsageError, nearest
 from pipeline.order.arrays import NumpyArrays, consecutive
 from pipeline.order.hashing import Domain, derive_key, permutation
 
@@ -35,6 +35,7 @@ ONE_BITS = 20
 ONE = 1 << ONE_BITS  # weights in fixed point
 _MOST_POSITIONS = 1 << 40  # of an epoch, so that no product or sum below overflows
 _BLOCK = 1 << 20  # weights that are converted at once
+_MOST_NAMED = 20  # classes in a message
 _KEPT_EPOCHS = 2  # whose positions stay in memory: this one, and the one that is being planned
 _LIMIT = re.compile(r"([1-9]\d{0,17})(?: per ([^\W\d]\w*))?")
 _BALANCE = re.compile(r"([^\W\d]\w*)|sqrt\(([^\W\d]\w*)\)")
@@ -531,8 +532,13 @@ class _Expression:
     def _code(self, name: str, value: str) -> int:
         names = self._columns.names_of(name)
         if value not in names:
-            what = names_that_work(names) if names else "its values are numbers"
-            raise self._error(f"the column {name!r} has no value {value!r}; {what}")
+            near = nearest(value, names)
+            hint = f"did you mean {near!r}? " if near else ""
+            some = ", ".join(names[:_MOST_NAMED]) + (
+                f" and {len(names) - _MOST_NAMED} more" * (len(names) > _MOST_NAMED)
+            )
+            known = f"known: {some}" if names else "its values are numbers"
+            raise self._error(f"the column {name!r} has no value {value!r}; {hint}{known}")
         return names.index(value)
 
     def _column(self, name: str) -> Any:

@@ -200,14 +200,19 @@ def test_an_expression_keeps(text, kept):
         ("label in 3", "after 'in' comes a list"),
         ("lable == 1", "unknown 'lable'; known: label, source"),
         ("label == 'cow'", "has no value 'cow'; known: cat, dog"),
+        ("source == 'wob'", "has no value 'wob'; did you mean 'web'? known: book, web"),
+        ("many == 'class 77'", "did you mean 'class 7'? known: class 0, class 1, class 2,"),
+        ("many == 'x'", "class 19 and 5 more"),
+        ("width == 'x'", "its values are numbers"),
         ("source < 3", "has strings; compare it with one by ==, != or in"),
         ("'cat' == 'cat'", "can only be compared with a column"),
         ("label > 99999999999999999999", "not in the range of a signed 64-bit integer"),
     ],
 )
 def test_a_wrong_expression_is_named(text, said):
-    columns = columns_of([0, 1], source=[0, 1])
-    columns.names, columns.texts = {"label": ("cat", "dog"), "source": ("book", "web")}, ("source",)
+    columns = columns_of([0, 1], source=[0, 1], many=[0, 9], width=[3, 4])
+    columns.names = {"label": ("cat", "dog"), "source": ("book", "web"), "many": tuple(f"class {i}" for i in range(25))}
+    columns.texts = ("source",)
     with pytest.raises(UsageError) as caught:
         View(where=text).mask(columns, 2)
     assert said in str(caught.value)
