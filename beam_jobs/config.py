@@ -70,6 +70,11 @@ class ConvertConfig:
     )
     max_rejects: int = flag(0, "invalid rows of the source that may be skipped; they are listed in rejects.jsonl")
     seed: int = flag(0, "of the permutation that spreads the examples over the shards")
+    columns: str = flag(
+        "",
+        "of values to choose and weigh records by, added at the end: records (label, bytes, features with one value), "
+        "records:label,width, or as pipeline.index --add_columns; data_dir must be local",
+    )
     overwrite: bool = flag(
         False,
         "replace the data set in data_dir: the new one is written beside it; then the old manifest is removed, and "
@@ -92,6 +97,7 @@ class ConvertConfig:
             lambda: flag_values.check_range("max_rejects", self.max_rejects, 0, _MAX_SEED),
             lambda: flag_values.check_range("max_shard_bytes", self.max_shard_bytes, 1 << 20, 4 << 30),
             self._check_channels,
+            self._check_columns,
             lambda: self.shards_by_split,
             lambda: self.split_fractions,
             lambda: self.size,
@@ -105,6 +111,13 @@ class ConvertConfig:
     def _check_known(self, name: str, known: Collection[str]) -> None:
         if getattr(self, name) not in known:
             raise unknown(f"--{name}", getattr(self, name), [one for one in known if one])
+
+    def _check_columns(self) -> None:
+        if self.columns and "://" in self.data_dir:
+            raise UsageError(
+                f"--columns={self.columns} with --data_dir={self.data_dir}: columns are added to a local or mounted "
+                "folder; convert there, then copy all of it"
+            )
 
     def _check_channels(self) -> None:
         if self.channels not in (0, 1, 3):

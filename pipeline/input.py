@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pipeline import manifest as manifests
 from pipeline.files.paths import PathLike
@@ -12,28 +12,41 @@ from pipeline.manifest.splits import select
 from pipeline.order import order
 from pipeline.order.order import Spec
 from pipeline.order.sharding import SHUFFLE_BYTES, InputContext, Shard
-from pipeline.request import MAX_CORRUPT, OrderOptions, Request, Size, UserDistort, UserParse
-from pipeline.resolved import parts_of, resolve_all
+from pipeline.order.views import Where
+from pipeline.request import MAX_CORRUPT, OrderOptions, Request, Size, UserDistort, UserParse, ViewOptions
+from pipeline.resolved import parts_of, resolve_all, view_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 
 def steps_per_epoch(
-    data_dir: PathLike | Sources, split: str = "train", *, global_batch_size: int, remainder: str = "pad"
+    data_dir: PathLike | Sources,
+    split: str = "train",
+    *,
+    global_batch_size: int,
+    remainder: str = "pad",
+    **view: Unpack[ViewOptions],
 ) -> int:
     """Returns T, the steps per epoch, which are the same on every replica and in every epoch.
 
     The epochs of a mixture are those of its first source.
 
+    Args:
+      data_dir, split, global_batch_size, remainder: as for `input_fn`.
+      **view: where, limit, balance, weigh, as for `input_fn`.
+
     Raises:
       DataError: no valid data set in `data_dir`.
-      UsageError: an unknown split or remainder, or an epoch without a step.
+      UsageError: an unknown split or remainder, a view that cannot work, or an epoch without a step.
     """
-    request = Request(data_dir, split, global_batch_size=global_batch_size, training=True, remainder=remainder)
+    request = Request(data_dir, split, global_batch_size=global_batch_size, training=True, remainder=remainder, **view)
     part = parts_of(request)[0]
-    count = select(manifests.load(part.folder), part.split).num_examples
-    return order.checked_steps(part.split, count, part.global_batch_size, remainder)
+    manifest = manifests.load(part.folder)
+    selection = select(manifest, part.split)
+    times, text = view_of(part, manifest, selection)
+    count = times.total if times else selection.num_examples
+    return order.checked_steps(part.split, count, part.global_batch_size, remainder, text)
 
 
 def order_spec(data_dir: PathLike | Sources, split: str = "train", **options: Unpack[OrderOptions]) -> Spec:
@@ -41,8 +54,9 @@ def order_spec(data_dir: PathLike | Sources, split: str = "train", **options: Un
 
     Args:
       data_dir, split: as for `input_fn`.
-      **options: of `input_fn`: global_batch_size, training, seed, remainder, streams, shuffle_bytes; and distort,
-        resize, parse, which matter if they change the size of an example in memory.
+      **options: of `input_fn`: global_batch_size, training, seed, remainder, streams, shuffle_bytes, where, limit,
+        balance, weigh, skip_steps; and distort, resize, parse, which matter if they change the size of an example in
+        memory.
 
     Raises:
       DataError: no valid data set in `data_dir`.
@@ -77,6 +91,11 @@ def input_fn(
     portable: bool = False,
     cache_dir: PathLike | None = None,
     cache_bytes: int | None = None,
+    where: Where = None,
+    limit: int | str | None = None,
+    balance: str | None = None,
+    weigh: str | None = None,
+    skip_steps: Any = (),
 ) -> tf.data.Dataset:
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
@@ -137,6 +156,16 @@ def input_fn(
       cache_dir: a folder on a disk of this machine for copies of a remote data set's shards, which all its processes
         share. Shards are fetched whole, ahead of their window (docs/reading.md); the order does not depend on it.
       cache_bytes: that the copies may take; None: 90% of the space that the disk has left.
+      where: the records to take: an expression over the data set's columns, such as `label in ("cat", "dog") and
+        width >= 28`, or a function of {column: values} that returns a mask (docs/views.md). A source of a mixture may
+        have its own, `("b", 0.3, {"where": "score > 0.5"})`; so also with limit, balance and weigh.
+      limit: the number of records to take, or `500 per label`. A smaller limit takes a subset of a larger one's.
+      balance: a column, such as `label`: each of its values fills the same number of rows of every epoch, exactly;
+        `sqrt(label)`: half way between that and the natural share.
+      weigh: a column of weights: a record of weight w is in an epoch floor(w) or ceil(w) times, in the mean w. Copies
+        of a record are distorted differently.
+      skip_steps: pairs of a first step and the one after the last, `[(12300, 12360)]`: the rows of these steps have
+        weight 0.
 
     Returns:
       A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels

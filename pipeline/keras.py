@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,8 @@ from pipeline.errors import DataError, UsageError, root_cause
 from pipeline.order.order import MixtureSpec, Spec, check_replicas
 
 _SPEC, _OPTIMIZER = (f"order/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in ("spec", "optimizer"))  # in checkpoints
+
+_logger = logging.getLogger("pipeline")
 
 
 class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
@@ -87,9 +90,12 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         try:
             stored = json.loads(tf.train.load_variable(newest, _SPEC))
             # The rest of another order would repeat records and leave others out.
-            if changed := self._spec.differences(stored):
+            step = int(newest.rpartition("-")[2])
+            if changed := self._spec.differences(stored, step):
                 said = ", ".join(f"{name} was {old}, is {new}" for name, (new, old) in changed.items())
                 raise UsageError(f"the order of examples has changed: {said}", path=newest, advice="use another folder")
+            if note := self._spec.later_skips(stored, step):
+                _logger.warning("%s: %s", newest, note)
             if (stored := tf.train.load_variable(newest, _OPTIMIZER).decode()) != self._optimizer:
                 raise UsageError(
                     f"has optimizer {stored}, the model has {self._optimizer}", path=newest, advice="use another folder"

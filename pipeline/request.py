@@ -21,6 +21,7 @@ from pipeline.order.sharding import (
     truth_value,
     whole_number,
 )
+from pipeline.order.views import View, Where, checked_skips
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -44,10 +45,23 @@ _LEAST = {  # options that are whole numbers, and the smallest value of each
     "cache_bytes": 1,
 }
 _OPTIONAL = ("streams", "epochs", "cache_bytes")  # those of them that may be None
+NOT_PORTABLE = (
+    "where, limit, balance, weigh and skip_steps with {}: TensorFlow's own operations read and plan there, which know "
+    "no views; leave them out"
+)
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
-class OrderOptions(TypedDict, total=False):
+class ViewOptions(TypedDict, total=False):
+    """The options of `input_fn` that choose and weigh records, one value inside: `Request.view`."""
+
+    where: Where
+    limit: int | str | None
+    balance: str | None
+    weigh: str | None
+
+
+class OrderOptions(ViewOptions, total=False):
     """The options of `input_fn` that the order of examples depends on."""
 
     global_batch_size: Required[int]
@@ -59,6 +73,7 @@ class OrderOptions(TypedDict, total=False):
     distort: str | UserDistort | None
     resize: Size
     parse: UserParse | None
+    skip_steps: Any
 
 
 class JobOptions(OrderOptions, total=False):
@@ -118,6 +133,11 @@ class Request:
     portable: bool = False
     cache_dir: PathLike | None = None
     cache_bytes: int | None = None
+    where: Where = None
+    limit: int | str | None = None
+    balance: str | None = None
+    weigh: str | None = None
+    skip_steps: Any = ()
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Request:
@@ -134,7 +154,22 @@ class Request:
         if self.streams is not None:
             check_streams(self.global_batch_size, self.streams)
         self._check_examples()
+        self._check_view()
         self._check_delivery()
+
+    def _check_view(self) -> None:
+        self._set("skip_steps", checked_skips(self.skip_steps))
+        views = [self.view, *(source.options for source in self.sources)]
+        for name in ("balance", "weigh") if not self.training else ():
+            if (value := getattr(self.view, name)) is not None:
+                raise UsageError(
+                    f"{name}={value!r} with training=False: an evaluation counts each record once, so that its numbers "
+                    "are those of the data; choose records with where or limit, or average the classes' own numbers"
+                )
+        if not self.training and self.skip_steps:
+            raise UsageError("skip_steps with training=False: an evaluation skips nothing; leave it out")
+        if self.portable and (any(views) or self.skip_steps):
+            raise UsageError(NOT_PORTABLE.format("portable=True"))
 
     def _check_data(self) -> None:
         if isinstance(self.data_dir, str | os.PathLike):
@@ -217,6 +252,11 @@ class Request:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+    @property
+    def view(self) -> View:
+        """The records that an epoch has, and how often."""
+        return View(self.where, self.limit, self.balance, self.weigh)
 
     @property
     def sources(self) -> tuple[Source, ...]:

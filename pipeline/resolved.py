@@ -19,6 +19,7 @@ from pipeline import manifest as manifests
 from pipeline.distort import recipes
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
+from pipeline.manifest.columns import Columns
 from pipeline.manifest.sources import Source
 from pipeline.manifest.splits import Selection, select
 from pipeline.order import order as orders
@@ -26,6 +27,7 @@ from pipeline.order import sharding, shares
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.order.order import MAX_STEP, MixtureSpec, Order, OrderSpec, Spec
 from pipeline.order.sharding import check_pairs
+from pipeline.order.views import Times
 from pipeline.request import Request
 
 _ADVICE = "the rows of a step must be alike (resize stretches images to one size)"
@@ -98,8 +100,10 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
     selection = select(manifest, request.split)
     record_bytes = record_bytes or _record_bytes(request, manifest, selection)
     counts = tuple(segment.num_examples for segment in selection.segments)
+    times, view = view_of(request, manifest, selection)
+    positions = times.total if times else sum(counts)
     streams = request.streams or orders.default_streams(
-        sum(counts), record_bytes, len(counts), request.global_batch_size, request.shuffle_bytes, request.mixes
+        positions, record_bytes, len(counts), request.global_batch_size, request.shuffle_bytes, request.mixes
     )
     spec = OrderSpec(
         manifest_digest=manifest.digest,
@@ -111,11 +115,26 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
         remainder=request.remainder,
         training=request.training,
         record_bytes=record_bytes,
+        view=view,
+        skip_steps=request.skip_steps,
     )
-    order = orders.make_order(spec, counts, record_bytes)
+    order = orders.make_order(spec, counts, record_bytes, times)
     resolved = ResolvedRequest(request, manifest, selection, spec, order, _statistics(request, manifest))
     resolved.check_pairs()
     return resolved
+
+
+def view_of(request: Request, manifest: Manifest, selection: Selection) -> tuple[Times | None, str]:
+    """Returns how often each record is in an epoch, and the view's text in the spec; (None, "") without a view.
+
+    Raises:
+      DataError: a column's file is missing, or of another conversion.
+      UsageError: a view that cannot work with this data set.
+    """
+    if not request.view:
+        return None, ""
+    columns = Columns(request.folder, manifest, selection)
+    return request.view.resolve(columns, selection.num_examples, request.seed, selection.text)
 
 
 def _statistics(request: Request, manifest: Manifest) -> Manifest:
@@ -277,6 +296,7 @@ def _part(request: Request, number: int, source: Source, rows: int) -> Request:
             seed=int(derive_key(Domain.SOURCE, request.seed, number) >> np.uint64(1)) if number else request.seed,
             epochs=None if number else request.epochs,
             shuffle_bytes=max(1, request.shuffle_bytes * rows // request.global_batch_size),
+            **source.options,
         )
 
 

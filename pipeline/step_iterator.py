@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
@@ -20,6 +21,8 @@ from pipeline.order.sharding import as_shard, whole_number
 from pipeline.read.numpy_calls import error_of_input
 from pipeline.request import InputOptions, Request
 from pipeline.resolved import resolve_all
+
+_logger = logging.getLogger("pipeline")
 
 
 class StepIterator(Iterator[tuple[Any, ...]]):
@@ -128,7 +131,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         if not isinstance(state, Mapping) or not isinstance(state.get("spec"), Mapping) or "step" not in state:
             raise UsageError(f"state={state!r}: must be what get_state gave, with step, spec and spec_digest")
         step = whole_number("the state's step", state["step"], 0)
-        changed = self.spec.differences(dict(state["spec"]))
+        changed = self.spec.differences(dict(state["spec"]), step)
         if changed and not allow_order_change:
             fields = "; ".join(f"{name} was {was}, is {now}" for name, (now, was) in changed.items())
             raise UsageError(
@@ -140,6 +143,8 @@ class StepIterator(Iterator[tuple[Any, ...]]):
                 f"the state's spec_digest is {state.get('spec_digest')!r}, but that of its spec is "
                 f"{self.spec.digest!r}: it was changed by hand or is corrupt"
             )
+        if note := self.spec.later_skips(dict(state["spec"]), step):
+            _logger.warning("set_state: %s", note)
         if (step, 0) != (self.step, self._given % self._replicas):  # else what was read ahead can be used
             self._seek(step)
 

@@ -14,7 +14,7 @@ from pipeline.manifest.sources import Source, Sources, parse_sources, sources_of
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
-from pipeline.request import HOST, Request, UserParse
+from pipeline.request import HOST, Request, UserParse, ViewOptions
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, check_replicas, resolve, resolve_all
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
@@ -144,6 +144,8 @@ def _request(
     statistics: PathLike | None,
     training: bool,
 ) -> Request:
+    order, data = config.order, config.data
+    view: ViewOptions = {"where": order.where, "limit": order.limit, "balance": order.balance, "weigh": order.weigh}
     return Request(
         data_dir,
         split,
@@ -162,6 +164,8 @@ def _request(
         max_corrupt=config.data.max_corrupt,
         cache_dir=config.data.cache_dir,
         cache_bytes=config.data.cache_bytes,
+        skip_steps=order.skip_steps if training else (),
+        **(view if training else {"where": data.eval_where, "limit": data.eval_limit}),
     )
 
 

@@ -18,6 +18,7 @@ from beam_jobs.sources import published
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
+from pipeline.index import columns
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
@@ -60,6 +61,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     with replacing(sink, plan, config.overwrite) as staged:
         if staged is None:
             print(f"{sink.data_dir}: already holds this data set, made with the same options; nothing to do")
+            _add_columns(config, sink)
             return
         _say_begin(plan, sink.shown, workers, lowered)
         resumed, began = job.finished_part(staged), time.monotonic()
@@ -70,8 +72,15 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     made, total = manifest.load(sink.data_dir), time.monotonic() - started
     url = sink.data_dir.url if sink.data_dir.is_remote else ""
     print(summary(made, sink.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images, url=url))
+    _add_columns(config, sink)
     for note in [*([no_card] if no_card else []), *notes(sink.data_dir, made)]:
         print(f"note: {note}")
+
+
+def _add_columns(config: ConvertConfig, sink: Sink) -> None:
+    """Adds the columns of --columns to the data set that is published: the shards are read once more."""
+    if config.columns:
+        columns.add(str(sink.data_dir), config.columns)
 
 
 @contextlib.contextmanager

@@ -148,7 +148,13 @@ def files_of(present: Manifest | None) -> set[str]:
         return set()
     shards = [shard.file for shard in present.shards if drafts.is_ours(shard.file)]
     places = (naming.sidecar_names, naming.beside_names)
-    return {*shards, *(name for shard in shards for names in places for name in names(shard)), *drafts.BESIDE_SHARDS}
+    columns = {
+        naming.column_name(split, name, crc)
+        for name, column in present.columns.items()
+        for split, crc in column.files.items()
+    }
+    sidecars = {name for shard in shards for names in places for name in names(shard)}
+    return {*shards, *sidecars, *columns, *drafts.BESIDE_SHARDS}
 
 
 def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, object]]:

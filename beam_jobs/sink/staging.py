@@ -140,8 +140,9 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
         _swap(folder, data_dir, [name for name in names if name != naming.MANIFEST])
         for name in {naming.REJECTS, *present.files_of(replaced)} - set(names):  # rejects: of a failed run
             (data_dir / name).remove()
-        with contextlib.suppress(OSError):  # it holds the new sidecars, or other files
-            (data_dir / naming.SIDECARS).rmdir()
+        for name in (naming.SIDECARS, naming.COLUMNS):
+            with contextlib.suppress(OSError):  # it holds the new sidecars, or other files
+                (data_dir / name).rmdir()
         _remove(folder)
 
 

@@ -26,6 +26,8 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, reason_of
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, SplitInfo, naming
+from pipeline.manifest.columns import Columns
+from pipeline.manifest.splits import select
 
 _MOST_NAMED = 3  # labels or sizes in one line
 _EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode slightly differently
@@ -77,7 +79,7 @@ class Validation(ShardJob):
         shards = [by_number[number] for number in self.shards]
         keys = _key_problems(self.data_dir, self.manifest, repeated)
         totals = _total_problems(self.manifest, shards, self.decodes)
-        checks = (tfds_problems, _card_problems, _stray_problems)
+        checks = (tfds_problems, _card_problems, column_problems, _stray_problems)
         beside = [problem for check in checks for problem in check(self.data_dir, self.manifest)]
         if not self.report.is_remote and not self.report.parent.is_dir():
             raise DataError(
@@ -219,6 +221,16 @@ def _card_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Proble
         text = f"cannot be read: {reason_of(error)}"
     if text:
         yield Problem(len(manifest.shards), -1, naming.CARD, "", text)
+
+
+def column_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
+    """Yields a problem for each file of a column that is missing, cut or of another conversion."""
+    for name, column in manifest.columns.items():
+        for split, crc in column.files.items():
+            try:
+                Columns(str(data_dir), manifest, select(manifest, split))[name]
+            except DataError as error:
+                yield Problem(len(manifest.shards), -1, naming.column_name(split, name, crc), "", error.reason)
 
 
 def _stray_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:

@@ -20,10 +20,12 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
 from pipeline.manifest.sources import Sources, parse_sources, sources_of
 from pipeline.order.order import Order
+from pipeline.order.views import skips_text
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, check_replicas, resolve, resolve_all
 
 _GIVEN = "given  the shards hold what the manifest says: beam_jobs.validate checks that"
+_VIEW = ("where", "limit", "balance", "weigh", "skip_steps")  # flags that only change the order if they are given
 _ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")  # flags
 
 
@@ -50,7 +52,9 @@ def _of_each(config: AuditConfig, sources: Sources) -> list[AuditConfig]:
     parts = []
     if config.global_batch_size is not None:
         given = {name: getattr(config, name) for name in _ORDER if getattr(config, name) is not None}
-        request = Request(sources, training=True, distort=config.distort, resize=config.resize, **given)
+        request = Request(
+            sources, training=True, distort=config.distort, resize=config.resize, **given, **_view(config)
+        )
         for topology in _topologies(config, config.global_batch_size, None):
             check_replicas(request, topology.replicas)
         parts = [part.request for part in resolve_all(request).parts]
@@ -92,7 +96,9 @@ def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
     """Returns the split in the order that the flags give; those left out come from the run's log, or are defaults."""
     run: dict[str, Any] = dataclasses.asdict(header.spec) if header else {}
     given = {name: getattr(config, name) for name in _ORDER if getattr(config, name) is not None}
-    values = {name: run[name] for name in _ORDER if name in run} | given
+    values = {name: run[name] for name in _ORDER if name in run} | given | _view(config)
+    if header is not None and config.skip_steps is None:
+        values["skip_steps"] = header.spec.skip_steps
     if header is None:
         values |= {"distort": config.distort, "resize": config.resize}
     training = not config.evaluation and run.get("training", True)
@@ -107,6 +113,10 @@ def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
             f"--observed: the run's order has {name}={there}, not {here}; leave out flags that the log has"
         )
     return source
+
+
+def _view(config: AuditConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in _VIEW if getattr(config, name) is not None}
 
 
 def _topologies(config: AuditConfig, size: int, header: Header | None) -> list[Topology]:
@@ -170,8 +180,10 @@ def _heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[st
     kind = f"training, seed {spec.seed}, epoch {epoch}" if spec.training else f"evaluation, epoch {epoch}"
     streams = f"{count_of(spec.streams, 'stream')} of {count_of(order.rows_per_stream, 'row')}"
     return [
-        f"{source.manifest.dataset}, split {spec.split}: {count_of(order.num_records, 'record')} in "
+        f"{source.manifest.dataset}, split {spec.split}: {count_of(order.num_stored, 'record')} in "
         f"{count_of(len(segments), 'shard')}",
+        *([f"view: {count_of(order.num_records, 'row')} per epoch; {spec.view}"] if spec.view else []),
+        *([f"skipped steps: {skips_text(spec.skip_steps)}"] if spec.skip_steps else []),
         f"order: {kind}, global batch {spec.global_batch_size:,}, {streams}, shuffle_bytes {spec.shuffle_bytes:,}, "
         f"remainder {spec.remainder}",
         f"topology: {topology}",
@@ -189,6 +201,11 @@ def _verdict(order: Order, topology: Topology, is_complete: bool) -> str:
     if not is_complete:
         return "no fault in what was checked; --exhaustive replays every window and counts every record"
     seen = min(order.num_records, order.steps_per_epoch * order.global_batch_size)
+    if order.times is not None or order.skip_steps:
+        return (
+            f"proof holds: every record as often as the view says, {seen:,} rows per epoch but for skipped steps; "
+            f"{order.steps_per_epoch:,} full steps on each of {topology.replicas:,} replicas"
+        )
     each = f"each of {seen:,} records" if seen == order.num_records else f"{seen:,} of {order.num_records:,} records"
     return (
         f"proof holds: {each} once per epoch, by one replica; {order.steps_per_epoch:,} full steps on each of "

@@ -1,21 +1,28 @@
-"""The contract of docs/order.md, restated as plainly as possible. The audit compares what is fed with it.
+"""The contract of docs/order.md and docs/views.md, restated as plainly as possible. What is fed is compared with it.
 
-It shares no code with `pipeline.order`, not even hashes and bounds, so that a fault there is not repeated here.
+It shares no code with `pipeline.order`, not even hashes and bounds, so that a fault there is not repeated here. Only
+the expression of `where` is evaluated by the same code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.manifest.columns import Columns
 from pipeline.resolved import ResolvedRequest
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-_SHARDS, _WINDOW = 1, 2  # the first argument of a permutation's key
+_SHARDS, _WINDOW, _LIMIT, _BALANCE, _WEIGH, _START = 1, 2, 8, 9, 10, 11  # the first argument of a key
+_UNIT = 1 << 20  # weights are whole numbers of its part
+_KEPT = 2  # epochs of a view
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +35,8 @@ class Contract:
       streams: K.
       windows: W, of each stream.
       remainder, seed, training: as in the spec.
+      times: returns how often each record is in an epoch, (records of the selection,); None: once.
+      skip_steps: (first, end) of steps whose rows are not real.
     """
 
     counts: tuple[int, ...]
@@ -37,19 +46,41 @@ class Contract:
     remainder: str
     seed: int
     training: bool
+    times: Callable[[int], I64] | None = None
+    skip_steps: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, source: ResolvedRequest) -> Contract:
-        """Returns the contract of a split, from the manifest and the spec alone."""
+        """Returns the contract of a split, from the manifest, its columns and the spec alone."""
         spec, counts = source.spec, tuple(segment.num_examples for segment in source.selection.segments)
-        longest = -(-sum(counts) // spec.streams)
+        times = _times_of(source) if source.request.view else None
+        longest = -(-(sum(counts) if times is None else int(times(0).sum())) // spec.streams)
         windows = max(1, -(-longest // (spec.shuffle_bytes // spec.streams // spec.record_bytes)))
-        return cls(counts, spec.global_batch_size, spec.streams, windows, spec.remainder, spec.seed, spec.training)
+        return cls(
+            counts,
+            spec.global_batch_size,
+            spec.streams,
+            windows,
+            spec.remainder,
+            spec.seed,
+            spec.training,
+            times,
+            spec.skip_steps,
+        )
+
+    @functools.cached_property
+    def num_stored(self) -> int:
+        """The records of the selection."""
+        return sum(self.counts)
 
     @functools.cached_property
     def num_records(self) -> int:
-        """N."""
-        return sum(self.counts)
+        """N, the positions of an epoch."""
+        return self.num_stored if self.times is None else int(self.times(0).sum())
+
+    def is_skipped(self, step: int) -> bool:
+        """Whether the rows of a global step are not real."""
+        return any(first <= step < stop for first, stop in self.skip_steps)
 
     @property
     def rows_per_stream(self) -> int:
@@ -90,7 +121,7 @@ class Contract:
         """Returns the record ids (G,) of a global step, and which rows are real: bool (G,)."""
         epoch, step = divmod(step, self.steps_per_epoch)
         records, real = self.epoch(epoch).batches(range(step, step + 1), range(self.global_batch_size))
-        return records[0], real[0]
+        return records[0] % self.num_stored, real[0]
 
 
 class Epoch:
@@ -105,11 +136,24 @@ class Epoch:
             self.shard_order = _permutation(_key(_SHARDS, contract.seed, number), len(counts))
         self._first_record = (np.cumsum(counts) - counts)[self.shard_order]
         laid = counts[self.shard_order]
+        self._records = None
+        if contract.times is not None:
+            times = contract.times(number)
+            stored = np.concatenate(
+                [first + np.arange(n) for first, n in zip(self._first_record, laid, strict=True)] or [laid]
+            )
+            copies = np.concatenate([np.arange(n) for n in times[stored]])
+            self._records = np.repeat(stored, times[stored]) + copies * contract.num_stored
         self._first_position = np.cumsum(laid) - laid
         self._window = functools.lru_cache(4 * contract.streams)(self._permuted_window)
 
     def laid(self, positions: I64) -> I64:
-        """Returns the records at some positions, before the windows are permuted."""
+        """Returns the records at some positions, before the windows are permuted.
+
+        Copy j of a view's record has its id plus j times the records of the selection.
+        """
+        if self._records is not None:
+            return self._records[positions]
         shard = np.searchsorted(self._first_position, positions, "right") - 1
         return self._first_record[shard] + positions - self._first_position[shard]
 
@@ -161,7 +205,50 @@ class Epoch:
             found = self.stream(stream, steps.start * q, steps.stop * q)
             blocks.append([part.reshape(len(steps), q)[:, mine] for part in found])
         records, real = (np.concatenate(parts, axis=1) for parts in zip(*blocks, strict=True))
-        return records, real
+        first = self.number * self.contract.steps_per_epoch
+        skipped = [self.contract.is_skipped(first + step) for step in steps]
+        return records, real & ~np.array(skipped, bool)[:, None]
+
+
+def _times_of(source: ResolvedRequest) -> Callable[[int], I64]:
+    """Returns a function of the epoch: how often each record of a view is in it, (records of the selection,)."""
+    view, seed, count = source.request.view, source.spec.seed, source.selection.num_examples
+    columns = Columns(source.request.folder, source.manifest, source.selection)
+    mask = view.mask(columns, count)
+    kept = list(range(count)) if mask is None else np.flatnonzero(mask).tolist()
+    if view.limit is not None:
+        most, _, name = str(view.limit).partition(" per ")
+        of = columns[name.strip()].tolist() if name else [None] * count
+        taken: dict[Any, list[int]] = {}
+        for record in sorted(kept, key=lambda record: _key(_LIMIT, record)):
+            taken.setdefault(of[record], []).append(record)
+        kept = sorted(record for records in taken.values() for record in records[: int(most)])
+
+    @functools.lru_cache(_KEPT)
+    def times(epoch: int) -> I64:
+        found = np.zeros(count, np.int64)
+        if view.balance is not None:
+            by_root = view.balance.startswith("sqrt(")
+            codes = np.asarray(columns[view.balance[5:-1] if by_root else view.balance])[kept]
+            classes, sizes = np.unique(codes, return_counts=True)
+            for code, n in zip(classes.tolist(), sizes.tolist(), strict=True):
+                wanted = math.isqrt(n * int(sizes.max())) if by_root else int(sizes.max())
+                members = np.array(kept)[codes == code]
+                for rank, member in enumerate(_permutation(_key(_BALANCE, seed, epoch, code), n).tolist()):
+                    found[members[member]] = (rank + 1) * wanted // n - rank * wanted // n
+        elif view.weigh is not None:
+            units = np.floor(np.asarray(columns[view.weigh])[kept].astype(np.float64) * _UNIT + 0.5).astype(np.int64)
+            there = np.flatnonzero(units)
+            total = int(units.sum())
+            at = _key(_START, seed, epoch) % (_UNIT - total % _UNIT)
+            for member in there[_permutation(_key(_WEIGH, seed, epoch), len(there))].tolist():
+                found[kept[member]] = (at + int(units[member])) // _UNIT - at // _UNIT
+                at += int(units[member])
+        else:
+            found[kept] = 1
+        return found
+
+    return times
 
 
 def _permutation(key: int, size: int) -> I64:

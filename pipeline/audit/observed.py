@@ -247,7 +247,7 @@ def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tupl
     expected, real = (np.stack(parts) for parts in zip(*map(contract.batch, steps), strict=True))
     rows = np.stack([seen.steps[step] for step in steps])
     records, weights, logged = rows["record"], rows["weight"], rows["record"] != NOT_LOGGED
-    unknown = records >= contract.num_records
+    unknown = records >= contract.num_stored
     wrong = (
         logged & ~unknown & (records != expected),
         unknown,
@@ -259,7 +259,7 @@ def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tupl
         kind = "real" if real[t, row] else "padding"
         text = f"expected key {want!r}, seen key {found!r}, weight {weights[t, row]:g} of a {kind} row"
         differences.append(Difference(steps[t], row, f"replica {rows['replica'][t, row]}: {text}"))
-    times = np.bincount(records[logged & ~unknown & (weights != 0)], minlength=contract.num_records)
+    times = np.bincount(records[logged & ~unknown & (weights != 0)], minlength=contract.num_stored)
     counts = {
         "steps": logged.all(axis=1),
         "records once": times == 1,
@@ -272,7 +272,7 @@ def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tupl
 
 def _weight_is_right(weights: NDArray[Any], real: Bools) -> Bools:
     """Returns which weights (n, G) are right: 0 for padding; for real rows all 1, or all G / real rows (`mean`)."""
-    mean = real.shape[1] / real.sum(1, keepdims=True)
+    mean = real.shape[1] / np.maximum(real.sum(1, keepdims=True), 1)  # a skipped step has no real row
     first = np.take_along_axis(weights, real.argmax(1)[:, None], axis=1)
     want = np.where(np.isclose(first, mean, rtol=_CLOSE, atol=0), mean, 1.0)
     return np.isclose(weights, np.where(real, want, 0.0), rtol=_CLOSE, atol=0)

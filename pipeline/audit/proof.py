@@ -179,10 +179,10 @@ def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
         try:
             plan = feed.plan(epoch, window)
             ids = _read(feed, plan)
-            found = _take(plan, ids, tail)
+            found = _take(plan, ids, tail, feed.order.num_stored)
             # The second form of the plan, for readers that put records where they are told. It must feed the same.
             contiguous = plan.with_contiguous_elements(feed.arrays)
-            _check_same(found, _take(contiguous, ids, tail), contiguous)
+            _check_same(found, _take(contiguous, ids, tail, feed.order.num_stored), contiguous)
             first = int(feed.first_element(first_step, epoch, window))
         except (LookupError, ValueError) as error:  # a wrong plan has indices or shapes that do not fit
             raise Fault(f"window {window} of epoch {epoch}: its plan cannot be carried out: {error}") from None
@@ -199,24 +199,30 @@ def _read(feed: Feed, plan: WindowPlan) -> I64:
     first = np.cumsum(feed.order.count_array) - feed.order.count_array
     pieces = [first[segment] + np.arange(start, stop) for segment, start, stop in plan.pieces.tolist()]
     ids = np.concatenate(pieces or [np.array([NOT_READ])])
+    if len(plan.times):
+        ids = np.repeat(ids, plan.times)
     if len(ids) > feed.window_records:
         raise Fault(f"{len(ids)} records are read, more than the {feed.window_records} that memory is checked for")
     return ids
 
 
-def _take(plan: WindowPlan, ids: I64, tail: I64) -> tuple[I64, I64]:
+def _take(plan: WindowPlan, ids: I64, tail: I64, num_stored: int) -> tuple[I64, I64]:
     """Returns the records of a plan's elements, and of the tail that the next window takes over.
 
     Args:
       plan: of the window.
       ids: records that the window reads.
       tail: records that the window before left.
+      num_stored: records of the selection.
     """
     rows = np.full(len(ids), NOT_READ)
     rows[plan.slots] = ids
-    wrong = np.flatnonzero(rows != plan.records)
+    named = plan.records % num_stored  # of copies, too
+    wrong = np.flatnonzero(rows != named)
     if wrong.size and ids[0] != NOT_READ:
-        raise Fault(f"row {wrong[0]} holds record {rows[wrong[0]]}, but its record id is {plan.records[wrong[0]]}")
+        raise Fault(f"row {wrong[0]} holds record {rows[wrong[0]]}, but its record id is {named[wrong[0]]}")
+    if ids[0] != NOT_READ:
+        rows = plan.records
     return _of_both(rows, tail, plan.take), _of_both(rows, tail, plan.next_tail)
 
 
@@ -254,6 +260,7 @@ class Runs:
         arrays = NumpyArrays(2 * order.streams + 1)
         self._feeds = [make_feed(order, topology.shard(w), arrays) for w in range(topology.workers)]
         self._windows = topology.workers * contract.windows
+        self._is_view = contract.times is not None
         streams = sum(len(feed.streams) for feed in self._feeds)
         # Workers that share a stream read more than they feed; padding is fed but not read.
         read, fed = (
@@ -273,7 +280,8 @@ class Runs:
         """
         topology = self._topology
         same = f"; every global batch is the same on {topology} as on {other}" if other else ""
-        count: Check = ("each record is fed once, by one replica", self._check_count)
+        often = "as often as its view says" if self._is_view else "once, by one replica"
+        count: Check = (f"each record is fed {often}", self._check_count)
         return [
             (f"every row belongs to one replica, and all have the same number ({topology})", self._check_replicas),
             (f"every row holds the record of the contract{same}", self._check_rows),
@@ -297,7 +305,7 @@ class Runs:
 
     def _check_rows(self) -> str:
         if self.is_complete:
-            self._times = np.zeros(self._contract.num_records, np.uint8)
+            self._times = np.zeros(self._contract.num_stored, np.int64)
             self._real_rows = 0
             windows, rows = self._replay(self._whole_epoch(), self._windows)
             resumed = (
@@ -315,14 +323,33 @@ class Runs:
         return f"{windows:,} of {self._windows:,} windows of the workers replayed, {rows:,} rows, {what}"
 
     def _check_count(self) -> str:
-        """Checks that the epoch fed every record once; `_check_rows` has counted."""
-        contract, wanted = self._contract, self._contract.records_fed
+        """Checks that the epoch fed every record as often as it is there; `_check_rows` has counted."""
+        contract, first = self._contract, self._epoch.number * self._contract.steps_per_epoch
+        wanted = contract.records_fed
+        if contract.skip_steps:
+            sizes = np.full(contract.steps_per_epoch, contract.global_batch_size)
+            sizes[-1] -= max(0, sizes.sum() - contract.num_records)
+            wanted = sum(int(n) for step, n in enumerate(sizes, first) if not contract.is_skipped(step))
+        if contract.times is not None:
+            return self._check_view(contract.times(self._epoch.number), wanted)
         once = int((self._times == 1).sum())
         if (once, self._real_rows) != (wanted, wanted):
             record = int(self._times.argmax() if self._times.max() > 1 else self._times.argmin())
             raise Fault(f"{self._name(record)} is fed {self._times[record]} times; {once} of {wanted} are fed once")
         dropped = contract.num_records - wanted
         return f"{once:,} records counted" + (f", {dropped:,} are dropped" if dropped else "")
+
+    def _check_view(self, times: I64, wanted: int) -> str:
+        wrong = np.flatnonzero(self._times > times if wanted < times.sum() else self._times != times)
+        if wrong.size or self._real_rows != wanted:
+            record = int(wrong[0]) if wrong.size else 0
+            raise Fault(
+                f"{self._name(record)} is fed {self._times[record]} times, not {times[record]}; {self._real_rows} rows "
+                f"of {wanted}"
+            )
+        there = times[times > 0]
+        left = f", {int(times.sum()) - wanted:,} rows are dropped or skipped" if wanted < times.sum() else ""
+        return f"{len(there):,} of {len(times):,} records counted, {range_of(there)} times each{left}"
 
     def _replay(self, plans: Iterator[Fed], count: int) -> tuple[int, int]:
         """Returns the number of windows and of rows that were replayed."""
@@ -337,7 +364,7 @@ class Runs:
         runs = [self._checked(worker, 0) for worker in range(len(self._feeds))]
         for fed in (fed for of_workers in zip_longest(*runs) for fed in of_workers if fed):
             records = fed.records[fed.real]
-            np.add.at(self._times, records, 1)
+            np.add.at(self._times, records % self._contract.num_stored, 1)
             self._real_rows += len(records)
             yield fed
 
@@ -386,11 +413,14 @@ class Runs:
                 raise Fault(f"{where}: {fed_row}; the contract has {must}")
         size = contract.global_batch_size
         real_rows = np.minimum(size, contract.num_records - np.array(steps, np.int64) * size)
+        first = self._epoch.number * contract.steps_per_epoch
+        real_rows[[contract.is_skipped(first + step) for step in steps]] = 0
         if not np.array_equal(fed.real_rows, real_rows.repeat(self._topology.local_replicas)):
             raise Fault(f"steps {steps.start} to {steps.stop - 1}: real rows per step are {fed.real_rows[-1:]} at last")
 
     def _name(self, record: int) -> str:
-        if not 0 <= record < self._contract.num_records:
-            return f"record {record}, which is not in the split,"
+        copy, record = divmod(record, self._contract.num_stored)
+        if copy < 0 or (copy and not self._is_view):
+            return f"record {record + copy * self._contract.num_stored}, which is not in the split,"
         file, row = self._selection.locate(record)
-        return f"record {record} (row {row} of {file})"
+        return f"record {record} (row {row} of {file}){f', copy {copy}' if copy else ''}"

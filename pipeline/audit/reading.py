@@ -100,19 +100,33 @@ class Reading:
     @cached_property
     def laid(self) -> I64:
         """First position of each shard, in the epoch's order, and the end of the last: int64 (S + 1,)."""
-        return np.concatenate([[0], np.cumsum(self.source.order.count_array[self.segments])])
+        return np.concatenate([[0], np.cumsum(self._shards.counts[self._shards.counts > 0])])
+
+    @cached_property
+    def _shards(self) -> LaidShards:
+        return LaidShards.of(self.source.order, self.epoch, NumpyArrays())
 
     @cached_property
     def segments(self) -> I64:
-        """Segments that have records, in the epoch's order."""
-        laid = LaidShards.of(self.source.order, self.epoch, NumpyArrays())
-        return laid.segments[laid.counts > 0]
+        """Segments of which records are read, in the epoch's order."""
+        return self._shards.segments[self._shards.counts > 0]
 
     @cached_property
     def _laid_bytes(self) -> I64:
         segments = [self.source.selection.segments[i] for i in self.segments.tolist()]
-        sizes = [s.shard.num_bytes * s.num_examples // s.shard.num_examples for s in segments]
+        read = self._records_read[self.segments].tolist()
+        sizes = [s.shard.num_bytes * n // s.shard.num_examples for s, n in zip(segments, read, strict=True)]
         return np.cumsum([0, *sizes])
+
+    @cached_property
+    def _records_read(self) -> I64:
+        """Records of each segment that are read, of a view those that the epoch has: int64 (S,)."""
+        order = self.source.order
+        if order.times is None:
+            return order.count_array
+        read = order.times.ids(np.flatnonzero(order.times.of(self.epoch)))
+        ends = np.cumsum(order.count_array)
+        return np.bincount(np.searchsorted(ends, read, "right"), minlength=len(ends))
 
     def bytes_before(self, positions: I64) -> I64:
         """Returns the bytes of all records that lie before each position: int64, of the shape of `positions`."""

@@ -154,11 +154,16 @@ class Batches:
         if request.weights == "mean":
             # Keras divides the sum by the batch size G. With weights of G / real rows that is the mean over real rows.
             count = tf.cast(real_rows, tf.float32)
-            if has_skipped:  # the plan does not know them; at least 1, because all rows may be skipped
-                count = tf.maximum(tf.reduce_sum(weights, axis=-1), 1.0)
+            if has_skipped:  # the plan does not know them
+                count = tf.reduce_sum(weights, axis=-1)
+            if has_skipped or request.skip_steps:  # a step may have no row
+                count = tf.maximum(count, 1.0)
             weights *= (self.resolved.order.global_batch_size / count)[..., None]
         given = [] if request.weights == "none" else [weights]
-        return [*given, records] if request.record_ids else given
+        if not request.record_ids:
+            return given
+        order = self.resolved.order
+        return [*given, records % order.num_stored if order.repeats else records]
 
 
 def recipe_of(resolved: ResolvedRequest) -> Recipe | None:

@@ -32,12 +32,12 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.memory import Buffers
 from pipeline.read.numpy_calls import release_arrays
 from pipeline.read.records_reader import RecordsReader
-from pipeline.read.rows_reader import RowsReader
+from pipeline.read.rows_reader import RowsReader, all_pieces
 from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
 from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
 from pipeline.records import tf_example
-from pipeline.request import Request
+from pipeline.request import NOT_PORTABLE, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, of_source, resolve_all
 
 _READY_STEPS = 2  # joined elements made ahead; each source makes some ahead, too
@@ -160,6 +160,8 @@ def _check_graph(request: Request) -> None:
     """Raises UsageError for options that TensorFlow's own reader cannot serve."""
     if request.on_corrupt == "skip":
         raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
+    if request.view or request.skip_steps:
+        raise UsageError(NOT_PORTABLE.format("a dataset that is made inside a tf.function, as for parameter servers"))
     if request.cache_dir is not None:
         raise UsageError(
             "cache_dir: not where the dataset is made inside a tf.function, as for parameter servers; leave it out"
@@ -176,15 +178,18 @@ def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
     manifest, reads = resolved.manifest, dataclasses.replace(shards, corruption=Corruption(shards.data_dir))
     if resolved.request.parse is not None:
         return
-    segment, taken = next((i, s) for i, s in enumerate(shards.segments) if s.num_examples)
+    # Of a view, one that it takes: no other shard is opened.
+    times = resolved.order.times
+    segment, first, _ = all_pieces(resolved.selection, None if times is None else times.ids(np.zeros(1, np.int64)))[0]
+    number = shards.segments[segment].start + int(first)
     try:
-        [record] = RecordsReader(reads, manifest.compression).read_part(segment, taken.start, taken.start + 1)
+        [record] = RecordsReader(reads, manifest.compression).read_part(int(segment), number, number + 1)
     except DataError:  # the reader will raise it, or skip the record
         return
     try:
         tf_example.example(record or b"", manifest.features)
     except tf_example.BadExampleError as error:
-        raise error.at(shards.file(segment), taken.start) from None
+        raise error.at(shards.file(int(segment)), number) from None
 
 
 def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:

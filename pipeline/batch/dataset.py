@@ -86,6 +86,7 @@ def _by_numpy(
     plan = WindowPlan(
         epoch=scalar,
         pieces=tf.TensorSpec([None, 3], tf.int64),
+        times=numbers,
         records=numbers,
         slots=numbers,
         num_elements=scalar,
@@ -173,7 +174,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         return plan._replace(pieces=reader.fetch_ahead(plan.pieces)), first
 
     def load(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor, Columns]:
-        return plan, first, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots)}
+        return plan, first, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots, plan.times)}
 
     # While a window is consumed, the next one is read and the shards of the one after it are fetched.
     planned = run.plans(contiguous=reader.assigns_rows).map(on_its_way).prefetch(1)

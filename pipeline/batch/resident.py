@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.distort.composed import crop_first_of, cropping_of, of_crops
 from pipeline.distort.geometry import CropFirst
 from pipeline.errors import DataError, root_cause
 from pipeline.manifest.splits import Selection
+from pipeline.order.views import Times
 from pipeline.read import progress
 from pipeline.read.memory import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
@@ -44,13 +46,14 @@ class Crops:
         """(height, width, channels) of the crops."""
         return *self.recipe.crop_size(self.image_shape), self.image_shape[2]
 
-    def take(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    def take(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
         """Returns the crops of some images: uint8 (..., values of a crop).
 
         Args:
           images: uint8 (n, values of an image).
           epoch: int64 scalar.
-          rows: numbers of the images, which are their record ids: int64 (...).
+          rows: numbers of the images, int64 (...).
+          ids: their record ids, of which their keys are made; int64 (...).
         """
         height, width, channels = self.image_shape
         tall, wide, _ = self.shape
@@ -60,7 +63,7 @@ class Crops:
             return top - self.recipe.padding, (left - self.recipe.padding) * channels
 
         lanes, flat = tf.reshape(images, (-1, height, width * channels)), tf.reshape(rows, [-1])
-        top, left = kernels.separate(corners)(epoch, flat)
+        top, left = kernels.separate(corners)(epoch, flat if ids is rows else tf.reshape(ids, [-1]))
         crops = operations.gather_crops(lanes, flat, top, left, tall, wide * channels)
         return tf.reshape(crops, (*rows.shape, tall * wide * channels))
 
@@ -70,20 +73,37 @@ class ResidentRows:
     """A whole split in memory.
 
     Attributes:
-      columns: one row per record, in the selection's order.
+      columns: one row per record, in the selection's order; of a view, those that it may take.
       crops: takes crops of the column `image`; None: images are taken whole.
+      times: of a view; None: the numbers of rows are the record ids.
     """
 
     columns: Columns
     crops: Crops | None = None
+    times: Times | None = None
 
-    def take(self, epoch: tf.Tensor, rows: tf.Tensor) -> Columns:
-        """Returns the columns of some rows, int64 (...); the numbers of rows are the record ids."""
+    def take(self, epoch: tf.Tensor, ids: tf.Tensor) -> Columns:
+        """Returns the columns of some records by their ids, int64 (...)."""
+        rows = ids if self.times is None else self._rows(self.times, ids)
         if self.crops is None:
-            return {RECORD_ID: rows, **gather(self.columns, rows)}
+            return {RECORD_ID: ids, **gather(self.columns, rows)}
         others = {name: column for name, column in self.columns.items() if name != "image"}
-        image = self.crops.take(self.columns["image"], epoch, rows)
-        return {RECORD_ID: rows, "image": image, **gather(others, rows)}
+        image = self.crops.take(self.columns["image"], epoch, rows, ids)
+        return {RECORD_ID: ids, "image": image, **gather(others, rows)}
+
+    def _rows(self, times: Times, ids: tf.Tensor) -> tf.Tensor:
+        rows = ids % times.num_stored if times.repeats else ids
+        return rows if self._row_of is None else tf.gather(self._row_of, rows)
+
+    @functools.cached_property
+    def _row_of(self) -> tf.Tensor | None:
+        """Number of each record's row, int64 (records of the selection,)."""
+        if self.times is None or self.times.records is None:
+            return None
+        with tf.init_scope():
+            numbers = np.zeros(self.times.num_stored, np.int64)
+            numbers[self.times.records] = np.arange(self.times.num_chosen)
+            return tf.constant(numbers)
 
 
 def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
@@ -94,18 +114,18 @@ def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
     Raises:
       DataError: a shard is missing, changed or corrupt.
     """
-    selection, form = batches.resolved.selection, batches.form
-    columns = reader.load(all_pieces(selection))
+    selection, form, times = batches.resolved.selection, batches.form, batches.resolved.order.times
+    columns = reader.load(all_pieces(selection, None if times is None else times.records))
     # A recipe that crops decodes another part of each image in every epoch. Its images stay encoded.
     if isinstance(form, Serialized) and cropping_of(batches.recipe) is None:
-        columns, form = _decoded(form, columns, selection)
+        columns, form = _decoded(form, columns, selection, times)
     batches = dataclasses.replace(batches, form=form)
     crops = _crops(batches)
     if crops is None:
-        return ResidentRows(columns), batches
+        return ResidentRows(columns, None, times), batches
     assert batches.recipe is not None
     batches = dataclasses.replace(batches, form=PixelRows(crops.shape), recipe=of_crops(batches.recipe))
-    return ResidentRows(columns, crops), batches
+    return ResidentRows(columns, crops, times), batches
 
 
 def _crops(batches: Batches) -> Crops | None:
@@ -116,8 +136,8 @@ def _crops(batches: Batches) -> Crops | None:
     return Crops(first, form.image_shape, batches.keys_of) if operations.is_compiled() else None
 
 
-def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[Columns, Form]:
-    count, shape = selection.num_examples, form.decoder.image_shape
+def _decoded(form: Serialized, columns: Columns, selection: Selection, times: Times | None) -> tuple[Columns, Form]:
+    count, shape = selection.num_examples if times is None else times.num_chosen, form.decoder.image_shape
     matrix = aligned_matrix(count, int(np.prod(shape)))
 
     @tf.function(autograph=False)
@@ -131,7 +151,9 @@ def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[
         try:
             images, labels, features = decode(_records(columns, first, min(first + _DECODED_TOGETHER, count)))
         except tf.errors.OpError as error:
-            raise _undecodable(decode, columns, first, selection, error) from None
+            ids = np.arange(first, min(first + _DECODED_TOGETHER, count))
+            ids = ids if times is None else times.ids(ids)
+            raise _undecodable(decode, columns, first, list(map(selection.locate, ids.tolist())), error) from None
         matrix[first : first + _DECODED_TOGETHER] = images.numpy().reshape(-1, matrix.shape[1])
         parts.append({"label": labels, **features})
     others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
@@ -144,14 +166,17 @@ def _records(columns: Columns, first: int, stop: int) -> tf.Tensor:
 
 
 def _undecodable(
-    decode: Callable[[tf.Tensor], Any], columns: Columns, first: int, selection: Selection, error: tf.errors.OpError
+    decode: Callable[[tf.Tensor], Any],
+    columns: Columns,
+    first: int,
+    places: list[tuple[str, int]],
+    error: tf.errors.OpError,
 ) -> DataError:
-    """Returns the error for the first record from number `first` on that cannot be decoded."""
-    for number in range(first, min(first + _DECODED_TOGETHER, selection.num_examples)):
+    """Returns the error for the first row from number `first` on that cannot be decoded; `places` has file and row."""
+    for number, (file, row) in enumerate(places, first):
         try:
             decode(_records(columns, number, number + 1))
         except tf.errors.OpError as alone:
-            file, row = selection.locate(number)
             reason = f"its image cannot be decoded: {root_cause(alone.message)[1]}"
             return DataError(reason, path=file, record=row, advice="convert the data again")
     return DataError(f"images cannot be decoded: {root_cause(error.message)[1]}")

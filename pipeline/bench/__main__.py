@@ -37,6 +37,10 @@ class BenchConfig:
     streams: int | None = flag(None, "default: that of input_fn")
     remainder: str = flag("pad", "pad or drop")
     seed: int = flag(0, "of the order")
+    where: str | None = flag(None, "records to take, by columns: \"label in ('cat', 'dog') and width >= 28\"")
+    limit: str | None = flag(None, "number of records to take, or '500 per label'")
+    balance: str | None = flag(None, "column whose values get equally many rows: label, or 'sqrt(label)'")
+    weigh: str | None = flag(None, "column of weights: how often a record is in an epoch, in the mean")
     evaluation: bool = flag(False, "the input of evaluation; default: of training")
     replicas: int | None = flag(
         None, "on GPUs, or on logical CPUs if there are none; default: all GPUs, or one CPU", least=1

@@ -208,6 +208,7 @@ def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
     recipe += " in the steps" if request.distort_on == DEVICE else ""
     return [
         f"{made.dataset}, split {spec.split}: {count_of(order.num_records, 'image')} of {stored}{resized}",
+        *([f"view: {spec.view}"] if spec.view else []),
         f"{'training' if spec.training else 'evaluation'}, {'kept in memory' if order.windows == 1 else windows}; "
         f"batches of {spec.global_batch_size:,}, {recipe}; {count_of(len(devices), 'replica')} on {', '.join(devices)}",
     ]

@@ -80,11 +80,12 @@ class Subject:
             held: Columns | ResidentRows
             if resolved.order.windows == 1:
                 held, batches = load(reader, chosen)
-                pieces, row_of = all_pieces(selection), None
+                times = resolved.order.times
+                pieces, row_of = all_pieces(selection, None if times is None else times.records), None
             else:
                 plan, _ = next(iter(_repeated(run, window, reader.assigns_rows)))
                 read = tf.function(reader.read, autograph=False)  # in a graph, whose errors carry the reader's words
-                held, batches = read(plan.pieces, plan.slots), chosen
+                held, batches = read(plan.pieces, plan.slots, plan.times), chosen
                 pieces, row_of = plan.pieces.numpy(), plan.slots.numpy()
         shards = Shards.found(resolved.request.folder, selection.segments, Corruption(str(resolved.request.folder)))
         reads = measure.limited(shards, pieces, row_of, resolved.manifest.compression)

@@ -24,6 +24,12 @@ class IndexConfig:
     )
     compression: str = flag("", "of the files: GZIP, or none")
     overwrite: bool = flag(False, "replace a manifest that this command made")
+    add_columns: str | None = flag(
+        None,
+        "of values to choose and weigh records by: FILE.parquet (joined by key), records or records:label,width "
+        "(features in the shards), or FILE.py:FUNCTION (of a record's bytes); alone, or with --split",
+        metavar="WHAT",
+    )
 
     def __post_init__(self) -> None:
         check_all(self._check_folder, self._check_compression)
@@ -54,7 +60,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = commandline.parse(COMMAND, description, IndexConfig, argv)
     from pipeline.index import command  # noqa: PLC0415, here because --help must be fast
 
-    command.make_index(config.data_dir, config.split, config.compression, config.overwrite)
+    if config.split or config.add_columns is None:
+        command.make_index(config.data_dir, config.split, config.compression, config.overwrite)
+    if config.add_columns is not None:
+        from pipeline.index import columns  # noqa: PLC0415, like the other
+
+        columns.add(config.data_dir, config.add_columns)
 
 
 def entry_point() -> None:

@@ -58,6 +58,8 @@ def make_index(data_dir: str, splits: Sequence[str], compression: str, overwrite
         made = _manifest(data_dir, compression, chosen, drafts)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish()
+    for path in (place / naming.COLUMNS).glob("*.npy") if earlier else ():  # of the records as they were
+        path.unlink(missing_ok=True)
     for name in _sidecars_of(earlier) - {name for shard in made.shards for name in shard.files}:
         (place / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it holds files: of this index, or of others

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,9 @@ from pipeline.files.paths import PathLike
 from pipeline.input import input_fn
 from pipeline.manifest import Feature, Manifest, SplitInfo
 from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
+from pipeline.manifest.sources import VIEWS
 from pipeline.read.shards import check_present
+from pipeline.request import ViewOptions
 
 COMMAND = "pipeline.inspect"
 _MOST_SIZES = 20  # of images, listed
@@ -42,6 +45,10 @@ class InspectConfig:
     split: str | None = flag(None, "the split or slice that the contact sheet shows; default: train")
     distort: str | None = flag(None, "the contact sheet's recipe; default: one that fits the images")
     seed: int | None = flag(None, "of the contact sheet's batch; default: 0")
+    where: str | None = flag(None, "the contact sheet's records, by columns: \"label in ('cat', 'dog')\"")
+    limit: str | None = flag(None, "number of them to choose from, or '500 per label'")
+    balance: str | None = flag(None, "column whose values get equally many rows: label, or 'sqrt(label)'")
+    weigh: str | None = flag(None, "column of weights: how often a record is in an epoch, in the mean")
 
     def __post_init__(self) -> None:
         check_all(self._check_png, self._check_needed)
@@ -51,7 +58,7 @@ class InspectConfig:
             raise UsageError(f"--png={self.png}: the file's name must end in .png")
 
     def _check_needed(self) -> None:
-        given = [name for name in ("split", "distort", "seed") if getattr(self, name) is not None]
+        given = [name for name in ("split", "distort", "seed", *VIEWS) if getattr(self, name) is not None]
         if self.png is None and given:
             raise UsageError(
                 f"--{given[0]}={getattr(self, given[0])}: chooses what --png shows; give --png=FILE.png too"
@@ -82,7 +89,8 @@ def _write_sheet(config: InspectConfig, made: Manifest) -> None:
 
     recipe = config.distort or _default_recipe(made)
     split = config.split or "train"
-    sheet = _contact_sheet(config.data_dir, made, split, recipe, config.seed or 0)
+    view: Any = {name: getattr(config, name) for name in VIEWS}
+    sheet = _contact_sheet(config.data_dir, made, split, recipe, config.seed or 0, view)
     path = pathlib.Path(config.png or "")
     with named(f"--png={path}", "cannot be written"):
         sheet.save(path)
@@ -101,14 +109,16 @@ def _default_recipe(made: Manifest) -> str:
     return "cifar10_tutorial" if min(height, width) >= 24 else "pad_crop_flip"
 
 
-def _contact_sheet(data_dir: PathLike, made: Manifest, split: str, distort: str, seed: int) -> Image.Image:
+def _contact_sheet(
+    data_dir: PathLike, made: Manifest, split: str, distort: str, seed: int, view: ViewOptions
+) -> Image.Image:
     """Draws the first training batch: each image as stored and, below it, as a model gets it, with its class.
 
     Raises:
       DataError, UsageError: as `input_fn`.
     """
     size = (_TILE, _TILE) if None in made.features["image"].shape else None
-    batches = functools.partial(input_fn, data_dir, split, global_batch_size=_IMAGES, training=True, seed=seed)
+    batches = functools.partial(input_fn, data_dir, split, global_batch_size=_IMAGES, training=True, seed=seed, **view)
     raw, labels, weights = next(batches(distort="none", resize=size).as_numpy_iterator())
     distorted, _, _ = next(batches(distort=distort).as_numpy_iterator())
     shown = int((weights > 0).sum())
@@ -184,6 +194,9 @@ def _more_lines(made: Manifest) -> Iterator[str]:
     others = [f"{name} ({_text(f)})" for name, f in sorted(made.features.items()) if name not in IMAGE_FEATURES]
     if others:
         yield f"other features: {', '.join(others)}"
+    if made.columns:
+        listed = (f"{name} ({'string' if c.values else c.dtype})" for name, c in sorted(made.columns.items()))
+        yield f"columns: {', '.join(listed)}"
     if made.compression:
         forward = sum(not shard.is_seekable(made.compression) for shard in made.shards)
         limits = f"; {forward} of {len(made.shards)} are read forward only" if forward else ""

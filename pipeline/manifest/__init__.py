@@ -4,6 +4,7 @@ from pipeline.manifest.file import load, parse
 from pipeline.manifest.manifest import (
     FORMAT_VERSION,
     MEMBERS_VERSION,
+    Column,
     Feature,
     Manifest,
     ShardInfo,
@@ -14,6 +15,7 @@ from pipeline.manifest.manifest import (
 __all__ = [
     "FORMAT_VERSION",
     "MEMBERS_VERSION",
+    "Column",
     "Feature",
     "Manifest",
     "ShardInfo",

@@ -35,6 +35,7 @@ from pipeline.manifest.manifest import (
 _WEIGHTED = re.compile(r"=\d*\.?\d+$")  # such as `a=0.7`, which in a mixture is a source and its weight
 _fields_of = functools.cache(typing.get_type_hints)
 DTYPES = ("uint8", "int64", "float32", "string")
+COLUMN_DTYPES = ("int8", "int16", "int32", "int64", "float32", "float64")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
 _WHITE = 255  # the largest value of a pixel
 _SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
@@ -168,6 +169,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "lists no split"
     for name, split in manifest.splits.items():
         yield from _of_split(name, split, manifest)
+    yield from _of_columns(manifest)
     for name, count in Counter(shard.file for shard in manifest.shards).items():
         if count > 1:
             yield f"lists {name} twice"
@@ -183,6 +185,19 @@ def _of_features(manifest: Manifest) -> Iterator[str]:
             yield f"feature {name!r} has dtype {feature.dtype!r}; known: {', '.join(DTYPES)}"
         if any(n is not None and n < 0 for n in feature.shape):
             yield f"feature {name!r} has the shape {feature.shape}; must be 0 or more, or null"
+
+
+def _of_columns(manifest: Manifest) -> Iterator[str]:
+    for name, column in manifest.columns.items():
+        if not name.isidentifier():
+            yield f"{name!r} cannot name a column"
+        if column.dtype not in COLUMN_DTYPES:
+            yield f"column {name!r} has dtype {column.dtype!r}; known: {', '.join(COLUMN_DTYPES)}"
+        for split, crc in column.files.items():
+            if split not in manifest.splits:
+                yield f"column {name!r} has values for {split!r}, which is no split"
+            if not _CRC.fullmatch(crc):
+                yield f"column {name!r}, split {split!r}: the CRC32C is {crc!r}, not 8 hexadecimal digits"
 
 
 def _of_image(image: Feature, manifest: Manifest) -> Iterator[str]:

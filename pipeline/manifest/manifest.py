@@ -160,6 +160,21 @@ class SourceFile:
 
 
 @dataclasses.dataclass(frozen=True)
+class Column:
+    """One value per record, beside the shards: see `pipeline.manifest.columns`.
+
+    Attributes:
+      dtype: of the numbers in its files: `int8` to `int64`, `float32` or `float64`.
+      files: {split: CRC32C of the file with its values}, 8 hexadecimal digits.
+      values: the strings that the numbers stand for, sorted; empty for a column of numbers.
+    """
+
+    dtype: str
+    files: dict[str, str]
+    values: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     """A data set.
 
@@ -174,6 +189,7 @@ class Manifest:
       options: of the conversion that shaped the bytes (seed, number of shards).
       compression: of the shards: `GZIP`, or empty.
       format_version: of this file.
+      columns: by name; they may be added to a data set that exists, so the data's digest is without them.
     """
 
     dataset: str
@@ -186,6 +202,7 @@ class Manifest:
     options: dict[str, Any]
     compression: str = ""
     format_version: int = FORMAT_VERSION
+    columns: dict[str, Column] = dataclasses.field(default_factory=dict, metadata={OPTIONAL: True})
 
     @property
     def has_images(self) -> bool:
@@ -228,11 +245,13 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Identity of the data: SHA-256, hexadecimal, of the file's bytes without `crcs_crc32c` and the seal.
+        """Identity of the data: SHA-256, hexadecimal, of the file's bytes without `crcs_crc32c`, columns and the seal.
 
-        Without these two, older manifests of the same data have the same identity.
+        Without these, older manifests of the same data have the same identity.
         """
-        return hashlib.sha256(_text(self._content(with_crcs=False))).hexdigest()
+        content = self._content(with_crcs=False)
+        content.pop("columns", None)
+        return hashlib.sha256(_text(content)).hexdigest()
 
     def split(self, name: str) -> SplitInfo:
         """Returns a split.
@@ -254,6 +273,8 @@ class Manifest:
             for shard in split["shards"]:
                 if not with_crcs or shard["crcs_crc32c"] is None:
                     del shard["crcs_crc32c"]
+        if not self.columns:
+            del content["columns"]
         return content
 
 

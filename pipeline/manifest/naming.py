@@ -10,6 +10,7 @@ CARD = "card.html"
 # The folder of files that belong to shards. They do not lie beside these, where `train-*` and `*.tfrecord*` would open
 # them as records. It is not hidden, because programs that copy or upload leave hidden files out.
 SIDECARS = "sidecars"
+COLUMNS = "columns"  # the folder of the files of columns
 TFDS_FILES = ("dataset_info.json", "features.json", "label.labels.txt")  # what TensorFlow Datasets reads
 COMPRESSIONS = {"": "", "GZIP": ".gz"}  # TensorFlow's name: the suffix of a shard's file
 _SPLIT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -60,6 +61,14 @@ def shard_of_sidecar(name: str) -> str | None:
     shard = rest.replace(".tf-rec", ".tfrec") if kind in ("offsets", "crcs") else name.removesuffix(".offsets")
     shard = shard.removesuffix(".crcs")
     return shard if shard != name and parse_shard_name(shard) else None
+
+
+def column_name(split: str, name: str, crc: str) -> str:
+    """Returns the name, in the data set's folder, of the file with a column's values for a split.
+
+    It has the file's CRC32C, so that new values never overwrite those that a run may be reading.
+    """
+    return f"{COLUMNS}/{split}.{name}.{crc}.npy"
 
 
 def parse_shard_name(name: str) -> tuple[str, int, int] | None:

@@ -6,13 +6,14 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
 
-Sources = Sequence[tuple[PathLike, float]]
+Sources = Sequence[tuple[PathLike, float] | tuple[PathLike, float, Mapping[str, Any]]]
+VIEWS = ("where", "limit", "balance", "weigh")  # options that a source may have of its own
 
 # The text after the last colon is a split only if it looks like one: `gs://bucket/x` and `C:\x` are folders.
 _SLICE = r"\w+(\[[^\[\]]*\])?"
@@ -28,11 +29,13 @@ class Source:
       data_dir: its folder.
       split: a split or a slice of one.
       weight: it gets this part of each step's rows, divided by the sum of all weights.
+      options: those of `VIEWS` that differ from the mixture's.
     """
 
     data_dir: PathLike
     split: str
     weight: float
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         return f"{os.fspath(self.data_dir)}:{self.split}"
@@ -42,7 +45,8 @@ def sources_of(given: Any, split: str) -> tuple[Source, ...]:
     """Returns the sources of a mixture.
 
     Args:
-      given: pairs of `DIR` or `DIR:SPLIT` and a weight; a path that is not a text, or ends in a slash, is a `DIR`.
+      given: pairs of `DIR` or `DIR:SPLIT` and a weight, and perhaps a dict of `VIEWS`; a path that is not a text, or
+        ends in a slash, is a `DIR`.
       split: of the sources that name none.
 
     Raises:
@@ -63,9 +67,12 @@ def sources_of(given: Any, split: str) -> tuple[Source, ...]:
 def _checked(one: Any, split: str) -> Source:
     if isinstance(one, Source):
         return one
-    if not isinstance(one, tuple | list) or len(one) != 2:
+    if not isinstance(one, tuple | list) or len(one) not in (2, 3) or not isinstance([*one, {}][2], Mapping):
         raise TypeError
-    source, weight = one
+    source, weight, options = [*one, {}][:3]
+    for name in options:
+        if name not in VIEWS:
+            raise unknown(f"source {os.fspath(source)!r}: option", str(name), VIEWS)
     folder(source)
     match = _WITH_SPLIT.fullmatch(source) if isinstance(source, str) else None
     data_dir, own = (match["folder"], match["split"]) if match else (source, split)
@@ -75,7 +82,7 @@ def _checked(one: Any, split: str) -> Source:
         number = math.nan
     if not 0 < number < math.inf:
         raise UsageError(f"source {os.fspath(source)!r}: its weight, {weight!r}, must be a number above 0")
-    return Source(data_dir, own, number)
+    return Source(data_dir, own, number, dict(options))
 
 
 def parse_sources(text: str, flag: str = "--data_dir") -> str | list[tuple[PathLike, float]]:

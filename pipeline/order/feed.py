@@ -19,6 +19,7 @@ from pipeline.order.arrays import Array, Arrays, Number, consecutive
 from pipeline.order.hashing import Domain
 from pipeline.order.order import MAX_STEP, Order
 from pipeline.order.sharding import Shard
+from pipeline.order.views import EpochPositions, is_skipped
 
 
 class LaidShards(NamedTuple):
@@ -29,7 +30,9 @@ class LaidShards(NamedTuple):
       segments: their numbers in the selection.
       first_records: id of the first record of each.
       ends: position after the last record of each.
-      counts: number of records of each.
+      counts: number of positions of each: its records, or of a view each as often as it is there.
+      first_stored: position of the first of these in the stored order; without a view, `first_records`.
+      epoch: positions of a view; None: each record has one.
     """
 
     arrays: Arrays
@@ -37,24 +40,31 @@ class LaidShards(NamedTuple):
     first_records: Array
     ends: Array
     counts: Array
+    first_stored: Array
+    epoch: EpochPositions | None
 
     @classmethod
     def of(cls, order: Order, epoch: Number, arrays: Arrays) -> LaidShards:
         """Returns the shards of an epoch, permuted by (seed, epoch) when training."""
         counts = order.count_array
+        firsts, positions = np.cumsum(counts) - counts, None
+        stored = firsts
+        if order.times is not None:  # in NumPy: a dataset that runs in other processes has no view
+            positions = order.times.epoch_of(epoch)
+            bounds = positions.before(order.times.counts(np.append(firsts, order.num_stored)))
+            stored, counts = bounds[:-1], np.diff(bounds)
         segments = arrays.range(len(counts))
         if order.training:
             segments = arrays.permutations(arrays.key(Domain.SHARDS, order.seed, epoch)[None], np.array([len(counts)]))
-        laid = arrays.gather(counts, segments)
-        return cls(
-            arrays, segments, arrays.gather(np.cumsum(counts) - counts, segments), arrays.sums_before(laid) + laid, laid
-        )
+        laid, firsts = arrays.gather(counts, segments), arrays.gather(firsts, segments)
+        first_stored = firsts if positions is None else arrays.gather(stored, segments)
+        return cls(arrays, segments, firsts, arrays.sums_before(laid) + laid, laid, first_stored, positions)
 
-    def between(self, begin: Array, end: Array) -> tuple[Array, Array]:
+    def between(self, begin: Array, end: Array) -> tuple[Array, Array, Array]:
         """Returns the records at positions begin[i]..end[i]-1, one interval after the other.
 
         Returns:
-          The pieces, int64 (p, 3): segment, first record and end; and the ids of their records, int64 (n,).
+          As in `pipeline.order.views.Located`.
         """
         arrays, gather = self.arrays, self.arrays.gather
         begins = self.ends - self.counts
@@ -68,8 +78,11 @@ class LaidShards(NamedTuple):
         pieces = arrays.stack([gather(self.segments, at), start, stop])
         exists = start < stop
         pieces, at = arrays.select(pieces, exists), arrays.select(at, exists)
+        if self.epoch is not None:
+            begin, end = (self.first_stored[at] + pieces[:, column] for column in (1, 2))
+            return self.epoch.located(pieces[:, 0], self.first_records[at], begin, end)
         records = consecutive(arrays, gather(self.first_records, at) + pieces[:, 1], pieces[:, 2] - pieces[:, 1])
-        return pieces, records
+        return pieces, records, arrays.range(0)
 
 
 class WindowPlan(NamedTuple):
@@ -81,8 +94,9 @@ class WindowPlan(NamedTuple):
     Attributes:
       epoch: scalar.
       pieces: segment, first record and end of what is read, in this order; (p, 3).
-      records: record id in each row, (n,).
-      slots: row of each record, in the order of reading, (n,).
+      times: how many rows each record that is read fills, (records read,); empty: each fills one.
+      records: record id in each row, (n,); of a view's copies plus a multiple of the selection's records.
+      slots: row of each record, in the order of reading, with its copies behind it; (n,).
       num_elements: number of elements that this window completes, one per step and replica; scalar.
       take: rows of each element, (elements, rows of a replica).
       real: which of these are not padding, bool (elements, rows of a replica).
@@ -94,6 +108,7 @@ class WindowPlan(NamedTuple):
 
     epoch: Number
     pieces: Array
+    times: Array
     records: Array
     slots: Array
     num_elements: Number
@@ -240,14 +255,18 @@ class Feed:
         """Returns the plan of a window, 0..W-1."""
         arrays, order = self.arrays, self.order
         first, stop = self.steps_before(window), self.steps_before(window + 1)
-        pieces, records, rows = self._read(epoch, window, first)
+        pieces, records, times, rows = self._read(epoch, window, first)
         steps = arrays.range(stop - first) + first
         take, real = self._rows_of_steps(rows, steps)
         real_rows = arrays.minimum(order.num_records - steps * order.global_batch_size, order.global_batch_size)
+        if order.skip_steps:  # in NumPy, like views
+            is_trained = ~is_skipped(epoch * order.steps_per_epoch + steps, order.skip_steps)
+            real, real_rows = real & is_trained[:, None], real_rows * is_trained
         zero = arrays.range(1)
         return WindowPlan(
             epoch=epoch,
             pieces=pieces,
+            times=times,
             records=records,
             slots=arrays.range(arrays.size(records)),
             num_elements=(stop - first) * self.local_replicas,
@@ -258,18 +277,18 @@ class Feed:
             contiguous=arrays.concat([zero, zero]),
         )
 
-    def _read(self, epoch: Number, window: Number, first_step: Number) -> tuple[Array, Array, _WindowRows]:
-        """Returns the pieces and records that a window reads, and the rows of its positions."""
+    def _read(self, epoch: Number, window: Number, first_step: Number) -> tuple[Array, Array, Array, _WindowRows]:
+        """Returns the pieces, records and times of a window, and the rows of its positions."""
         arrays = self.arrays
         starts, lengths = self._stream_bounds()
         begin, end = self.window_bounds(window)
         # A stream without positions reads in its last window the record that its padding copies.
         end += arrays.where((window == self.order.windows - 1) & (lengths == 0), 1, 0)
-        pieces, records = LaidShards.of(self.order, epoch, arrays).between(begin, end)
+        pieces, records, times = LaidShards.of(self.order, epoch, arrays).between(begin, end)
         tail_begin = starts + first_step * self.order.rows_per_stream
         rows = _WindowRows(begin, end - begin, self._permuted(epoch, window, end - begin), tail_begin)
         unused = arrays.range(arrays.maximum(1 - arrays.total(end - begin), 0))
-        return pieces, arrays.concat([records, unused]), rows
+        return pieces, arrays.concat([records, unused]), times, rows
 
     def _permuted(self, epoch: Number, window: Number, sizes: Array) -> Array:
         """Returns the row of each position of the window, stream after stream, and a zero at the end; (n + 1,)."""

@@ -29,6 +29,10 @@ class Domain(enum.IntEnum):
     SPLIT = 5
     MODEL = 6
     SOURCE = 7
+    LIMIT = 8
+    BALANCE = 9
+    WEIGH = 10
+    WEIGH_START = 11
 
 
 def splitmix64(x: ArrayLike) -> U64:

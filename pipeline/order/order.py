@@ -24,6 +24,7 @@ from pipeline.order.sharding import (  # noqa: F401, some are imported from here
     check_streams,
     divisors,
 )
+from pipeline.order.views import Intervals, Times, skipped_before, skips_text
 
 ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers do not help a job, and would leave fewer divisors of G
@@ -32,6 +33,9 @@ STREAM_BYTES = 1 << 20  # 1 MiB of a stream's window, which is one request to an
 MAX_STEP = 1 << 62  # at which an endless run ends
 
 I64 = NDArray[np.int64]
+_SKIPS = "skip_steps"
+_OPTIONAL = {"optional": True}  # as in a manifest: what is stored may lack the field
+_OMITTED = ("view", _SKIPS)  # fields that are not stored if they are empty
 MIXTURE_VERSION = 1  # of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
 
 
@@ -50,6 +54,10 @@ class OrderSpec:
       training: False: the identity instead of every permutation, K = 1.
       record_bytes: bytes of an example in a window.
       version: of the rules in this module.
+      view: the choice of records and the content of its columns, in words; empty: each record once.
+      skip_steps: (first, end) of global steps that are not trained on.
+
+    A spec without a view or steps to skip is stored without these two fields, as before there were any.
     """
 
     manifest_digest: str
@@ -62,23 +70,60 @@ class OrderSpec:
     training: bool
     record_bytes: int = 0
     version: int = ORDER_VERSION
+    view: str = dataclasses.field(default="", metadata=_OPTIONAL)
+    skip_steps: Intervals = dataclasses.field(default=(), metadata=_OPTIONAL)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "skip_steps", tuple((first, stop) for first, stop in self.skip_steps))  # of JSON, too
 
     def to_json(self) -> str:
         """Returns the spec as one line of JSON with sorted keys."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return json.dumps(self.fields(), sort_keys=True)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of `to_json()`, hexadecimal."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """SHA-256 of `to_json()`, hexadecimal; without `skip_steps`, of which those to come may change."""
+        rest = dataclasses.replace(self, skip_steps=())
+        return hashlib.sha256(rest.to_json().encode()).hexdigest()
 
-    def differences(self, other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Returns {field: (here, other's)} of the fields in which a stored spec differs."""
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields that are stored."""
+        found = dataclasses.asdict(self)
+        return {name: value for name, value in found.items() if value or name not in _OMITTED}
+
+    def differences(self, other: dict[str, Any], step: int | None = None) -> dict[str, tuple[Any, Any]]:
+        """Returns {field: (here, other's)} of the fields in which a stored spec differs.
+
+        Args:
+          other: fields of the stored spec.
+          step: the global step from which a run goes on; steps to skip may then differ from there on. None: nowhere.
+        """
         if "sources" in other:  # a mixture
             return {"sources": (1, other["sources"])}
-        mine = dataclasses.asdict(self)
-        fields = sorted(mine.keys() | other.keys())
-        return {name: (mine.get(name), other.get(name)) for name in fields if mine.get(name) != other.get(name)}
+        return _differing(self.fields(), other, step)
+
+    def later_skips(self, other: dict[str, Any], step: int) -> str | None:
+        """Returns, in words, how the steps to skip differ from those of a stored spec from a step on; None: nowhere."""
+        return _later_skips(self.skip_steps, other, step)
+
+
+def _differing(mine: dict[str, Any], other: dict[str, Any], step: int | None) -> dict[str, tuple[Any, Any]]:
+    other = {name: value for name, value in other.items() if value or name not in _OMITTED}
+    names = sorted((mine.keys() | other.keys()) - {_SKIPS})
+    found = {name: (mine.get(name), other.get(name)) for name in names if mine.get(name) != other.get(name)}
+    here, there = (skipped_before(_skips_of(fields), MAX_STEP if step is None else step) for fields in (mine, other))
+    return found if here == there else {**found, _SKIPS: (skips_text(here), skips_text(there))}
+
+
+def _skips_of(fields: dict[str, Any]) -> Intervals:
+    return tuple((int(first), int(stop)) for first, stop in fields.get(_SKIPS, ()))
+
+
+def _later_skips(here: Intervals, other: dict[str, Any], step: int) -> str | None:
+    there = _skips_of(other)
+    if here == there or skipped_before(here, step) != skipped_before(there, step):
+        return None
+    return f"{_SKIPS} was {skips_text(there)}, is {skips_text(here)}, which differ only from step {step} on"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +134,8 @@ class Order:
       counts: records of each segment (a shard or the selected part of one), in the manifest's order; zeros allowed.
       global_batch_size, streams, remainder, seed, training: as in the spec.
       windows: W, per stream.
+      times: how often each record is in an epoch, by a view; None: once.
+      skip_steps: (first, end) of global steps whose rows have weight 0.
     """
 
     counts: tuple[int, ...]
@@ -98,11 +145,23 @@ class Order:
     remainder: str
     seed: int
     training: bool
+    times: Times | None = None
+    skip_steps: Intervals = ()
 
     @functools.cached_property
     def num_records(self) -> int:
-        """N, the records of the selection."""
+        """N, the records of an epoch: those of the selection, or of a view each as often as it is there."""
+        return self.num_stored if self.times is None else self.times.total
+
+    @functools.cached_property
+    def num_stored(self) -> int:
+        """The records of the selection."""
         return sum(self.counts)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a record may be in an epoch more than once."""
+        return self.times is not None and self.times.repeats
 
     @functools.cached_property
     def count_array(self) -> I64:
@@ -124,13 +183,14 @@ class Order:
         return np.arange(self.streams + 1, dtype=np.int64) * self.num_records // self.streams
 
 
-def make_order(spec: OrderSpec, counts: tuple[int, ...], record_bytes: int) -> Order:
+def make_order(spec: OrderSpec, counts: tuple[int, ...], record_bytes: int, times: Times | None = None) -> Order:
     """Returns the order of segments of `counts` records by a spec.
 
     Args:
       spec: the arguments of the order.
       counts: records of each segment.
       record_bytes: decoded bytes of a record.
+      times: of the spec's view.
 
     Raises:
       UsageError: G, K or shuffle_bytes cannot work with this data; the message names the values and the nearest ones.
@@ -143,10 +203,20 @@ def make_order(spec: OrderSpec, counts: tuple[int, ...], record_bytes: int) -> O
             f"shuffle_bytes={spec.shuffle_bytes}: {spec.streams} streams of records of {record_bytes} decoded "
             f"bytes need at least {least}"
         )
-    longest = -(-sum(counts) // spec.streams)
+    longest = -(-(sum(counts) if times is None else times.total) // spec.streams)
     windows = max(1, -(-longest // capacity))
-    order = Order(counts, spec.global_batch_size, spec.streams, windows, spec.remainder, spec.seed, spec.training)
-    checked_steps(spec.split, order.num_records, spec.global_batch_size, spec.remainder)
+    order = Order(
+        counts,
+        spec.global_batch_size,
+        spec.streams,
+        windows,
+        spec.remainder,
+        spec.seed,
+        spec.training,
+        times,
+        spec.skip_steps,
+    )
+    checked_steps(spec.split, order.num_records, spec.global_batch_size, spec.remainder, spec.view)
     return order
 
 
@@ -157,7 +227,7 @@ def steps_per_epoch(num_records: int, global_batch_size: int, remainder: str) ->
     return -(-num_records // global_batch_size)
 
 
-def checked_steps(split: str, num_records: int, global_batch_size: int, remainder: str) -> int:
+def checked_steps(split: str, num_records: int, global_batch_size: int, remainder: str, view: str = "") -> int:
     """Returns T, like `steps_per_epoch`.
 
     Raises:
@@ -170,7 +240,8 @@ def checked_steps(split: str, num_records: int, global_batch_size: int, remainde
     steps = steps_per_epoch(num_records, global_batch_size, remainder)
     if steps == 0:
         raise UsageError(
-            f"split {split!r}: its {num_records} records do not fill one batch of {global_batch_size} "
+            f"split {split!r}: its {num_records} records{' of the view ' * bool(view)}{view} do not fill one batch of "
+            f"{global_batch_size} "
             "and remainder='drop' drops the rest; use remainder='pad' or a smaller global_batch_size"
         )
     return steps
@@ -213,28 +284,40 @@ class MixtureSpec:
 
     def to_json(self) -> str:
         """Returns the spec as one line of JSON with sorted keys."""
-        return json.dumps(self._fields(), sort_keys=True)
+        return json.dumps(self.fields(), sort_keys=True)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of `to_json()`, hexadecimal."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """SHA-256 of `to_json()`, hexadecimal; without `skip_steps`, like that of `OrderSpec`."""
+        rest = MixtureSpec(tuple(dataclasses.replace(part, skip_steps=()) for part in self.parts))
+        return hashlib.sha256(rest.to_json().encode()).hexdigest()
 
-    def differences(self, other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Returns {field: (here, other's)} of the fields in which a stored spec differs."""
-        mine = self._fields()
+    @property
+    def skip_steps(self) -> Intervals:
+        """(first, end) of global steps that are not trained on, which all sources have in common."""
+        return self.parts[0].skip_steps
+
+    def differences(self, other: dict[str, Any], step: int | None = None) -> dict[str, tuple[Any, Any]]:
+        """Returns {field: (here, other's)} of the fields in which a stored spec differs, like `OrderSpec`."""
+        mine = self.fields()
         if other.get("sources", 1) != mine["sources"]:
             return {"sources": (mine["sources"], other.get("sources", 1))}
-        fields = sorted(mine.keys() | other.keys())
-        return {name: (mine.get(name), other.get(name)) for name in fields if mine.get(name) != other.get(name)}
+        return _differing(mine, other, step)
 
-    def _fields(self) -> dict[str, Any]:
+    def later_skips(self, other: dict[str, Any], step: int) -> str | None:
+        """Returns how the steps to skip differ, like `OrderSpec`."""
+        return _later_skips(self.skip_steps, other, step)
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields that are stored."""
         each = {
             f"source {number}: {name}": value
             for number, part in enumerate(self.parts)
-            for name, value in dataclasses.asdict(part).items()
+            for name, value in part.fields().items()
+            if name != _SKIPS
         }
-        return {"mixture_version": MIXTURE_VERSION, "sources": len(self.parts), **each}
+        skips = {_SKIPS: self.skip_steps} if self.skip_steps else {}
+        return {"mixture_version": MIXTURE_VERSION, "sources": len(self.parts), **each, **skips}
 
 
 Spec: TypeAlias = OrderSpec | MixtureSpec

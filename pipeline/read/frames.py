@@ -17,6 +17,7 @@ U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
 # Bits for what may be wrong with a record. OTHER_LAYOUT means nothing if the record is corrupt.
 BAD_LENGTH, BAD_RECORD, OTHER_LAYOUT = 1, 2, 4
+_GAP, _SPAN = 1 << 20, 8 << 20  # 1 and 8 MiB: of a store, what a request reads for nothing, and what it reads at most
 _CHUNK = 1 << 18  # 256 KiB, which are still in the core's cache when their CRCs are computed
 
 try:
@@ -185,6 +186,12 @@ def read(
             done += _unpack.read(file.descriptor, begins[done:], places[done:], memory, problems[done:], crcs[done:])
             if done == count:
                 break  # else `read_into` says what is wrong
+        if file.descriptor is None and (stop := _near(begins, places, done)) > done + 1:
+            _read_span(file, begins, places, memory, done, stop)
+            part = memory[places[done] : places[stop]]
+            problems[done:stop], crcs[done:stop] = check(part, places[done : stop + 1])
+            done = stop
+            continue
         stop = done + 1
         while stop < count and _follows(begins, places, done, stop):
             stop += 1
@@ -193,6 +200,32 @@ def read(
         problems[done:stop], crcs[done:stop] = check(part, places[done : stop + 1])
         done = stop
     return problems, crcs
+
+
+def _near(begins: I64, places: I64, first: int) -> int:
+    """Returns the end of the frames from `first` on that one request reads: in order, with small gaps between them."""
+    ends = begins[first:] + np.diff(places[first:])
+    apart = (begins[first + 1 :] - ends[:-1] > _GAP) | (begins[first + 1 :] < ends[:-1])
+    apart |= ends[1:] - begins[first] > _SPAN
+    return first + 1 + (int(apart.argmax()) if apart.any() else len(apart))
+
+
+def _read_span(file: OpenFile, begins: I64, places: I64, memory: U8, first: int, stop: int) -> None:
+    """Reads frames and the gaps between them by one request, and puts the frames into the memory."""
+    start = int(begins[first])
+    end = int(begins[stop - 1] + places[stop] - places[stop - 1])
+    if end - start == places[stop] - places[first]:
+        file.read_into(memory[places[first] : places[stop]].data, start)
+        return
+    span = np.empty(end - start, np.uint8)
+    file.read_into(span.data, start)
+    for at, place, after in zip(
+        (begins[first:stop] - start).tolist(),
+        places[first:stop].tolist(),
+        places[first + 1 : stop + 1].tolist(),
+        strict=True,
+    ):
+        memory[place:after] = span[at : at + after - place]
 
 
 def _follows(begins: NDArray[np.int64], places: NDArray[np.int64], first: int, number: int) -> bool:

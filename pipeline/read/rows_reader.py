@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import crc32c
 import numpy as np
@@ -19,6 +20,7 @@ from pipeline.files.reading import OpenFile
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import IMAGE_FEATURES
 from pipeline.manifest.splits import Selection
+from pipeline.order.views import pieces_of
 from pipeline.read import frames
 from pipeline.read.compressed import MemberReader
 from pipeline.read.memory import aligned_matrix
@@ -31,6 +33,9 @@ U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
 _CHUNK = 1 << 20  # 1 MiB, which is still in the core's cache when its CRC is computed
 _TASK = 8 << 20  # 8 MiB, per thread
+_SCATTERED = 64 << 10  # 64 KiB: pieces of a shard that are smaller on average are read record by record
+_COPIED = 256  # rows at once, so that there is no second copy of the window in memory
+ONCE = np.zeros(0, np.int64)  # for `times`: each record fills one row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +53,22 @@ class Rows:
     labels: I64
     keys: NDArray[np.object_] | None
     good: NDArray[np.bool_]
+
+
+class _Task(NamedTuple):
+    """Records that a thread reads from one shard.
+
+    Attributes:
+      segment: that has the shard.
+      size: number of the records.
+      parts: (segment, first record of the shard, end).
+      numbers: of records that are read one by one, in place of parts; int64 (size,).
+    """
+
+    segment: int
+    size: int
+    parts: list[tuple[int, int, int]]
+    numbers: I64 | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,45 +111,86 @@ class RowsReader:
         row_of: I64 | None = None,
         make_matrix: Callable[[int, int], U8] = aligned_matrix,
         text: str = "",
+        times: I64 = ONCE,
     ) -> Rows:
         """Returns the records of pieces; one row of zeros if there are none.
 
         Args:
           pieces: to read in this order: segment, first record and end; int64 (p, 3).
-          row_of: the row of each record, int64 (n,); None: in the same order.
+          row_of: the row of each record, with those of its copies behind it, int64 (n,); None: in the same order.
           make_matrix: returns memory for the images, uint8 (rows, columns), with any content.
           text: of the bar that shows how far it is; empty: none.
+          times: how many rows each record fills, (records,); empty: each fills one.
 
         Raises:
           DataError: a shard is missing or changed, or has a corrupt record that must not be skipped.
         """
         sizes = pieces[:, 2] - pieces[:, 1]
-        images = make_matrix(max(1, int(sizes.sum())), self.pixels)
-        if not sizes.any():
+        count = int(times.sum() if len(times) else sizes.sum())
+        images = make_matrix(max(1, count), self.pixels)
+        if not count:
             images[:] = 0
         keys = np.full(len(images), b"", object) if self.with_keys else None
         rows = Rows(images, np.zeros(len(images), np.int64), keys, np.ones(len(images), bool))
-        parts = self.members.parts(pieces) if self.members else self.shards.parts(pieces, _TASK)
-        groups = self.shards.together(parts, 0 if self.members else _TASK)
-        ends = np.cumsum([sum(stop - start for _, start, stop in group) for group in groups])[:-1]
-        of_groups = np.split(np.arange(len(images)) if row_of is None else row_of, ends)
+        given = np.arange(len(images)) if row_of is None else row_of
+        firsts = given if not len(times) else given[np.cumsum(times) - times]
+        tasks = self._tasks(pieces)
+        of_tasks = np.split(firsts, np.cumsum([task.size for task in tasks])[:-1])
         with self.shards.held(pieces):
-            self.shards.in_parallel(lambda n: self._read_group(rows, groups[n], of_groups[n]), range(len(groups)), text)
+            self.shards.in_parallel(lambda n: self._read_task(rows, tasks[n], of_tasks[n]), range(len(tasks)), text)
+        if len(times):
+            _copy(rows, np.repeat(firsts, times), given)
         if not rows.good.all():
-            bad, other = ~rows.good, self.shards.stand_ins(rows.good, parts[0][0])
-            images[bad], rows.labels[bad] = images[other], rows.labels[other]
-            if keys is not None:
-                keys[bad] = keys[other]
+            bad, other = ~rows.good, self.shards.stand_ins(rows.good, int(pieces[0, 0]))
+            _copy(rows, other, np.flatnonzero(bad), with_good=False)
         return rows
 
-    def _read_group(self, rows: Rows, parts: list[tuple[int, int, int]], row_of: I64) -> None:
-        """Reads parts of one shard into their rows."""
-        opened = contextlib.nullcontext() if self.members else self.shards.opened(parts[0][0])
+    def _tasks(self, pieces: I64) -> list[_Task]:
+        """Returns tasks that together read the records of pieces in their order."""
+        if self.members:
+            groups = self.shards.together(self.members.parts(pieces), 0)
+            return [_Task(group[0][0], sum(stop - start for _, start, stop in group), group) for group in groups]
+        tasks = []
+        for run in np.split(pieces, np.flatnonzero(np.diff(pieces[:, 0])) + 1) if len(pieces) else []:
+            segment, sizes = int(run[0, 0]), run[:, 2] - run[:, 1]
+            taken, count = self.shards.segments[segment], int(sizes.sum())
+            of_record = taken.shard.num_bytes / max(1, taken.shard.num_examples)
+            if len(run) > 1 and count * of_record < _SCATTERED * len(run):
+                numbers = np.repeat(run[:, 1] + sizes - np.cumsum(sizes), sizes) + np.arange(count) + taken.start
+                step = max(1, int(_TASK / of_record))
+                chosen = (numbers[at : at + step] for at in range(0, count, step))
+                tasks += [_Task(segment, len(each), [], each) for each in chosen]
+            else:
+                groups = self.shards.together(self.shards.parts(run, _TASK), _TASK)
+                tasks += [_Task(segment, sum(stop - start for _, start, stop in group), group) for group in groups]
+        return tasks
+
+    def _read_task(self, rows: Rows, task: _Task, row_of: I64) -> None:
+        """Reads records of one shard into their rows."""
+        opened = contextlib.nullcontext() if self.members else self.shards.opened(task.segment)
         with opened as file:
+            if task.numbers is not None:
+                assert file
+                self._read_scattered(rows, file, task.segment, task.numbers, row_of)
             done = 0
-            for segment, start, stop in parts:
+            for segment, start, stop in task.parts:
                 self._read_part(rows, file, segment, start, stop, row_of[done : done + stop - start])
                 done += stop - start
+
+    def _read_scattered(self, rows: Rows, file: OpenFile, segment: int, numbers: I64, row_of: I64) -> None:
+        """Reads records of a shard by their numbers into their rows, a block at a time, and checks their CRCs."""
+        begins = self._offsets(segment, numbers)
+        sizes = self._offsets(segment, numbers + 1) - begins
+        ends = np.cumsum(sizes)
+        crcs, is_good = np.zeros(len(numbers), np.uint32), np.ones(len(numbers), bool)
+        for some in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(ends // _CHUNK)) + 1):
+            places = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[some])])
+            block = np.empty(int(places[-1]), np.uint8)
+            frames.read(file, begins[some], places, block)
+            where = list(zip(numbers[some].tolist(), begins[some].tolist(), strict=True))
+            is_good[some], crcs[some] = self._place(rows, block, places, segment, where.__getitem__, row_of[some])
+        good = np.flatnonzero(is_good)
+        self.sidecars.check_crcs(segment, numbers[good], crcs[good], lambda i: int(begins[good[i]]))
 
     def _read_part(self, rows: Rows, file: OpenFile | None, segment: int, start: int, stop: int, row_of: I64) -> None:
         """Reads records start..stop-1 of a shard into their rows, a block at a time, and checks their CRCs."""
@@ -141,7 +203,7 @@ class RowsReader:
             if block is None:
                 is_good[run] = rows.good[row_of[run]] = False
                 continue
-            is_good[run], crcs[run] = self._place(rows, block, begins, segment, first, row_of[run])
+            is_good[run], crcs[run] = self._place(rows, block, begins, segment, _following(first, begins), row_of[run])
             if by_file:
                 crc = crc32c.crc32c(block.data, crc)
         if by_file and is_good.all():
@@ -178,23 +240,27 @@ class RowsReader:
 
     def _begins(self, segment: int, start: int, stop: int) -> I64:
         """Returns the byte offset of records start..stop-1 of a segment's shard, and of the end of the last one."""
+        return self._offsets(segment, np.arange(start, stop + 1, dtype=np.int64))
+
+    def _offsets(self, segment: int, numbers: I64) -> I64:
+        """Returns the byte offset of some records of a segment's shard."""
         stride = self.shards.segments[segment].shard.stride
-        if stride is not None:
-            return np.arange(start, stop + 1, dtype=np.int64) * stride
-        return self.sidecars.offsets(segment)[start : stop + 1]
+        return numbers * stride if stride is not None else self.sidecars.offsets(segment)[numbers]
 
     def _place(
-        self, rows: Rows, block: U8, begins: I64, segment: int, first: int, to_rows: I64
+        self, rows: Rows, block: U8, begins: I64, segment: int, where: Callable[[int], tuple[int, int]], to_rows: I64
     ) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
-        """Copies a block of framed records to their rows; returns which are good, and the CRC that each stores."""
+        """Copies a block of framed records to their rows; returns which are good, and the CRC that each stores.
+
+        `where` returns a record's number in the shard and its byte offset, by its index in the block.
+        """
         found = frames.unpack(block, begins, to_rows, rows.images, rows.labels)
         if rows.keys is not None:
             rows.keys[to_rows] = _keys_of(block, found.keys)
         is_good = found.problems == 0
         for i in found.problems.nonzero()[0].tolist():
-            offset = int(begins[i])
-            frame = block[offset - begins[0] : begins[i + 1] - begins[0]].data
-            is_good[i] = self._settle(rows, frame, int(found.problems[i]), segment, first + i, offset, int(to_rows[i]))
+            frame = block[begins[i] - begins[0] : begins[i + 1] - begins[0]].data
+            is_good[i] = self._settle(rows, frame, int(found.problems[i]), segment, *where(i), int(to_rows[i]))
         return is_good, found.crcs
 
     def _settle(
@@ -217,6 +283,24 @@ class RowsReader:
         return True
 
 
+def _following(first: int, begins: I64) -> Callable[[int], tuple[int, int]]:
+    """Returns a function of an index in a block: the record's number, and its byte offset."""
+    return lambda i: (first + i, int(begins[i]))
+
+
+def _copy(rows: Rows, sources: I64, targets: I64, with_good: bool = True) -> None:
+    """Copies rows onto others, int64 (m,) each."""
+    differ = sources != targets
+    sources, targets = sources[differ], targets[differ]
+    for at in range(0, len(sources), _COPIED):
+        one, other = sources[at : at + _COPIED], targets[at : at + _COPIED]
+        rows.images[other], rows.labels[other] = rows.images[one], rows.labels[one]
+    if rows.keys is not None:
+        rows.keys[targets] = rows.keys[sources]
+    if with_good:
+        rows.good[targets] = rows.good[sources]
+
+
 def _keys_of(block: U8, bounds: I64) -> NDArray[np.object_]:
     """Returns the keys of some records, bytes (m,); `bounds` says where each begins and ends, int64 (m, 2)."""
     sizes = bounds[:, 1] - bounds[:, 0]
@@ -230,6 +314,16 @@ def _keys_of(block: U8, bounds: I64) -> NDArray[np.object_]:
     return keys
 
 
-def all_pieces(selection: Selection) -> I64:
-    """Returns the pieces of a whole selection, in its order: int64 (segments, 3)."""
-    return np.array([[i, 0, s.num_examples] for i, s in enumerate(selection.segments)], np.int64).reshape(-1, 3)
+def all_pieces(selection: Selection, records: I64 | None = None) -> I64:
+    """Returns the pieces of a whole selection, or of some of its records, in its order: int64 (pieces, 3).
+
+    Args:
+      selection: the records.
+      records: ids of those to read, ascending; None: all.
+    """
+    counts = np.array([segment.num_examples for segment in selection.segments], np.int64)
+    if records is None:
+        return np.stack([np.arange(len(counts)), np.zeros_like(counts), counts], axis=1)
+    ends = np.cumsum(counts)
+    segments = np.searchsorted(ends, records, "right")
+    return pieces_of(segments, records - (ends - counts)[segments])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,7 @@ from pipeline.manifest.splits import Selection
 from pipeline.read.memory import Buffers, aligned_matrix
 from pipeline.read.numpy_calls import call_numpy
 from pipeline.read.records_reader import RecordsReader
-from pipeline.read.rows_reader import RowsReader
+from pipeline.read.rows_reader import ONCE, RowsReader
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import offsets_file
 
@@ -43,12 +43,13 @@ class WindowReader(Protocol):
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
         """Starts to fetch the shards that `read` will need for some pieces; returns the pieces unchanged."""
 
-    def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
         """Returns the columns of the records of pieces, with at least one row.
 
         Args:
           pieces: segment, first record and end; int64 (p, 3).
-          row_of: the row of each record, if the reader `assigns_rows`; int64 (n,).
+          row_of: the row of each record, if the reader `assigns_rows`, with those of its copies behind it; int64 (n,).
+          times: how many rows each record fills, int64 (records,); empty: each fills one.
         """
 
 
@@ -63,13 +64,16 @@ class LocalReader(WindowReader):
     specs: dict[str, tf.TensorSpec]
     shards: Shards
 
-    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "") -> dict[str, np.ndarray]:
+    def arrays(
+        self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "", times: np.ndarray = ONCE
+    ) -> dict[str, np.ndarray]:
         """Returns the columns, and perhaps others, of the records of pieces.
 
         Args:
           pieces: as for `read`.
           row_of: as for `read`; None: rows in the order of reading, in memory that is not reused.
           text: of the bar that shows how far it is; empty: none.
+          times: as for `read`.
 
         Raises:
           DataError: a shard is missing, changed or corrupt.
@@ -95,14 +99,14 @@ class LocalReader(WindowReader):
 
         return tf.ensure_shape(call_numpy(fetch, [pieces], [tf.int64])[0], pieces.shape)
 
-    def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
         texts = ["reading the first window"]  # for which somebody waits; all others are read ahead
 
-        def read(pieces: np.ndarray, row_of: np.ndarray) -> list[np.ndarray]:
-            found = self.arrays(pieces, row_of, texts.pop() if texts else "")
+        def read(pieces: np.ndarray, row_of: np.ndarray, times: np.ndarray) -> list[np.ndarray]:
+            found = self.arrays(pieces, row_of, texts.pop() if texts else "", times)
             return [found[name] for name in self.specs]
 
-        tensors = call_numpy(read, [pieces, row_of], [spec.dtype for spec in self.specs.values()])
+        tensors = call_numpy(read, [pieces, row_of, times], [spec.dtype for spec in self.specs.values()])
         for tensor, spec in zip(tensors, self.specs.values(), strict=True):
             tensor.set_shape(spec.shape)
         return dict(zip(self.specs, tensors, strict=True))
@@ -119,9 +123,11 @@ class RowColumns(LocalReader):
         self.specs |= {"key": tf.TensorSpec([None], tf.string)} if reader.with_keys else {}
         self.specs |= {"label": tf.TensorSpec([None], tf.int64), **_good(with_good)}
 
-    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "") -> dict[str, np.ndarray]:
+    def arrays(
+        self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "", times: np.ndarray = ONCE
+    ) -> dict[str, np.ndarray]:
         make_matrix = aligned_matrix if row_of is None else self._buffers.matrix
-        rows = self._reader.read(pieces, row_of, make_matrix, text)
+        rows = self._reader.read(pieces, row_of, make_matrix, text, times)
         keys = {} if rows.keys is None else {"key": rows.keys}
         return {"image": rows.images, "label": rows.labels, GOOD: rows.good, **keys}
 
@@ -137,8 +143,13 @@ class RecordColumns(LocalReader):
         found = in_memory if operations.is_compiled() else {RECORD: tf.TensorSpec([None], tf.string)}
         self.specs = {**found, **_good(with_good)}
 
-    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "") -> dict[str, np.ndarray]:
+    def arrays(
+        self, pieces: np.ndarray, row_of: np.ndarray | None, text: str = "", times: np.ndarray = ONCE
+    ) -> dict[str, np.ndarray]:
         found = self._reader.read(pieces, aligned_matrix if row_of is None else self._buffers.matrix, text)
+        if len(times):  # copies of a record lie in the same memory
+            bounds = np.repeat(found.bounds, times, axis=0)
+            found = dataclasses.replace(found, bounds=bounds, good=np.repeat(found.good, times))
         if RECORD in self.specs:
             return {RECORD: found.as_bytes(), GOOD: found.good}
         return {MEMORY: found.memory, BOUNDS: found.bounds, GOOD: found.good}
@@ -224,8 +235,8 @@ class GraphReader:
         """Returns the pieces. This reader fetches nothing ahead."""
         return pieces
 
-    def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
-        del row_of
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
+        del row_of, times  # views are not served here
         # An empty record is added, because a window must have a row even if it has no record.
         records = tf.data.Dataset.from_tensor_slices(pieces).map(self._records).unbatch()
         return {RECORD: _all(records.concatenate(tf.data.Dataset.from_tensors("")))}

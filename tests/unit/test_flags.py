@@ -64,6 +64,7 @@ SEEN: dict[str, dict[str, str]] = {
         "seed": "unit/beam_jobs/test_convert.py::test_the_seed_and_the_split_are_those_of_the_flags",
         "dry_run": "unit/beam_jobs/conversion/test_dry_run.py::test_what_is_said_is_what_the_conversion_does",
         "overwrite": "integration/test_card.py::test_a_data_set_that_is_replaced_gets_a_new_one",
+        "columns": "unit/beam_jobs/test_convert.py::test_columns_are_added_and_go_with_the_data_set",
     },
     "beam_jobs.validate": {
         "data_dir": "integration/test_validate.py::test_the_report_is_json",
@@ -158,6 +159,13 @@ SEEN: dict[str, dict[str, str]] = {
         "max_staleness": "integration/test_parameter_server.py::test_gradients_of_older_weights_count_where_they_may",
         "config": "unit/trainer/config/test_file.py::test_numbers",
         "dump_config": "unit/trainer/config/test_file.py::test_what_is_dumped_is_the_same_config",
+        "where": "integration/test_views.py::test_an_epoch_has_the_steps_of_its_view",
+        "limit": "integration/test_views.py::test_an_epoch_has_the_steps_of_its_view",
+        "weigh": "integration/test_views.py::test_an_epoch_has_the_steps_of_its_view",
+        "balance": "integration/test_views.py::test_a_run_sees_just_what_its_view_says",
+        "eval_where": "integration/test_views.py::test_a_run_sees_just_what_its_view_says",
+        "eval_limit": "integration/test_views.py::test_a_run_sees_just_what_its_view_says",
+        "skip_steps": "integration/test_views.py::test_a_skipped_step_changes_nothing_but_its_number",
     },
     "trainer.launch": {
         "num_workers": "integration/test_launch.py::test_two_workers_to_the_end",
@@ -211,6 +219,8 @@ SEEN: dict[str, dict[str, str]] = {
         "json": "integration/test_evaluate.py::test_mistakes_are_named_by_their_keys",
         "continuous": "integration/test_evaluate.py::test_beside_a_run_each_checkpoint_is_evaluated_once",
         "interval": "integration/test_evaluate.py::test_beside_a_run_each_checkpoint_is_evaluated_once",
+        "where": "integration/test_views.py::test_a_run_sees_just_what_its_view_says",
+        "limit": "integration/test_views.py::test_a_run_sees_just_what_its_view_says",
     },
     "trainer.export": {
         "output": "integration/test_export.py::test_what_it_says_and_writes",
@@ -250,12 +260,17 @@ SEEN: dict[str, dict[str, str]] = {
             "test_the_contact_sheet_shows_the_first_batch_as_stored_and_distorted"
         ),
         "seed": "unit/pipeline/inspect/test_inspect.py::test_another_seed_or_split_is_another_picture",
+        "where": "unit/pipeline/inspect/test_inspect.py::test_the_contact_sheet_shows_a_view_and_the_table_its_columns",
+        "limit": "unit/pipeline/inspect/test_inspect.py::test_the_contact_sheet_shows_a_view_and_the_table_its_columns",
+        "balance": "unit/pipeline/inspect/test_inspect.py::test_the_contact_sheet_shows_a_view_and_the_table_its_columns",
+        "weigh": "unit/pipeline/inspect/test_inspect.py::test_the_contact_sheet_shows_a_view_and_the_table_its_columns",
     },
     "pipeline.index": {
         "data_dir": "unit/pipeline/index/test_index.py::test_patterns_of_one_split_add_up_in_their_order",
         "split": "unit/pipeline/index/test_index.py::test_patterns_of_one_split_add_up_in_their_order",
         "compression": "unit/pipeline/index/test_index.py::test_members_that_end_where_records_do_are_read_alone",
         "overwrite": "unit/pipeline/index/test_index.py::test_its_own_manifest_is_replaced_where_that_is_asked_for",
+        "add_columns": "unit/pipeline/test_views.py::test_values_that_a_file_lacks_are_nan_false_or_empty",
     },
     "pipeline.audit": {
         "data_dir": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
@@ -282,6 +297,11 @@ SEEN: dict[str, dict[str, str]] = {
         "png": "integration/test_audit.py::test_1024_workers_and_100_million_records_are_proved_from_the_manifest",
         "content": "integration/test_audit.py::test_an_input_that_gives_a_row_the_value_of_another_fails",
         "list_all": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "where": "unit/pipeline/test_views.py::test_the_audit_proves_the_view_of_its_flags",
+        "limit": "unit/pipeline/test_views.py::test_the_audit_proves_the_view_of_its_flags",
+        "balance": "unit/pipeline/test_views.py::test_the_audit_proves_the_view_of_its_flags",
+        "weigh": "unit/pipeline/test_views.py::test_the_audit_proves_the_view_of_its_flags",
+        "skip_steps": "unit/pipeline/test_views.py::test_the_audit_proves_the_view_of_its_flags",
     },
     "pipeline.bench": {
         "data_dir": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
@@ -303,6 +323,10 @@ SEEN: dict[str, dict[str, str]] = {
         "rounds": "unit/pipeline/bench/test_command.py::test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps",
         "steps": "unit/pipeline/bench/test_command.py::test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps",
         "json": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
+        "where": "unit/pipeline/bench/test_command.py::test_a_view_is_timed",
+        "limit": "unit/pipeline/bench/test_command.py::test_a_view_is_timed",
+        "balance": "unit/pipeline/bench/test_command.py::test_a_view_is_timed",
+        "weigh": "unit/pipeline/bench/test_command.py::test_a_view_is_timed",
     },
     "ExactResume": {
         "every": "unit/pipeline/test_keras.py::test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept",
@@ -346,6 +370,11 @@ SEEN: dict[str, dict[str, str]] = {
         "portable": "integration/test_portable.py::test_a_service_in_another_process_feeds_the_same_batches",
         "cache_dir": "integration/test_cache.py::test_a_second_epoch_and_a_second_input_fetch_nothing",
         "cache_bytes": "integration/test_cache.py::test_a_cache_smaller_than_a_window_is_filled_and_the_rest_is_read_from_the_store",
+        "where": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
+        "limit": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
+        "balance": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
+        "weigh": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
+        "skip_steps": "unit/pipeline/test_views.py::test_rows_of_skipped_steps_have_no_weight_and_others_are_as_before",
     },
     "steps_per_epoch": {
         "global_batch_size": "unit/pipeline/test_mixture.py::test_the_epoch_is_that_of_the_first_source",

@@ -19,7 +19,7 @@ from pipeline.errors import DataError, UsageError
 from trainer.checkpoint import NotFiniteError, reader
 from trainer.checkpoint.best import BestCheckpoints, Ranking
 from trainer.checkpoint.files import PREFIX, CheckpointFiles
-from trainer.checkpoint.resume import RunSpec, State
+from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
 from trainer.plan import Plan
 
@@ -196,7 +196,8 @@ class CheckpointManager:
 
     def _read(self, path: str) -> dict[str, Any]:
         """Restores the variables from a checkpoint; returns the content of its record."""
-        stored = reader.read(pathlib.Path(path)).content
+        record = reader.read(pathlib.Path(path))
+        stored = {**record.content, STEP: record.step}
         self._spec.check(path, stored)
         with reader.readable(pathlib.Path(path)):
             try:

@@ -18,6 +18,7 @@ from trainer.config.model import dtype_policy
 from trainer.config.train_config import changed_flags
 
 _COMPARED_APART = ("structure", "data", "order", "config")  # parts of a checkpoint's content; the others must be equal
+STEP = "step"  # of a checkpoint, beside the content of its record
 _DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `
 _SIZE = "record_bytes"  # likewise
 _SHAPE = "image_shape"
@@ -128,7 +129,8 @@ class RunSpec:
     def changes(self, stored: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the training options that differ from the stored ones: `--learning_rate was 0.05, is 0.01`."""
         model, flags = map(str, self._model_changes(stored)), changed_flags(stored["config"], self.config)
-        return (*self._order_changes(stored), *flags, *model)
+        skips = self.spec.later_skips(stored["order"], stored[STEP]) if STEP in stored else None
+        return (*self._order_changes(stored), *([skips] if skips else []), *flags, *model)
 
     def keep_rate(self, stored: Mapping[str, Any]) -> None:
         """Sets the rate of a compiled model to that of its code, if the code has changed since the checkpoint.
@@ -153,7 +155,7 @@ class RunSpec:
         return {"--virtual_replicas": order.virtual_replicas, **threads}
 
     def _order_changes(self, stored: Mapping[str, Any]) -> list[str]:
-        changed = self.spec.differences(stored["order"])
+        changed = self.spec.differences(stored["order"], stored.get(STEP))
         here = {"data": self.data, "config": {"data": {"data_dir": self.config.data.data_dir}}}
         said = []
         for name, (now, was) in changed.items():

@@ -10,9 +10,11 @@ from pipeline.commands.flags import check, check_all
 from pipeline.distort import recipes
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.order import sharding
+from pipeline.order.views import View, checked_skips
 from pipeline.request import parse_size
 from trainer.config.meaning import flag
 
+_NO_VIEWS = "workers plan with TensorFlow's own operations, which know no views"
 _GRAPHS = "workers read with TensorFlow's own operations, which"
 
 
@@ -32,6 +34,8 @@ class DataFlags:
         "what to evaluate on; 'none' for no evaluation (None: test, else validation, else the only split left)",
         shapes_training=False,
     )
+    eval_where: str | None = flag(None, "records to evaluate on, by columns, like --where", shapes_training=False)
+    eval_limit: str | None = flag(None, "number of records to evaluate on, like --limit", shapes_training=False)
     resize: str | None = flag(None, "stretch every image to HxW, such as 32x32, before it is distorted")
     distort: str = flag(
         "none", "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'", by_model=True
@@ -70,6 +74,7 @@ class DataFlags:
             self._check_sources,
             lambda: recipes.check_names(self.distort, "--distort"),
             lambda: parse_size(self.resize, "--resize"),
+            lambda: View(where=self.eval_where, limit=self.eval_limit),
         )
 
     def _check_sources(self) -> None:
@@ -113,11 +118,35 @@ class OrderFlags:
     prefetch: int = flag(
         2, "batches held ready for every replica", least=0, most=1024, parameter_server="a batch is made with its step"
     )
+    where: str | None = flag(
+        None,
+        "records to train on, by columns: \"label in ('cat', 'dog') and width >= 28\" (None: all; docs/views.md)",
+        parameter_server=_NO_VIEWS,
+    )
+    limit: str | None = flag(None, "number of records to train on, or '500 per label'", parameter_server=_NO_VIEWS)
+    balance: str | None = flag(
+        None,
+        "column whose values fill equally many rows of an epoch: label, or 'sqrt(label)' for half way to that",
+        parameter_server=_NO_VIEWS,
+    )
+    weigh: str | None = flag(
+        None,
+        "column of weights: a record of weight w is in an epoch floor(w) or ceil(w) times",
+        parameter_server=_NO_VIEWS,
+    )
+    skip_steps: str = flag(
+        "", "steps that are not trained on, such as 12300:12360,20000:20010 (end excluded)", parameter_server=_NO_VIEWS
+    )
     allow_order_change: bool = flag(False, "resume although the order of examples differs from the checkpoint's")
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_streams)
+        check_all(
+            lambda: check(self),
+            self._check_streams,
+            lambda: View(self.where, self.limit, self.balance, self.weigh),
+            lambda: checked_skips(self.skip_steps),
+        )
 
     def _check_streams(self) -> None:
         if self.streams is not None:

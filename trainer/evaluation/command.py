@@ -42,7 +42,11 @@ class _Evaluation:
 
     def __init__(self, config: EvaluateConfig) -> None:
         self._config = config
-        self._flags: dict[str, Any] = {"global_batch_size": config.batch_size}
+        self._flags: dict[str, Any] = {
+            "global_batch_size": config.batch_size,
+            "eval_where": config.where,
+            "eval_limit": config.limit,
+        }
         self._made: tuple[Trained, Judge] | None = None
         self._events: EventFile | None = None
         self._last = 0  # step of the newest scalars

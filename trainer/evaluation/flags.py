@@ -6,6 +6,7 @@ import dataclasses
 
 from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError
+from pipeline.order.views import View
 from trainer.config.run import CheckpointFlags
 
 
@@ -17,6 +18,8 @@ class EvaluateConfig(CheckpointFlags):
     mistakes: int = flag(24, "the worst that are kept and drawn", least=0)
     output: str | None = flag(None, "folder for report.json, confusion.png and mistakes.png")
     json: bool = flag(False, "print one line of JSON per checkpoint, instead of tables")
+    where: str | None = flag(None, "records of the split, by columns: 'width >= 28' (None: the run's --eval_where)")
+    limit: str | None = flag(None, "number of records, or '50 per label' (None: the run's --eval_limit)")
     continuous: bool = flag(False, "evaluate each checkpoint of a run that is training, until its last step")
     interval: float = flag(10.0, "of --continuous: seconds between two looks for new checkpoints", above=0)
 
@@ -26,6 +29,7 @@ class EvaluateConfig(CheckpointFlags):
             super().__post_init__,
             lambda: self._check_folder("output"),
             self._check_one,
+            lambda: View(where=self.where, limit=self.limit),
         )
 
     def _check_one(self) -> None:

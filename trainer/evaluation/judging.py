@@ -68,7 +68,7 @@ class Judge:
         tally = None if self._classes is None else Tally(self._classes, self._most)
         for name, one in self._passes.items():
             totals[name] = self._sums(one, tally, first)
-            first += one.split.order.num_records
+            first += one.split.order.num_stored
         evaluation = result_of(
             trained.splits, totals, trained.state.measure, trained.may_skip, averaged=trained.averaged
         )
@@ -100,7 +100,7 @@ class Judge:
                 return []
             folder, name, cache = split.request.folder, split.request.split, split.request.cache_dir
             examples.append(RandomAccess(folder, name, cache_dir=cache, cache_bytes=split.request.cache_bytes))
-        starts = np.cumsum([0, *(split.order.num_records for split in self._trained.splits.values())])
+        starts = np.cumsum([0, *(split.order.num_stored for split in self._trained.splits.values())])
 
         def image(record: int) -> NDArray[np.generic]:
             number = int(np.searchsorted(starts, record, "right")) - 1

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled  # public nowhere
 
 from pipeline.batch.batches import DeviceDistortion
+from pipeline.order.views import Intervals
 from pipeline.request import DEVICE
 from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
@@ -111,6 +112,7 @@ class TrainStep:
       virtual_replicas: V, over all replicas; batches then have them as their first axis. None: a replica takes all its
         rows at once.
       steps_per_epoch: T; None: all updates are of one epoch.
+      skip_steps: (first, end) of global steps that change nothing but the number of the step.
       value_names: see `LoopResult.names`; known once an update has been traced.
       averages, epoch: those of the last `LoopResult`; before the first, NaN and an empty tensor.
       graph: of an update, once it has been traced.
@@ -122,6 +124,7 @@ class TrainStep:
     clip_norm: float | None = None
     virtual_replicas: int | None = None
     steps_per_epoch: int | None = None
+    skip_steps: Intervals = ()
 
     def __post_init__(self) -> None:
         """Makes the variables that one loop passes on to the next."""
@@ -246,7 +249,7 @@ class TrainStep:
             with tf.name_scope("learning_rate"):
                 state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
         # All replicas end up with the same sums, gradients and weights: the first one's are returned.
-        reduced: _Reduced = self._first(self.strategy.run(self._replica_update, batch))
+        reduced = self._unless_skipped(lambda: self._first(self.strategy.run(self._replica_update, batch)))
         with tf.name_scope("global_step"):
             state.global_step.assign_add(1)
             step = state.global_step.read_value()
@@ -265,10 +268,36 @@ class TrainStep:
                 tf.stack(list(values.values())),
                 tf.logical_and(tf.math.is_finite(values[TOTAL_LOSS]), finite),
                 before.waited,
-                moving_averages(before.averages, tf.stack([values[name] for name in AVERAGED])),
+                self._averages(before.averages, tf.stack([values[name] for name in AVERAGED]), step - 1),
                 epoch_sums(before.epoch, reduced.sums, reduced.penalty, begins),
             )
         return updated, reduced
+
+    def _unless_skipped(self, update: Callable[[], _Reduced]) -> _Reduced:
+        """Runs the update; in a skipped step, whose rows all have weight 0, returns zeros and changes no variable.
+
+        An update by gradients of 0 would still move the weights by momentum and decay, and BatchNorm's statistics.
+        """
+        if not self.skip_steps:
+            return update()
+        found: list[_Reduced] = []
+
+        def run() -> _Reduced:  # traced first
+            found.append(update())
+            return found[0]
+
+        def skip() -> _Reduced:
+            zeros: _Reduced = tf.nest.map_structure(lambda value: tf.zeros(value.shape, value.dtype), found[0])
+            return zeros
+
+        return tf.cond(~self._is_skipped(self.state.global_step.read_value()), run, skip)
+
+    def _is_skipped(self, step: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_any([(step >= first) & (step < stop) for first, stop in self.skip_steps])
+
+    def _averages(self, before: tf.Tensor, values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        after = moving_averages(before, values)
+        return tf.where(self._is_skipped(step), before, after) if self.skip_steps else after
 
     def _replica_update(self, features: Any, labels: Any, weights: tf.Tensor) -> _Reduced:
         """Computes one replica's contribution to a step, sums those of all replicas, and updates its weights.
@@ -501,7 +530,8 @@ def create(
     units = virtual or strategy.num_replicas_in_sync
     gradients = Gradients(state, units, config.order.seed, config.model.jit_compile, distortion(training))
     steps_per_epoch = training.steps_per_epoch if training else None
-    return TrainStep(strategy, state, gradients, config.optimizer.clip_norm, virtual, steps_per_epoch)
+    skips = training.spec.skip_steps if training else ()
+    return TrainStep(strategy, state, gradients, config.optimizer.clip_norm, virtual, steps_per_epoch, skips)
 
 
 def distortion(training: ResolvedInput | None) -> DeviceDistortion | None:

@@ -57,6 +57,25 @@ def test_the_bytes_of_a_tiny_data_set_are_pinned(mnist_folder, tmp_path, convert
     assert found == GOLDEN
 
 
+def test_columns_are_added_and_go_with_the_data_set(mnist_folder, tmp_path, convert):
+    source, out = mnist_folder(), tmp_path / "out"
+    assert convert(*flags(source, tmp_path / "plain")).code == 0
+    assert convert(*flags(source, out, "--columns=records")).code == 0
+    made = manifest.load(out)
+    assert made.digest == manifest.load(tmp_path / "plain").digest
+    assert {name: sorted(column.files) for name, column in made.columns.items()} == {
+        "bytes": ["test", "train"],
+        "label": ["test", "train"],
+    }
+    assert len(list((out / "columns").iterdir())) == 4
+    assert convert(*flags(source, out, "--columns=records:label")).code == 0  # nothing else to do
+    assert convert(*flags(source, out, "--seed=2", "--overwrite")).code == 0
+    assert not manifest.load(out).columns
+    assert not (out / "columns").exists()
+    refused = convert(*flags(source, "s3://bucket/out", "--columns=records"))
+    assert refused.code == 2
+
+
 def test_a_source_is_read_as_the_flags_say(tmp_path, convert_without_beam):
     """None of these is found without its flags."""
     pixels = np.arange(6 * 12, dtype=np.uint8).reshape(6, 4, 3, 1)

@@ -53,3 +53,9 @@ def test_flags_of_its_commands():
     for command in commands:
         flags = shlex.split(command.partition("-- ")[2] if " -- " in command else command)
         assert config.parse(flags).data.data_dir == "demo/digits"
+
+
+def test_the_picture_of_views_is_up_to_date():
+    script = runpy.run_path(str(DOCS / "views.py"))
+    assert script["draw"]() == (DOCS / "views.svg").read_text(encoding="utf-8"), "run: python docs/views.py"
+    assert "](views.svg)" in (DOCS / "views.md").read_text(encoding="utf-8")

@@ -3,10 +3,11 @@ import shutil
 
 import pytest
 
-from beam_jobs.validation.job import Progress, Report, parse_report, tfds_problems
+from beam_jobs.validation.job import Progress, Report, column_problems, parse_report, tfds_problems
 from pipeline import manifest
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
+from pipeline.index import __main__ as index
 from tests.displays import later
 from tests.raised import at
 from tests.validated import write
@@ -77,3 +78,13 @@ def test_a_report_comes_back_as_it_was_written_and_anything_else_is_refused():
     for data in (b"", b"{}", b"[]", report.to_bytes()[:-4], report.to_bytes().replace(b'"records"', b'"rows"')):
         with pytest.raises(DataError, check=at("r.json", "is not a validation report (")):
             parse_report(data, "r.json")
+
+
+def test_a_column_that_was_changed_is_a_problem(folder):
+    index.main([str(folder), "--add_columns=records"])
+    made = manifest.load(folder)
+    assert list(column_problems(folder, made)) == []
+    name = f"columns/test.label.{made.columns['label'].files['test']}.npy"
+    (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+    (problem,) = column_problems(folder, made)
+    assert str(problem).startswith(f"{name}: its CRC32C is")

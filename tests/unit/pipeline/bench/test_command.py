@@ -7,6 +7,7 @@ import pytest
 from pipeline.bench import __main__ as bench
 from pipeline.bench import measure
 from pipeline.errors import DataError, UsageError
+from pipeline.index import __main__ as index
 from tests.datasets import write_dataset
 
 SHORT = ["--global_batch_size=8", "--rounds=2", "--steps=2"]
@@ -51,6 +52,22 @@ def test_the_input_is_that_of_the_flags(folder, capsys):
     assert (spec["split"], spec["training"], spec["remainder"]) == ("test[:8]", False, "pad")
     bench.main([str(folder), "--json", "--remainder=drop", "--global_batch_size=10", "--rounds=1", "--steps=1"])
     assert json.loads(capsys.readouterr().out)["spec"]["remainder"] == "drop"
+
+
+@pytest.mark.parametrize(
+    ("flags", "count", "view"),
+    [
+        (["--where=label != 1"], 35, "where: label != 1"),
+        (["--limit=20"], 20, "limit: 20"),
+        (["--where=label < 2", "--balance=label"], 36, "where: label < 2; balance: label"),
+        (["--weigh=label"], 52, "weigh: label"),
+    ],
+)
+def test_a_view_is_timed(folder, flags, count, view, capsys):
+    index.main([str(folder), "--add_columns=records"])
+    bench.main([str(folder), "--json", *flags, "--global_batch_size=8", "--rounds=1", "--steps=1"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["images"], found["spec"]["view"].partition("; column")[0]) == (count, view)
 
 
 def test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps(folder, capsys, monkeypatch):

@@ -3,6 +3,7 @@ import pytest
 from PIL import Image
 
 from pipeline.errors import DataError, UsageError
+from pipeline.index import __main__ as index
 from pipeline.inspect import __main__ as inspect
 from tests.datasets import edit_manifest, images_of, write_dataset
 
@@ -54,6 +55,20 @@ def test_another_seed_or_split_is_another_picture(folder, tmp_path, capsys):
     assert not np.array_equal(pictures[0], pictures[2])
     assert not np.array_equal(pictures[0], pictures[3])
     assert "contact sheet of test" in capsys.readouterr().out
+
+
+def test_the_contact_sheet_shows_a_view_and_the_table_its_columns(folder, tmp_path, capsys):
+    index.main([str(folder), "--add_columns=records"])
+    pictures = []
+    views = [], ["--where=label == 1"], ["--limit=3"], ["--where=label != 0", "--balance=label"], ["--weigh=label"]
+    for number, flags in enumerate(views):
+        path = tmp_path / f"{number}.png"
+        inspect.main([str(folder), f"--png={path}", "--distort=none", *flags])
+        pictures.append(Image.open(path).tobytes())
+    assert len({*pictures}) == len(views)
+    assert "columns: bytes (int16), label (int8)" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="chooses what --png shows"):
+        inspect.main([str(folder), "--where=label == 1"])
 
 
 @pytest.mark.parametrize(

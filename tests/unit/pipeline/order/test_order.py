@@ -409,7 +409,7 @@ def test_shards_are_laid_and_cut_into_pieces():
         shards = contract_of(order).epoch(epoch).shard_order.tolist()
         laid = [r for s in shards for r in range(starts[s], starts[s + 1])]
         for start, stop in itertools.combinations(range(22), 2):
-            pieces, records = LaidShards.of(order, epoch, NumpyArrays()).between(np.array([start]), np.array([stop]))
+            pieces, records, _ = LaidShards.of(order, epoch, NumpyArrays()).between(np.array([start]), np.array([stop]))
             read = [starts[s] + i for s, first, last in pieces.tolist() for i in range(first, last)]
             assert read == records.tolist() == laid[start:stop]
             assert all(0 <= first < last <= counts[s] for s, first, last in pieces.tolist())

@@ -1,0 +1,316 @@
+"""Adds columns to a data set: from a file, joined by key; from the shards' own features; or from a user's function.
+
+The shards stay as they are, and so does the digest of the data. Files get their names together at the end, the
+manifest last.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+import re
+import runpy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tqdm
+from numpy.typing import NDArray
+
+from pipeline import manifest as manifests
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, UsageError, of_user, unknown
+from pipeline.files.paths import folder
+from pipeline.index.command import drafts_in
+from pipeline.manifest import Column, Manifest, naming
+from pipeline.manifest.columns import FROM_RECORDS, encode
+from pipeline.records import framing, tf_example
+from pipeline.records.stream import RecordStream, forward
+
+OfRecord = Callable[[bytes], Mapping[str, Any]]
+_KEY = "key"
+_FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
+_NOT_IDENTIFIER = re.compile(r"\W")
+_SHOW_AFTER = 2.0  # seconds until a progress bar appears
+
+
+def add(data_dir: str, source: str) -> None:
+    """Adds the columns that the flag `--add_columns` names, and prints what was added.
+
+    Args:
+      data_dir: the data set's folder.
+      source: `FILE.parquet`; `records`, or `records:label,width` for some features; or `FILE.py:FUNCTION`, a function
+        of a record's bytes that returns {column: value}.
+
+    Raises:
+      DataError: there is no valid data set, a file cannot be read, or values are missing.
+      UsageError: `source` cannot work.
+    """
+    manifest = manifests.load(data_dir)
+    kind, _, names = source.partition(":")
+    found: Mapping[str, Mapping[str, Any]]
+    if kind == FROM_RECORDS:
+        wanted = [name.strip() for name in names.split(",") if name.strip()]
+        found = of_records(data_dir, manifest, Scalars(manifest, wanted))
+        if missing := [name for name in wanted if _identifier(name) not in found]:
+            raise unknown("--add_columns: feature", missing[0], found)
+    elif match := _FUNCTION.fullmatch(source):
+        found = of_records(data_dir, manifest, _function(match["file"], match["name"]))
+    else:
+        found = _of_file(data_dir, manifest, source)
+    made = write(data_dir, manifest, found)
+    for name in found:
+        column = made.columns[name]
+        kinds = f"{count_of(len(column.values), 'string')} as {column.dtype}" if column.values else column.dtype
+        print(f"  {name}: {kinds}, for {', '.join(column.files)}")
+    example = next(iter(found))
+    print(f"{data_dir}: {count_of(len(found), 'column')} added; choose by them: input_fn(..., where='{example} ...')")
+
+
+def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, Any]]) -> Manifest:
+    """Writes columns and the manifest that lists them, which is returned. Columns of the same names are replaced.
+
+    Args:
+      data_dir: the data set's folder.
+      manifest: of the data set.
+      found: {column: {split: value of each record}}.
+
+    Raises:
+      DataError: the folder cannot be written to.
+      UsageError: a column has values of several kinds.
+    """
+    columns: dict[str, Column] = dict(manifest.columns)
+    place = pathlib.Path(data_dir)
+    with drafts_in(place) as drafts:
+        for name, splits in found.items():
+            try:
+                columns[name], files = encode(splits)
+            except (ValueError, OverflowError) as error:
+                raise UsageError(f"column {name!r}: {error}") from None
+            for split, data in files.items():
+                drafts.add(naming.column_name(split, name, columns[name].files[split]), data)
+        made = Manifest(**{**_fields(manifest), "columns": columns})
+        drafts.add(naming.MANIFEST, made.to_bytes())
+        drafts.publish()
+    listed = {naming.column_name(split, name, crc) for name, c in columns.items() for split, crc in c.files.items()}
+    for path in (place / naming.COLUMNS).glob("*.npy"):
+        if f"{naming.COLUMNS}/{path.name}" not in listed:
+            path.unlink(missing_ok=True)
+    return made
+
+
+def _fields(manifest: Manifest) -> dict[str, Any]:
+    return {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
+
+
+def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[str, dict[str, list[Any]]]:
+    """Returns {column: {split: values}} that a function finds in each record.
+
+    Args:
+      data_dir: the data set's folder.
+      manifest: of the data set.
+      of_record: returns {column: value} of a serialized record, of the same columns for each.
+
+    Raises:
+      DataError: a shard is missing, cut or corrupt, or a record does not have what others have.
+    """
+    found: dict[str, dict[str, list[Any]]] = {}
+    total = sum(split.num_examples for split in manifest.splits.values())
+    with tqdm.tqdm(total=total, unit=" records", unit_scale=True, delay=_SHOW_AFTER, disable=None) as bar:
+        for split, info in manifest.splits.items():
+            count = 0
+            for shard in info.shards:
+                file = folder(data_dir) / shard.file
+                with file.open_file() as opened:
+                    stream = RecordStream(forward(opened), manifest.compression)
+                    compressed = bool(manifest.compression)
+                    for number, (offset, _, record) in enumerate(
+                        framing.records(stream.read, file, is_compressed=compressed, advice="convert the data again")
+                    ):
+                        values = _values(of_record, record, file, number, offset)
+                        if count == 0 and not found:
+                            found = {name: {} for name in values}
+                        if values.keys() != found.keys():
+                            odd = sorted(values.keys() ^ found.keys())[0]
+                            raise DataError(
+                                f"has no value {odd!r}, or is the first that has one; every record needs one",
+                                path=file,
+                                record=number,
+                                offset=offset,
+                            )
+                        for name, value in values.items():
+                            found[name].setdefault(split, []).append(value)
+                        count += 1
+                bar.update(shard.num_examples)
+            if count != info.num_examples:
+                raise DataError(f"split {split!r} has {count} records, but the manifest says {info.num_examples}")
+    if not found:
+        raise UsageError("--add_columns: the records have no feature with one number or string each")
+    return found
+
+
+def _values(of_record: OfRecord, record: bytes, file: object, number: int, offset: int) -> Mapping[str, Any]:
+    try:
+        return of_record(record)
+    except tf_example.BadExampleError as error:
+        raise error.at(file, number, offset) from None
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(of_user(error), path=file, record=number, offset=offset) from error
+
+
+class Scalars:
+    """The features of an Example that have one value: `label`, scores, strings; also `bytes`, `height` and `width`.
+
+    Args:
+      manifest: of the data set.
+      wanted: names of features; empty: all that the first record has, but not its key.
+    """
+
+    def __init__(self, manifest: Manifest, wanted: Iterable[str]) -> None:
+        self._wanted = list(wanted)
+        self._names: list[str] | None = self._wanted or None
+        feature = manifest.features.get("image")
+        self._has_sizes = feature is not None and feature.encoding != "raw" and None in feature.shape[:2]
+
+    def __call__(self, record: bytes) -> dict[str, Any]:
+        """Returns {column: value} of a serialized Example; raises BadExampleError."""
+        try:
+            values = tf_example.decode(record)
+        except ValueError as error:
+            raise tf_example.BadExampleError(str(error)) from None
+        if self._names is None:
+            self._names = sorted(name for name, value in values.items() if _is_scalar(name, value))
+        found: dict[str, Any] = {"bytes": len(record)}
+        if self._has_sizes:
+            found["width"], found["height"] = _size(values)
+        for name in self._names:
+            if name in found and name not in values:  # not a feature: made here
+                continue
+            value: Any = values.get(name, [])
+            if len(value) != 1:
+                raise tf_example.BadExampleError(f"feature {name!r} has {len(value)} values; a column needs one")
+            found[_identifier(name)] = value[0]
+        wanted = self._wanted and {_identifier(name) for name in self._wanted}
+        return {name: value for name, value in found.items() if not wanted or name in wanted}
+
+
+def _is_scalar(name: str, value: Any) -> bool:
+    return len(value) == 1 and name not in (_KEY, "image") and not name.endswith("encoded")
+
+
+def _identifier(name: str) -> str:
+    """Returns a feature's name as that of a column: `image/height` is `image_height`."""
+    return _NOT_IDENTIFIER.sub("_", name)
+
+
+def _size(values: Mapping[str, Any]) -> tuple[int, int]:
+    import PIL.Image  # noqa: PLC0415, raw images do not need it
+
+    try:
+        with PIL.Image.open(io.BytesIO(values["image"][0]), formats=("PNG", "JPEG")) as image:
+            return image.size
+    except (OSError, KeyError, IndexError) as error:
+        raise tf_example.BadExampleError(f"its image has no size: {error}") from None
+
+
+def _function(file: str, name: str) -> OfRecord:
+    flag = f"--add_columns={file}:{name}"
+    try:
+        found = runpy.run_path(file).get(name)
+    except Exception as error:
+        raise UsageError(f"{flag}: {of_user(error)}") from None
+    if not callable(found):
+        raise UsageError(f"{flag}: {file} has no function {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def _of_file(data_dir: str, manifest: Manifest, file: str) -> dict[str, dict[str, NDArray[Any]]]:
+    """Returns the columns of a Parquet file, joined by key.
+
+    Records that the file does not have get NaN, False or an empty string; whole numbers have no such value. A split of
+    which it has no record gets no values.
+    """
+    table = _table(file)
+    if _KEY not in table or len(table) < 2:
+        raise UsageError(
+            f"--add_columns={file}: must have a column {_KEY!r} and others; it has {', '.join(table) or 'none'}"
+        )
+    keys = [_plain(key) for key in table.pop(_KEY)]
+    rows = {key: row for row, key in enumerate(keys)}
+    if len(rows) < len(keys):
+        twice = next(key for row, key in enumerate(keys) if rows[key] != row)
+        raise DataError(f"the key {twice!r} is there twice", path=file)
+    for name in table:
+        if not name.isidentifier():
+            raise UsageError(f"--add_columns={file}: the column {name!r} must be a name of letters, digits and _")
+    index = of_records(data_dir, manifest, lambda record: {_KEY: rows.get(_key_of(record), -1)})[_KEY]
+    at = {split: np.array(found, np.int64) for split, found in index.items() if max(found, default=-1) >= 0}
+    matched = sum(int((found >= 0).sum()) for found in at.values())
+    if not matched:
+        raise DataError(f"none of its {count_of(len(keys), 'key')}, such as {keys[0]!r}, is in {data_dir}", path=file)
+    total = sum(len(found) for found in at.values())
+    left = f"{total - matched:,} records of {', '.join(at)} are not in it"
+    print(f"{file}: {matched:,} of its {count_of(len(keys), 'key')} match; {left}")
+    return {
+        name: {split: _joined(file, name, values, rows_of) for split, rows_of in at.items()}
+        for name, values in table.items()
+    }
+
+
+def _joined(file: str, name: str, values: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    found, is_missing = values[np.maximum(rows, 0)], rows < 0
+    if not is_missing.any():
+        return found
+    kind = found.dtype.kind
+    if kind in "iu":
+        raise DataError(
+            f"column {name!r}: {int(is_missing.sum()):,} records are not in the file, and no whole number says so",
+            path=file,
+            advice="give all records, or numbers with a fraction (missing ones become NaN), truth values (False) or "
+            "strings (empty)",
+        )
+    found = found.copy()
+    found[is_missing] = np.nan if kind == "f" else False if kind == "b" else ""
+    return found
+
+
+def _table(file: str) -> dict[str, NDArray[Any]]:
+    """Returns the columns of a Parquet file as arrays."""
+    if not file.endswith(".parquet"):
+        raise UsageError(
+            f"--add_columns={file}: must be FILE.parquet, {FROM_RECORDS}, {FROM_RECORDS}:NAME,... or FILE.py:FUNCTION"
+        )
+    try:
+        import pyarrow.parquet  # noqa: PLC0415, only this flag needs it
+    except ImportError:
+        raise UsageError(f"--add_columns={file}: reading Parquet needs pyarrow: pip install pyarrow") from None
+    if not os.path.exists(file):
+        raise DataError("there is no such file", path=file)
+    try:
+        table = pyarrow.parquet.read_table(file)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"is no Parquet file: {error}".splitlines()[0], path=file) from None
+    found = {}
+    for name in table.column_names:
+        column = table.column(name)
+        if column.null_count and name == _KEY:
+            raise DataError(f"{count_of(column.null_count, 'row')} without a key", path=file)
+        found[name] = column.to_numpy()
+        if found[name].dtype.kind == "O":
+            found[name] = np.array(["" if value is None else _plain(value) for value in found[name]], object)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+
+
+def _key_of(record: bytes) -> str:
+    values = tf_example.decode(record, [_KEY]).get(_KEY, [])
+    if not isinstance(values, list) or len(values) != 1:
+        raise tf_example.BadExampleError("not an Example with one key, by which the file could be joined")
+    found: str = _plain(values[0])
+    return found

@@ -1,0 +1,227 @@
+"""Columns: one value per record of each split, in files beside the shards, by which views choose and weigh records.
+
+A column is a `.npy` file per split, which NumPy maps into memory, so that a view costs no more than the columns that it
+names. The manifest has each file's CRC32C. Strings are stored as numbers, with their values in the manifest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import DataError, UsageError, unknown
+from pipeline.files.paths import PathLike, folder
+from pipeline.manifest import naming
+from pipeline.manifest.manifest import Column, Manifest
+from pipeline.manifest.splits import Selection
+
+Values = NDArray[Any]
+FROM_RECORDS = "records"  # in place of a file: the values are in the shards
+_INTEGERS = ("int8", "int16", "int32", "int64")
+_CRC_BLOCK = 4 << 20  # 4 MiB
+_MADE_BY = "python -m pipeline.index {} --add_columns=" + FROM_RECORDS
+
+
+def encode(splits: Mapping[str, Sequence[Any] | Values]) -> tuple[Column, dict[str, bytes]]:
+    """Returns a column, and the content of its file for each split.
+
+    Args:
+      splits: {split: value of each record}: numbers, truth values, or strings.
+
+    Raises:
+      ValueError: the values are of several kinds, or of none of these.
+    """
+    arrays = {split: np.asarray(values) for split, values in splits.items()}
+    kinds = {array.dtype.kind for array in arrays.values()}
+    names: tuple[str, ...] = ()
+    if kinds <= set("OUS"):
+        texts = {split: [_text(value) for value in array.tolist()] for split, array in arrays.items()}
+        names = tuple(sorted(set().union(*map(set, texts.values()))))
+        codes = {name: code for code, name in enumerate(names)}
+        arrays = {split: np.array([codes[text] for text in found], np.int64) for split, found in texts.items()}
+    elif not kinds <= set("biuf"):
+        raise ValueError("values must be numbers, truth values or strings, all of one kind")
+    dtype = _dtype_of(list(arrays.values()))
+    files = {split: _npy(array.astype(dtype)) for split, array in arrays.items()}
+    return Column(dtype, {split: f"{crc32c.crc32c(data):08x}" for split, data in files.items()}, names), files
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a string, as other values are")
+    return value
+
+
+def _dtype_of(arrays: Sequence[Values]) -> str:
+    """Returns the smallest type that holds all values exactly; float64 values that are float32 numbers become these."""
+    if any(array.dtype.kind == "f" for array in arrays):
+        single = all(np.array_equal(array, array.astype(np.float32), equal_nan=True) for array in arrays)
+        return "float32" if single else "float64"
+    least = min((int(array.min()) for array in arrays if array.size), default=0)
+    most = max((int(array.max()) for array in arrays if array.size), default=0)
+    for name in _INTEGERS:
+        if np.iinfo(name).min <= least and most <= np.iinfo(name).max:
+            return name
+    raise ValueError(f"{most if most > 0 else least} is not in the range of a signed 64-bit integer")
+
+
+def _npy(values: Values) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.ascontiguousarray(values), version=(1, 0), allow_pickle=False)
+    return file.getvalue()
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns(Mapping[str, Values]):
+    """The columns of a selection, read when they are asked for: `columns["label"]` has one value per record id.
+
+    `height` and `width` need no file if all images have one size.
+
+    Attributes:
+      data_dir: the data set's folder.
+      manifest: of the data set.
+      selection: the records.
+      used: {name: CRC32Cs} of the columns that were read.
+    """
+
+    data_dir: PathLike
+    manifest: Manifest
+    selection: Selection
+    used: dict[str, str] = dataclasses.field(default_factory=dict)
+    _read: dict[str, Values] = dataclasses.field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self.manifest.columns, *self._fixed()}))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __getitem__(self, name: str) -> Values:
+        """Returns the values of a column, (records,), of the column's dtype; strings as their codes.
+
+        Raises:
+          DataError: a file of the column is missing, cut, or of another conversion.
+          UsageError: there is no such column.
+        """
+        if name in self._read:
+            return self._read[name]
+        if name in self.manifest.columns:
+            found = self._selected(name, self.manifest.columns[name])
+        elif name in self._fixed():
+            found = np.broadcast_to(np.int64(self._fixed()[name]), self.selection.num_examples)
+        else:
+            raise self.unknown(name)
+        self._read[name] = found
+        return found
+
+    def unknown(self, name: str) -> UsageError:
+        """Returns the error for a column that does not exist, with those that do."""
+        if not self.manifest.columns:
+            return UsageError(
+                f"column {name!r}: the data set has no columns",
+                advice=f"write those of its features with: {_MADE_BY.format(os.fspath(self.data_dir))}",
+            )
+        return unknown("column", name, self)
+
+    def names_of(self, name: str) -> tuple[str, ...]:
+        """Returns what the values 0, 1, ... of a column stand for: strings, or names of classes; else nothing."""
+        if name not in self.manifest.columns:
+            return ()
+        feature = self.manifest.features.get(name)
+        of_feature = feature.class_names if feature else ()
+        return self.manifest.columns[name].values or (self.manifest.class_names if name == "label" else of_feature)
+
+    def is_text(self, name: str) -> bool:
+        """Whether a column has strings."""
+        return name in self.manifest.columns and bool(self.manifest.columns[name].values)
+
+    def name_of(self, record: int) -> str:
+        """Names a record of the selection for a message."""
+        file, row = self.selection.locate(record)
+        return f"record {row} of {file}"
+
+    def _fixed(self) -> dict[str, int]:
+        feature = self.manifest.features.get("image")
+        sides = zip(("height", "width"), feature.shape if feature else (), strict=False)
+        return {name: side for name, side in sides if side is not None and name not in self.manifest.columns}
+
+    def _selected(self, name: str, column: Column) -> Values:
+        """Returns the values of the selection's records; a whole split's are those of the file, in its memory."""
+        places = {
+            shard.file: (split, first)
+            for split, info in self.manifest.splits.items()
+            for shard, first in _firsts(info.shards)
+        }
+        parts: list[tuple[str, int, int]] = []  # split, first record, end
+        for segment in self.selection.segments:
+            split, first = places[segment.shard.file]
+            start, stop = first + segment.start, first + segment.stop
+            if parts and parts[-1][0] == split and parts[-1][2] == start:
+                parts[-1] = split, parts[-1][1], stop
+            else:
+                parts.append((split, start, stop))
+        files = {}
+        for split in dict.fromkeys(split for split, _, _ in parts):
+            if split not in column.files:
+                raise UsageError(f"column {name!r}: has no values for the split {split!r}")
+            files[split] = _load(self.data_dir, self.manifest, split, name, column)
+        self.used[name] = "+".join(column.files[split] for split in files)
+        found = [files[split][start:stop] for split, start, stop in parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _firsts(shards: Sequence[Any]) -> Iterator[tuple[Any, int]]:
+    first = 0
+    for shard in shards:
+        yield shard, first
+        first += shard.num_examples
+
+
+def _load(data_dir: PathLike, manifest: Manifest, split: str, name: str, column: Column) -> Values:
+    """Returns a column's values for a split, mapped into memory if the file is local.
+
+    Raises:
+      DataError: the file is missing, cut or changed.
+    """
+    parent = folder(data_dir)
+    file = parent / naming.column_name(split, name, column.files[split])
+    advice = f"add the column again: {_MADE_BY.format(os.fspath(data_dir))} (or the file that it came from)"
+    try:
+        size, crc = file.identity().num_bytes, 0
+        with file.open_file() as opened:
+            if parent.is_remote:
+                data = bytes(opened.read_at(0, size))
+                crc = crc32c.crc32c(data)
+            else:
+                for at in range(0, size, _CRC_BLOCK):
+                    crc = crc32c.crc32c(opened.read_at(at, min(_CRC_BLOCK, size - at)), crc)
+    except DataError as error:
+        raise error.changed(reason=f"the manifest lists this column, but it {error.reason}").advised(advice) from None
+    if f"{crc:08x}" != column.files[split]:
+        raise DataError(
+            f"its CRC32C is {crc:08x}, not {column.files[split]} as the manifest says: cut, or of another conversion",
+            path=file,
+            advice=advice,
+        )
+    try:
+        count = manifest.splits[split].num_examples
+        # NumPy cannot map an empty array.
+        found = np.load(io.BytesIO(data)) if parent.is_remote else np.load(str(file), mmap_mode="r" if count else None)
+    except ValueError as error:
+        raise DataError(f"is no column: {error}", path=file, advice=advice) from None
+    if found.shape != (count,) or found.dtype.name != column.dtype:
+        raise DataError(
+            f"has {found.dtype} of shape {found.shape}, but the manifest says {column.dtype} for {count} records",
+            path=file,
+            advice=advice,
+        )
+    return found

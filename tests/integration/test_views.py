@@ -1,0 +1,102 @@
+"""A run of the trainer under a view: what it is fed, what it evaluates, what it skips, and how it resumes."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.audit.__main__ import main as audit
+from pipeline.errors import UsageError
+from pipeline.index.__main__ import main as index
+from trainer import evaluate, run
+
+
+@pytest.fixture(scope="module")
+def data(digits, tmp_path_factory):
+    """The digits with columns: 1,429 to train, of 10 classes."""
+    folder = tmp_path_factory.mktemp("views") / "digits"
+    shutil.copytree(digits, folder)
+    index([str(folder), "--add_columns=records"])
+    return folder
+
+
+@pytest.fixture
+def train(data, tmp_path, capsys):
+    """Returns a function that trains and returns the lines."""
+
+    def train(*flags, name="run"):
+        common = [f"--data_dir={data}", f"--model_dir={tmp_path / name}", "--model=softmax_regression"]
+        run.main([*common, "--log_every=1000", *flags])
+        return capsys.readouterr().out.splitlines()
+
+    return train
+
+
+def test_a_run_sees_just_what_its_view_says(train, data, tmp_path, capsys):
+    logs = f"--log_keys={tmp_path / 'keys'}"
+    view = ["--where=label in (3, 5, 8)", "--balance=label"]
+    lines = train("--train_steps=9", "--eval_where=label in (3, 5, 8)", "--eval_limit=90", logs, *view)
+    assert "5 per epoch" in lines[0]
+    assert lines[-2].endswith("(90 examples)")
+    audit([str(data), f"--observed={tmp_path / 'keys'}", *view])
+    assert capsys.readouterr().out.endswith("; the run saw just that\n")
+    with pytest.raises(UsageError, match="the run's order has view=where: label in"):
+        audit([str(data), f"--observed={tmp_path / 'keys'}"])
+    evaluate.main([f"--model_dir={tmp_path / 'run'}", "--where=label == 3", "--limit=20"])
+    assert "20 examples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "steps"), [("--limit=250", 3), ("--limit=7 per label", 1), ("--weigh=label", 66), ("--where=label > 7", 3)]
+)
+def test_an_epoch_has_the_steps_of_its_view(train, flag, steps):
+    assert f" {steps} per epoch" in train("--train_steps=1", "--eval_split=none", flag)[0]
+
+
+def weights(folder):
+    """The values of the newest checkpoint, without the step and what describes the run."""
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(folder))
+    names = [name for name in reader.get_variable_to_dtype_map() if "model" in name or "optimizer" in name]
+    assert names
+    return {name: reader.get_tensor(name) for name in names}
+
+
+def test_a_skipped_step_changes_nothing_but_its_number(train, tmp_path):
+    train("--train_steps=4", "--optimizer=momentum", "--eval_split=none", name="short")
+    lines = train("--train_steps=6", "--optimizer=momentum", "--eval_split=none", "--skip_steps=4:6", name="skipped")
+    assert lines[-1].startswith(f"checkpoint: {tmp_path / 'skipped' / 'ckpt-6'}")
+    one, other = (weights(tmp_path / name) for name in ("short", "skipped"))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+def test_steps_to_come_may_be_skipped_after_a_resume_and_past_ones_may_not(train):
+    train("--train_steps=4", "--eval_split=none")
+    lines = train("--train_steps=8", "--eval_split=none", "--skip_steps=5:7")
+    assert "changed since ckpt-4: skip_steps was none, is 5:7, which differ only from step 4 on" in lines
+    with pytest.raises(
+        UsageError, match=r"order of examples has changed: skip_steps was 5:7, is 5:6; use the old values"
+    ):
+        train("--train_steps=9", "--eval_split=none", "--skip_steps=5:6")
+    with pytest.raises(UsageError, match="view was None, is weigh: label"):
+        train("--train_steps=9", "--eval_split=none", "--skip_steps=5:7", "--weigh=label")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--where=label >"], "where='label >': is no expression"),
+        (["--limit=none"], "limit='none': must be a number of records"),
+        (["--skip_steps=7"], "skip_steps='7': must be pairs"),
+        (["--balance=lable"], "unknown 'lable'; did you mean 'label'?"),
+        (["--eval_where=label > 99"], "keeps none of the 368 records of 'test'"),
+        (["--weigh=label", "--balance=label"], "both say how often"),
+        (["--where=label == 3", "--strategy=parameter_server"], "know no views"),
+    ],
+)
+def test_a_view_that_cannot_work_is_refused(train, flags, said):
+    with pytest.raises(UsageError) as caught:
+        train("--train_steps=1", *flags)
+    assert said in str(caught.value)

@@ -1,0 +1,499 @@
+"""Views through the input: what is fed, what is read, how a run resumes; and the columns that they are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import tensorflow as tf
+
+from pipeline import manifest as manifests
+from pipeline import skipped_records
+from pipeline.audit.__main__ import main as audit
+from pipeline.errors import DataError, UsageError
+from pipeline.index.__main__ import main as index
+from pipeline.input import input_fn, order_spec, steps_per_epoch
+from pipeline.manifest.columns import Columns
+from pipeline.manifest.splits import select
+from pipeline.order.sharding import Shard
+from pipeline.read.shards import Shards
+from pipeline.request import Request
+from pipeline.resolved import resolve
+from pipeline.step_iterator import StepIterator
+from tests.datasets import Kind, edit_manifest, write_dataset
+
+RAW = Kind()
+COUNTS = (30, 0, 25, 45)  # records of each shard; record i has label i % 5
+SMALL = 3000  # bytes to shuffle: several windows
+VIEWS = {
+    "where": {"where": "label in (1, 'class 3')"},
+    "limit": {"limit": "7 per label"},
+    "balance": {"where": "rare < 70 or label == 0", "balance": "label"},
+    "weigh": {"weigh": "weight"},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Data sets of each kind, with columns `label`, `bytes`, `rare` (the record's number) and `weight`."""
+    made = {}
+
+    def of(name, kind=RAW):
+        if name not in made:
+            folder = made[name] = tmp_path_factory.mktemp("data") / name
+            write_dataset(folder, COUNTS, classes=5, kind=kind)
+            index([str(folder), "--add_columns=records"])
+            keys = [f"{split}#{i:05d}" for split, n in (("train", 100), ("test", 4)) for i in range(n)]
+            numbers = [int(key[-5:]) for key in keys]
+            table = {"key": keys, "rare": numbers, "weight": [i % 7 / 2 for i in numbers]}
+            pyarrow.parquet.write_table(pyarrow.table(table), folder.parent / "more.parquet")
+            index([str(folder), f"--add_columns={folder.parent / 'more.parquet'}"])
+        return made[name]
+
+    return of
+
+
+def fed(folder, epochs=1, **options):
+    """Ids of the real rows, the labels and the images of an input's elements."""
+    ids, labels, images = [], [], []
+    arguments = {"global_batch_size": 10, "training": True, "epochs": epochs, "record_ids": True, **options}
+    for image, label, weight, record in input_fn(folder, "train", **arguments).as_numpy_iterator():
+        assert image.shape[0] == label.shape[0] == 10
+        ids += record[weight > 0].tolist()
+        labels += label[weight > 0].tolist()
+        images += list(image[weight > 0])
+    return np.array(ids), np.array(labels), np.array(images)
+
+
+KINDS = {
+    "raw": RAW,
+    "unequal": Kind(unequal_keys=False, extra=True),
+    "png": Kind(encoding="png"),
+    "members": Kind(compression="GZIP", members=4),
+}
+
+
+@pytest.mark.parametrize("shuffle_bytes", [1 << 30, SMALL], ids=["in memory", "in windows"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, kind, shuffle_bytes):
+    folder = data(kind, KINDS[kind])
+    ids, labels, plain = fed(folder, shuffle_bytes=shuffle_bytes)
+    image_of = dict(zip(ids.tolist(), plain, strict=True))
+    assert sorted(ids) == list(range(100))
+    for name, view in VIEWS.items():
+        ids, labels, images = fed(folder, shuffle_bytes=shuffle_bytes, **view)
+        times = np.bincount(ids, minlength=100)
+        assert (labels == ids % 5).all()
+        assert all((image == image_of[record]).all() for record, image in zip(ids.tolist(), images, strict=True))
+        if name == "where":
+            assert times.tolist() == [int(i % 5 in (1, 3)) for i in range(100)]
+        elif name == "limit":
+            assert np.bincount(labels).tolist() == [7] * 5
+            assert times.max() == 1
+        elif name == "balance":  # classes of 20, 14, 14, 14, 14
+            assert np.bincount(labels).tolist() == [20] * 5
+            assert {*times[:70:5]} == {1}
+            assert {*times[1:70:5]} == {1, 2}
+            assert not times[71::5].any()
+        else:
+            assert times.sum() == int(sum(i % 7 / 2 for i in range(100)))
+            assert all(abs(times[i] - i % 7 / 2) < 1 for i in range(100))
+
+
+def test_epochs_differ_in_who_gets_the_extra_turn(data):
+    view = VIEWS["balance"]
+    first, second = (np.bincount(fed(data("raw"), epochs=epochs, **view)[0], minlength=100) for epochs in (1, 2))
+    second -= first
+    assert first.sum() == second.sum() == 100
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize("shuffle_bytes", [1 << 30, SMALL], ids=["in memory", "in windows"])
+def test_copies_of_a_record_are_distorted_differently_and_the_first_as_without_a_view(data, shuffle_bytes):
+    options = {"distort": "shift", "shuffle_bytes": shuffle_bytes}
+    ids, _, images = fed(data("raw"), **options)
+    plain = dict(zip(ids.tolist(), images, strict=True))
+    ids, _, images = fed(data("raw"), weigh="weight", **options)
+    several = [record for record in range(100) if (ids == record).sum() == 3]
+    found = [images[ids == record] for record in several]
+    assert len(several) > 10
+    assert all(any((image == plain[record]).all() for image in own) for record, own in zip(several, found, strict=True))
+    assert np.mean([len({image.tobytes() for image in own}) for own in found]) > 2.5
+
+
+def test_a_mixture_has_views_of_its_sources_and_common_ones(data):
+    one, other = data("raw"), data("png", KINDS["png"])
+    sources = [(one, 0.5), (other, 0.5, {"where": "label == 2"})]
+    arguments = {"global_batch_size": 10, "training": True, "epochs": 1, "record_ids": True, "limit": "4 per label"}
+    assert steps_per_epoch(sources, global_batch_size=10, limit="4 per label") == 4
+    found = list(input_fn(sources, **arguments).as_numpy_iterator())
+    ids = np.concatenate([element[-1][element[-2] > 0] for element in found])
+    own, theirs = ids[ids < 100], ids[ids >= 100] - 100
+    assert np.bincount(own % 5).tolist() == [4] * 5
+    assert {*theirs % 5} == {2}
+    assert len({*theirs.tolist()}) == 4
+    spec = order_spec(sources, global_batch_size=10, training=True, limit="4 per label")
+    assert [part.view.partition("; column")[0] for part in spec.parts] == [
+        "limit: 4 per label",
+        "where: label == 2; limit: 4 per label",
+    ]
+
+
+def test_an_option_that_no_source_has_is_named(data):
+    with pytest.raises(UsageError, match=r"option: unknown 'wehre'; did you mean 'where'\?"):
+        Request([(data("raw"), 1.0, {"wehre": "label == 1"})], global_batch_size=4, training=True)
+
+
+def test_an_evaluation_takes_the_chosen_records_in_the_stored_order(data):
+    ids, _, _ = fed(data("raw"), training=False, epochs=None, where="label == 4", limit=15)
+    assert ids.tolist() == sorted(ids)
+    assert len(ids) == 15
+    assert {*ids % 5} == {4}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"balance": "label", "training": False},
+            "balance='label' with training=False: an evaluation counts each record",
+        ),
+        ({"weigh": "weight", "training": False}, "weigh='weight' with training=False"),
+        ({"skip_steps": "1:2", "training": False}, "skip_steps with training=False"),
+        ({"where": "label == 1", "portable": True}, "know no views"),
+        (
+            {"where": "lable == 1"},
+            "unknown 'lable'; did you mean 'label'? known: bytes, height, label, rare, weight, width",
+        ),
+        ({"where": "label == 'class 9'"}, "no value 'class 9'; known: class 0, class 1, class 2"),
+        ({"limit": 9, "remainder": "drop"}, "its 9 records of the view limit: 9 do not fill one batch of 10"),
+    ],
+)
+def test_what_cannot_work_is_said(data, options, said):
+    with pytest.raises(UsageError) as caught:
+        fed(data("raw"), **options)
+    assert said in str(caught.value)
+
+
+def test_a_data_set_without_columns_says_how_to_get_them(tmp_path):
+    write_dataset(tmp_path / "old")
+    with pytest.raises(UsageError, match=r"has no columns; write those .*pipeline.index .*old --add_columns=records"):
+        fed(tmp_path / "old", where="label == 1")
+    ids, _, _ = fed(tmp_path / "old", where="height == 8 and width == 6")  # of images of one size, known without
+    assert sorted(ids) == list(range(12))
+
+
+@pytest.mark.parametrize("shuffle_bytes", [1 << 30, SMALL], ids=["in memory", "in windows"])
+def test_a_shard_of_which_nothing_is_wanted_is_never_opened(data, shuffle_bytes, monkeypatch):
+    opened, plain = set(), Shards.opened
+
+    def noted(self, segment):
+        opened.add(self.segments[segment].shard.file)
+        return plain(self, segment)
+
+    monkeypatch.setattr(Shards, "opened", noted)
+    ids, _, _ = fed(data("raw"), where="30 <= rare < 55", shuffle_bytes=shuffle_bytes)
+    assert sorted(ids) == list(range(30, 55))
+    assert opened == {"train-00002-of-00004.tfrecord"}
+
+
+@pytest.mark.parametrize("kind", ["raw", "unequal"])
+def test_a_window_reads_only_the_records_that_it_needs(data, kind, monkeypatch):
+    read = []
+    import pipeline.read.frames as frames
+
+    plain = frames.read
+
+    def noted(file, begins, places, memory):
+        read.append(len(begins))
+        return plain(file, begins, places, memory)
+
+    monkeypatch.setattr(frames, "read", noted)
+    ids, _, _ = fed(data(kind, KINDS[kind]), where="rare % 10 == 3", shuffle_bytes=SMALL)
+    assert sorted(ids) == list(range(3, 100, 10))
+    assert sum(read) == 10 + (kind != "raw")  # the first one is looked at before the graph is built
+
+
+def test_a_corrupt_record_is_skipped_in_all_of_its_copies(tmp_path):
+    folder = tmp_path / "torn"
+    made = write_dataset(folder, (20,), classes=2)
+    index([str(folder), "--add_columns=records"])
+    shard = made.splits["train"].shards[0]
+    path = folder / shard.file
+    data = bytearray(path.read_bytes())
+    data[shard.stride * 6 + 40] ^= 1
+    path.write_bytes(data)
+    (tmp_path / "weights.py").write_text("def w(record):\n    return {'w': 3}\n")
+    with pytest.raises(DataError, match="record 6"):
+        index([str(folder), f"--add_columns={tmp_path / 'weights.py'}:w"])
+    for shuffle_bytes in (1 << 30, SMALL):
+        ids, labels, _ = fed(folder, weigh="bytes", shuffle_bytes=shuffle_bytes, on_corrupt="skip", limit=4)
+        del labels
+        times = np.bincount(ids, minlength=20)
+        assert times[6] == 0
+        assert len({*times.tolist()} - {0}) == 1
+    assert [record.record for record in skipped_records(folder)] in ([6], [])
+
+
+def test_workers_feed_the_rows_of_the_whole_batch_and_any_step_can_be_the_first(data):
+    options = {
+        "global_batch_size": 12,
+        "training": True,
+        "record_ids": True,
+        "shuffle_bytes": SMALL,
+        "distort": "shift",
+    }
+    for view in VIEWS.values():
+        whole = [
+            [np.asarray(part) for part in element]
+            for element in input_fn(data("raw"), **options, **view, epochs=2).as_numpy_iterator()
+        ]
+        for worker, first in ((0, 0), (2, 5)):
+            shard = Shard(worker, 3)
+            own = input_fn(data("raw"), **options, **view, epochs=2, shard=shard, start_step=first)
+            for step, element in enumerate(own.as_numpy_iterator(), first):
+                for part, of_whole in zip(element, whole[step], strict=True):
+                    np.testing.assert_array_equal(part, of_whole[worker * 4 : worker * 4 + 4])
+
+
+def test_rows_of_skipped_steps_have_no_weight_and_others_are_as_before(data):
+    options = {"global_batch_size": 10, "training": True, "record_ids": True, "epochs": 1}
+    for more in ({}, {"shuffle_bytes": SMALL}, {"weights": "mean"}):
+        plain, skipped = (
+            list(input_fn(data("raw"), **options, **more, skip_steps=skips).as_numpy_iterator())
+            for skips in ((), "3:5,9:10")
+        )
+        assert len(plain) == len(skipped) == 10
+        for step, (one, other) in enumerate(zip(plain, skipped, strict=True)):
+            np.testing.assert_array_equal(one[3], other[3])
+            np.testing.assert_array_equal(other[2], 0 if step in (3, 4, 9) else one[2])
+
+
+def test_an_iterator_resumes_in_its_view_and_in_no_other(data, caplog):
+    def made(**more):
+        return StepIterator(
+            data("raw"), global_batch_size=10, training=True, record_ids=True, **{"balance": "label", **more}
+        )
+
+    batches = made()
+    for _ in range(3):
+        next(batches)
+    state, rest = json.loads(json.dumps(batches.get_state())), [next(batches)[-1] for _ in range(12)]
+    again = made()
+    again.set_state(state)
+    np.testing.assert_array_equal([next(again)[-1] for _ in range(12)], rest)
+    with pytest.raises(UsageError, match="view was balance: label; column label: .*, is limit: 50"):
+        made(balance=None, limit=50).set_state(state)
+    with pytest.raises(UsageError, match="skip_steps was none, is 2:3; give the old values"):
+        made(skip_steps="2:4").set_state(state)
+    with caplog.at_level(logging.WARNING, "pipeline"):
+        later = made(skip_steps="3:4")
+        later.set_state(state)
+    assert "skip_steps was none, is 3:4, which differ only from step 3 on" in caplog.text
+    assert next(later)[2].tolist() == [0] * 10
+    np.testing.assert_array_equal(next(later)[-1], rest[1])
+
+
+def test_a_function_is_known_by_the_records_that_it_keeps(data):
+    arguments = {"global_batch_size": 10, "training": True}
+
+    def spec(function):
+        return order_spec(data("raw"), **arguments, where=function)
+
+    one, same, other = (
+        spec(f) for f in (lambda c: c["label"] == 3, lambda c: c["label"] - 3 == 0, lambda c: c["label"] == 2)
+    )
+    assert one.view == same.view
+    assert one.view.startswith("where: mask ")
+    assert one.view != other.view
+
+
+# Columns.
+
+
+def test_columns_are_those_of_the_records_and_leave_the_data_as_they_are(data, tmp_path):
+    plain = write_dataset(tmp_path / "plain", COUNTS, classes=5)
+    folder = data("raw")
+    made = manifests.load(folder)
+    assert made.digest == plain.digest
+    assert dataclasses.replace(made, columns={}).to_bytes() == plain.to_bytes()
+    columns = Columns(folder, made, select(made, "train[90:]+test"))
+    assert columns["label"].tolist() == [*(i % 5 for i in range(90, 100)), 0, 1, 2, 3]
+    assert columns["rare"].tolist() == [*range(90, 100), 0, 1, 2, 3]
+    assert {name: column.dtype for name, column in made.columns.items()} == {
+        "bytes": "int16",
+        "label": "int8",
+        "rare": "int8",
+        "weight": "float32",
+    }
+    assert isinstance(Columns(folder, made, select(made, "train"))["label"], np.memmap)
+
+
+def parquet(tmp_path, **columns):
+    path = tmp_path / "columns.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def test_values_that_a_file_lacks_are_nan_false_or_empty(tmp_path, capsys):
+    folder = tmp_path / "set"
+    write_dataset(folder, (4,), test_counts=(2,))
+    path = parquet(
+        tmp_path,
+        key=["train#00002", "train#00000", "other"],
+        score=[0.5, 1.5, 9.0],
+        bad=[True, False, True],
+        source=["web", "book", "tv"],
+    )
+    index([str(folder), f"--add_columns={path}"])
+    assert "2 of its 3 keys match; 2 records of train are not in it" in capsys.readouterr().out
+    made = manifests.load(folder)
+    columns = Columns(folder, made, select(made, "train"))
+    np.testing.assert_array_equal(columns["score"], np.float32([1.5, np.nan, 0.5, np.nan]))
+    assert columns["bad"].tolist() == [0, 0, 1, 0]
+    assert [columns.names_of("source")[code] for code in columns["source"]] == ["book", "", "web", ""]
+    ids, _, _ = fed(folder, where="not bad == 1 and source != 'book'")
+    assert sorted(ids) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"key": ["train#00000"], "n": [1]}, "column 'n': 3 records are not in the file, and no whole number says so"),
+        ({"key": ["a", "a"], "n": [1.0, 2.0]}, "the key 'a' is there twice"),
+        ({"key": ["a"], "n": [1.0]}, "none of its 1 key, such as 'a', is in"),
+        ({"name": ["a"], "n": [1.0]}, "must have a column 'key' and others; it has name, n"),
+        ({"key": ["train#00000"], "a b": [1.0]}, "the column 'a b' must be a name"),
+    ],
+)
+def test_a_file_that_cannot_be_joined_is_refused_and_nothing_is_written(tmp_path, columns, said):
+    folder = tmp_path / "set"
+    write_dataset(folder, (4,), test_counts=(2,))
+    before = (folder / "manifest.json").read_bytes()
+    with pytest.raises((DataError, UsageError)) as caught:
+        index([str(folder), f"--add_columns={parquet(tmp_path, **columns)}"])
+    assert said in str(caught.value)
+    assert (folder / "manifest.json").read_bytes() == before
+    assert not (folder / "columns").exists()
+
+
+def test_columns_of_a_function_and_of_foreign_records(tmp_path):
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    with tf.io.TFRecordWriter(str(folder / "a.tfrecord")) as writer:
+        for i in range(6):
+            feature = {
+                "image/height": tf.train.Feature(int64_list=tf.train.Int64List(value=[10 * i])),
+                "site": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"web" if i % 2 else b"book"])),
+                "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"x" * i])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    (tmp_path / "of.py").write_text("def odd(record):\n    return {'odd': len(record) % 2 == 1}\n")
+    index([str(folder), "--split=train:a.*", "--add_columns=records"])
+    index([str(folder), f"--add_columns={tmp_path / 'of.py'}:odd"])
+    made = manifests.load(folder)
+    assert sorted(made.columns) == ["bytes", "image_height", "odd", "site"]
+    arguments = {"global_batch_size": 2, "training": False, "parse": lambda records: records, "record_ids": True}
+    found = input_fn(folder, where="site == 'web' and image_height > 10", **arguments)
+    assert [element[-1].tolist() for element in found.as_numpy_iterator()] == [[3, 5]]
+
+
+def test_columns_that_are_cut_lost_or_of_another_conversion_are_refused(tmp_path):
+    folder = tmp_path / "set"
+    write_dataset(folder)
+    index([str(folder), "--add_columns=records"])
+    [file] = (folder / "columns").glob("train.label.*.npy")
+    whole = file.read_bytes()
+    for content, said in ((whole[:-1], "its CRC32C is"), (whole[:-1] + b"\7", "cut, or of another conversion")):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=said):
+            fed(folder, where="label == 1")
+    file.unlink()
+    with pytest.raises(DataError, match="the manifest lists this column, but it"):
+        fed(folder, where="label == 1")
+    assert sorted(fed(folder)[0]) == list(range(12))  # without a view, columns are not read
+    other = tmp_path / "other"
+    write_dataset(other, (4, 4))
+    index([str(other), "--add_columns=records"])
+    [file] = (other / "columns").glob("train.label.*.npy")
+    edit_manifest(folder, lambda content: content["columns"]["label"]["files"].update(train=file.name.split(".")[2]))
+    (folder / "columns" / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(DataError, match=r"has int8 of shape \(8,\), but the manifest says int8 for 12 records"):
+        fed(folder, where="label == 1")
+
+
+def test_new_values_replace_old_ones_and_another_spec_says_so(tmp_path):
+    folder = tmp_path / "set"
+    write_dataset(folder, (4,), test_counts=(2,))
+    keys = [*(f"train#{i:05d}" for i in range(4)), "test#00000", "test#00001"]
+    specs = []
+    for more in (0.0, 1.0):
+        index([str(folder), f"--add_columns={parquet(tmp_path, key=keys, score=[i + more for i in range(6)])}"])
+        specs.append(order_spec(folder, global_batch_size=2, training=True, where="score >= 0"))
+    assert len(list((folder / "columns").iterdir())) == 2
+    assert list(specs[0].differences(json.loads(specs[1].to_json()))) == ["view"]
+    assert specs[0].manifest_digest == specs[1].manifest_digest
+
+
+# The audit.
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows"),
+    [
+        (["--where=label in (1, 'class 3')"], 40),
+        (["--limit=7 per label"], 35),
+        (["--where=rare < 70 or label == 0", "--balance=label"], 100),
+        (["--weigh=weight", "--skip_steps=5:7,8:9"], 147),
+    ],
+)
+def test_the_audit_proves_the_view_of_its_flags(data, flags, rows, capsys):
+    audit([str(data("raw")), "--global_batch_size=30", "--workers=3", "--against_workers=5", "--epoch=1", *flags])
+    out = capsys.readouterr().out
+    assert f"view: {rows} rows per epoch" in out
+    assert "proof holds: every record as often as the view says" in out
+    assert "holds  each record is fed as often as its view says" in out
+    assert ("60 rows are dropped or skipped" in out) == ("skip" in flags[-1])
+
+
+def test_the_audit_compares_the_rows_that_are_fed_under_a_view(data, capsys):
+    audit([str(data("raw")), "--global_batch_size=30", "--weigh=weight", "--content", "--skip_steps=1:2"])
+    assert "rows compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda found: found._replace(times=np.roll(found.times, 1)),
+        lambda found: found._replace(ids=found.ids[::-1].copy()),
+        lambda found: found._replace(pieces=found.pieces[:-1]),
+    ],
+    ids=["times", "ids", "pieces"],
+)
+def test_the_audit_finds_a_view_that_is_planned_wrongly(data, broken, monkeypatch):
+    from pipeline.order.views import EpochPositions
+
+    plain = EpochPositions.located
+    monkeypatch.setattr(EpochPositions, "located", lambda self, *given: broken(plain(self, *given)))
+    with pytest.raises(DataError, match="the proof fails"):
+        audit([str(data("raw")), "--global_batch_size=30", "--weigh=weight"])
+
+
+def test_the_audit_finds_a_view_that_counts_wrongly(data, monkeypatch):
+    from pipeline.order.views import Times
+
+    plain = Times._balanced
+    monkeypatch.setattr(Times, "_balanced", lambda self, strata, epoch: plain(self, strata, 0))
+    flags = [f"--{name}={value}" for name, value in VIEWS["balance"].items()]
+    with pytest.raises(DataError, match="the proof fails"):
+        audit([str(data("raw")), "--global_batch_size=30", "--epoch=1", *flags])
+
+
+def test_resolving_reads_only_the_columns_that_it_needs(data):
+    found = resolve(Request(data("raw"), global_batch_size=4, training=True, where="rare > 3"))
+    assert found.spec.view.count("column") == 1
