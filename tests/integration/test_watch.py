@@ -186,8 +186,7 @@ def test_it_is_used_by_keyboard(chromium, ended):
         assert page.evaluate("document.activeElement.className") == "skip"
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.id") == "content"
-        page.reload()
-        page.wait_for_selector("#curves canvas")
+    with served(ended) as url, opened(chromium, url) as page:
         for _ in range(2):
             page.keyboard.press("Tab")
         page.keyboard.press("Space")

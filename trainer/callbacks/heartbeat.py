@@ -200,7 +200,7 @@ class Heartbeat(Callback):
         with self._lock:
             self._ended.set()
             code = 0 if error is None else getattr(error, "exit_code", EXIT_DATA)
-            self._beat = dataclasses.replace(self._beat, exit_code=code, error=error and line_of(error))
+            self._beat = dataclasses.replace(self._beat, exit_code=code, error=line_of(error) if error else None)
             self.on_lost(error.lost if isinstance(error, PipelineError) else self._beat.lost)
 
     def on_lost(self, names: Sequence[str]) -> None:

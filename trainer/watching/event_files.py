@@ -55,7 +55,7 @@ class Series:
         """Returns at most about `most` values, evenly spaced, with the last one."""
         every = max(1, -(-len(self.steps) // most))
         where = range(len(self.steps) - 1, -1, -every)[::-1]
-        return Series(*([column[i] for i in where] for column in (self.steps, self.times, self.values)))
+        return Series([self.steps[i] for i in where], [self.times[i] for i in where], [self.values[i] for i in where])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,8 +47,7 @@ class Data:
         if config.model.task:
             raise UsageError(f"--task={config.model.task} may parse its data itself, which a page does not run")
         request = plan.request_of(config, None)
-        for source in request.sources or [request]:
-            place = source.data_dir if request.sources else request.folder
+        for place in [source.data_dir for source in request.sources] or [request.folder]:
             if folder(place).is_remote:
                 raise UsageError(f"{place} is remote, and a page reads only files")
         training = resolve_all(request)

@@ -34,6 +34,7 @@ from trainer.watching.snapshot import LATE, Change, EvaluationRow, Event, Member
 STATUS = "status.json"  # of trainer.launch, in the run's folder `launch`
 _ENDS = ("done", "stopped", "failed")
 _EVALUATION = re.compile(r"eval/(?P<split>.+)/(?P<name>[^/]+)")
+_PROCESS = re.compile(r"chief|(?:worker|ps)-\d+")  # others are read by a scheduler's script
 _MOST_EVENTS = 400
 _MOST_POINTS = 1500  # of a curve
 _AGAIN = 30.0  # seconds after which a data set that could not be read is tried again
@@ -199,7 +200,7 @@ class RunSource:
         found = {}
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.heartbeats.glob("*.json"), key=_by_number):
-                if (content := self._json(path)) is not None:
+                if _PROCESS.fullmatch(path.stem) and (content := self._json(path)) is not None:
                     try:
                         found[path.stem] = _beat_of(content)
                     except TypeError:
@@ -240,7 +241,11 @@ class RunSource:
         live = [one for one in members if one.state == "running" and one.examples_per_second is not None]
         if live:
             chief = next((one for one in live if one.role == "chief"), live[0])
-            waits = [one.waited_per_step / one.seconds_per_step for one in live if _has_speed(one)]
+            waits = [
+                one.waited_per_step / one.seconds_per_step
+                for one in live
+                if one.seconds_per_step and one.waited_per_step is not None
+            ]
             return chief.examples_per_second, max(waits, default=self._last("train/input_wait"))
         return self._last("train/examples_per_second"), self._last("train/input_wait")
 
@@ -410,8 +415,7 @@ class RunSource:
 
     def _all_problems(self) -> tuple[str, ...]:
         found = dict(self._problems)
-        for files in (self._events, self._evaluate, *([self._lines[1]] if self._lines else [])):
-            found |= files.problems
+        found |= self._events.problems | self._evaluate.problems | (self._lines[1].problems if self._lines else {})
         if not self.folder.path.is_dir():
             found[str(self.folder.path)] = "is not there"
         elif not self._events.starts and not self._lines:
@@ -497,10 +501,6 @@ def _state_of(
         return "silent" if is_begun else "nothing"
     states = {one.state for one in members}
     return next((state for state in ("silent", "gone", "failed", "stopped") if state in states), "done")
-
-
-def _has_speed(one: Member) -> bool:
-    return bool(one.seconds_per_step) and one.waited_per_step is not None
 
 
 def _greatest(values: Sequence[int | None]) -> int | None:

@@ -103,6 +103,7 @@ def test_a_job_of_the_launcher(run, flags):
     ("beats", "state", "members"),
     [
         ({"worker-0": {"step": 3}}, "training", ["running"]),
+        ({"worker-0": {"step": 3}, "slurm": {"step": 3}}, "training", ["running"]),
         ({"worker-0": {"phase": "loading TensorFlow"}}, "starting", ["running"]),
         ({"worker-0": {"ago": 20.0}}, "silent", ["silent"]),
         ({"worker-0": {"ago": 20.0, "quiet": 60.0}}, "starting", ["running"]),
