@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,6 @@ from pipeline.files.paths import folder
 from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 from trainer import plan
 from trainer.config import TrainConfig
-from trainer.config.meaning import PARAMETER_SERVER
 from trainer.watching.snapshot import DataReading, WorkerReading
 
 _MOST_BINS = 96  # of shards, drawn in a row
@@ -81,12 +81,11 @@ def data_of(config: TrainConfig, attempt: int) -> Data | str:
       attempt: another one reads the manifest again.
     """
     del attempt
-    if config.run.strategy != PARAMETER_SERVER or not config.model.task:
-        try:
-            return Data.of(config)
-        except (PipelineError, OSError) as error:
-            return str(error)
-    return f"--task={config.model.task} may parse its data itself, which a page does not run"
+    try:
+        return Data.of(config)
+    except (PipelineError, OSError) as error:
+        is_relative = not os.path.isabs(config.data.data_dir)
+        return f"{error}{'; a relative --data_dir is looked for where the page is started' if is_relative else ''}"
 
 
 def _read(part: ResolvedRequest, step: int, workers: Sequence[str], replicas: int, is_end: bool) -> DataReading:

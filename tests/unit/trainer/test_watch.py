@@ -96,29 +96,16 @@ def test_the_usual_port_and_another_one_if_it_is_taken(runs):
             assert int(re.search(r":(\d+)/", line)[1]) not in (0, PAGE_PORT)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "RUN is missing: the folder of a run, as in --model_dir"),
-        (["s3://bucket/run"], "s3://bucket/run: must be a folder on this machine, or mounted"),
-        (["FILE"], r"FILE: is a file, not the folder of a run"),
-        (["RUN", "--port=70000"], r"--port=70000"),
-        (["RUN", "--host=192.0.2.1", "--port=0"], r"--host=192\.0\.2\.1 --port=0: cannot listen there"),
-        (["RUN", "--port=TAKEN"], r"--port=\d+: cannot listen there: Address already in use; give another one"),
-    ],
-)
-def test_what_cannot_work(tmp_path, runs, arguments, said):
+def test_a_port_that_is_given_and_taken_is_refused(runs):
     pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
-    (tmp_path / "FILE").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        places = {"FILE": str(tmp_path / "FILE"), "RUN": runs[0], "--port=TAKEN": f"--port={port}"}
-        with pytest.raises(UsageError, match=said):
-            watch.main([places.get(one, one) for one in arguments])
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"--port={port}"):
+            watch.main([*runs, f"--port={port}"])
 
 
 def test_a_short_token_is_refused(runs, monkeypatch):
     pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
     monkeypatch.setenv(watch.TOKEN, "short")
-    with pytest.raises(UsageError, match="STEPFEED_WATCH_TOKEN: has 5 characters; must have 16 or more"):
+    with pytest.raises(UsageError, match="STEPFEED_WATCH_TOKEN"):
         watch.main([*runs, "--host=0.0.0.0", "--port=0"])

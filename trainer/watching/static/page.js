@@ -102,7 +102,7 @@ function options(title, lines, text, width) {
     cursor: { sync: { key: "runs" }, points: { size: 5 }, drag: { x: true, y: false } },
     scales: { x: { time: false }, y: { distr: isLog(title, lines) ? 3 : 1 } },
     axes: [
-      { ...side, size: 24, space: 48, values: (_, ticks) => ticks.map(ofX) },
+      { ...side, size: 24, space: 40, values: (_, ticks) => ticks.map(ofX) },
       { ...side, size: 56, space: 34, values: (_, ticks) => ticks.map((v) => (v == null ? "" : title === "Input wait" ? short(100 * v) + "%" : short(v))) },
     ],
     series: [
