@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, check_all, flag
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, reason_of
 from trainer.launching.flags import PAGE_PORT
 
 COMMAND = "trainer.watch"
@@ -105,9 +105,8 @@ def _listening(config: WatchConfig) -> socket.socket:
             if error.errno == errno.EADDRINUSE and port != ports[-1]:
                 continue
             flags = f"--host={config.host}" + (f" --port={port}" if config.port is not None else "")
-            raise UsageError(
-                f"{flags}: cannot listen there: {os.strerror(error.errno or 0)}; give another one"
-            ) from None
+            why = reason_of(error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            raise UsageError(f"{flags}: cannot listen there: {why}; give another one") from None
     raise AssertionError
 
 

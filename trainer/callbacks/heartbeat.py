@@ -28,6 +28,7 @@ from trainer.run_folder import RunFolder
 VARIABLE = "STEPFEED_HEARTBEAT"  # names the file; unset: nobody reads it
 _BETWEEN = 1.0  # seconds from one beat to the next
 _SOON = 0.2  # a new phase is written at once if the last beat is as many seconds old
+_HANGS = 5.0  # seconds that the end of a process waits for the file system of the run's folder
 _WINDOW = 10  # beats over which speeds are averaged
 _PATIENCE = 5.0  # times the slowest loop so far
 
@@ -92,13 +93,10 @@ class Beat:
 
 
 class Heartbeat(Callback):
-    """Context that writes beats to a file, and once the run's folder is this job's, also there.
-
-    Until there is a path it writes nothing.
-    """
+    """Context that writes beats to a file, and copies them to the run's folder; without either it writes nothing."""
 
     def __init__(self, path: str | None = None) -> None:
-        self._paths = [pathlib.Path(path)] if path else []
+        self._path, self._copy = pathlib.Path(path) if path else None, None
         now = time.time()
         self._beat = Beat(os.getpid(), now, started=now, host=socket.gethostname())
         self._written, self._achieved_at = -math.inf, time.monotonic()
@@ -107,6 +105,7 @@ class Heartbeat(Callback):
         self._seen: collections.deque[Progress] = collections.deque(maxlen=_WINDOW)
         self._progress: Progress | None = None
         self._lock, self._ended, self._is_beating = threading.RLock(), threading.Event(), False
+        self._copying = threading.Lock()
 
     @classmethod
     def of_environment(cls) -> Heartbeat:
@@ -114,7 +113,9 @@ class Heartbeat(Callback):
         return cls(os.environ.get(VARIABLE) or None)
 
     def keep_in(self, folder: RunFolder, name: str, is_chief: bool) -> None:
-        """Also writes to the folder of the run, for `trainer.watch`.
+        """Also copies the beats to the folder of the run, for `trainer.watch`.
+
+        The folder may be on a file system that hangs, which must not hold up the training: another thread writes there.
 
         Args:
           folder: of the run.
@@ -122,13 +123,15 @@ class Heartbeat(Callback):
           is_chief: whether this process has locked the folder, and makes the one for heartbeats in it.
         """
         path = folder.heartbeats / f"{name}.json"
-        with self._lock, contextlib.suppress(OSError):
-            if path.resolve() in [one.resolve() for one in self._paths]:  # the launcher reads it
+        with contextlib.suppress(OSError):
+            if self._path and path.resolve() == self._path.resolve():  # it is the launcher's
                 return
             if is_chief:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            self._paths.append(path)
-            self._start()
+            with self._lock:
+                self._copy = path
+                self._start()
+            threading.Thread(target=self._run_copies, name="copies of the heartbeat", daemon=True).start()
 
     def on_devices(self, devices: Sequence[str]) -> None:
         """Tells what the process computes on."""
@@ -185,7 +188,7 @@ class Heartbeat(Callback):
 
     def __enter__(self) -> Self:
         """Begins to beat."""
-        if self._paths:
+        if self._path:
             self._start()
         return self
 
@@ -202,6 +205,7 @@ class Heartbeat(Callback):
             code = 0 if error is None else getattr(error, "exit_code", EXIT_DATA)
             self._beat = dataclasses.replace(self._beat, exit_code=code, error=line_of(error) if error else None)
             self.on_lost(error.lost if isinstance(error, PipelineError) else self._beat.lost)
+        self._write_copy()
 
     def on_lost(self, names: Sequence[str]) -> None:
         """Writes the names before stderr has the line about them: the launcher holds that line back."""
@@ -219,15 +223,25 @@ class Heartbeat(Callback):
                 if not self._ended.is_set():
                     self._write()
 
+    def _run_copies(self) -> None:
+        while not self._ended.is_set():
+            self._write_copy()
+            self._ended.wait(_BETWEEN)
+
+    def _write_copy(self) -> None:
+        if self._copy and self._copying.acquire(timeout=_HANGS):
+            with contextlib.suppress(OSError):  # a full disk, or the chief has not made the folder yet
+                replace(self._copy, json.dumps(dataclasses.asdict(self._beat)), ".new")
+            self._copying.release()
+
     def _write(self) -> None:
-        if not self._paths:
+        if not (self._path or self._copy):
             return
         self._written = time.monotonic()
         self._beat = dataclasses.replace(self._beat, time=time.time(), beats=self._beat.beats + 1, **self._speeds())
-        text = json.dumps(dataclasses.asdict(self._beat))
-        for path in self._paths:
+        if self._path:
             with contextlib.suppress(OSError):  # a full disk: the launcher reports the silence
-                replace(path, text, ".new")
+                replace(self._path, json.dumps(dataclasses.asdict(self._beat)), ".new")
 
     def _speeds(self) -> dict[str, Any]:
         """Returns the fields of `Beat` that are averages over the last beats."""

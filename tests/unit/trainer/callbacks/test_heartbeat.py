@@ -2,11 +2,13 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
 
 import pytest
 
 from pipeline.errors import RerunError
+from pipeline.files import write
 from trainer.callbacks import heartbeat
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Beat, Heartbeat
@@ -85,7 +87,29 @@ def test_the_launchers_file_and_that_of_the_folder_may_be_one(tmp_path):
     probed = tmp_path / "probed.json"
     with Heartbeat(str(probed)) as beats:  # as on Kubernetes
         beats.keep_in(folder, "worker-0", is_chief=True)
-        assert Beat.read(path) == Beat.read(probed)
+        beats.on_phase(Phase("saving", quiet=1.0))
+    assert Beat.read(path) == Beat.read(probed)
+    assert (Beat.read(path).phase, Beat.read(path).exit_code) == ("saving", 0)
+
+
+def test_a_file_system_that_hangs_holds_up_no_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_BETWEEN", 0.01)
+    monkeypatch.setattr(heartbeat, "_HANGS", 0.1)
+    path, hangs = tmp_path / "probed.json", threading.Event()
+
+    def replace(file, *rest):
+        if file != path:
+            hangs.wait(60)
+        write.replace(file, *rest)
+
+    monkeypatch.setattr(heartbeat, "replace", replace)
+    with Heartbeat(str(path)) as beats:
+        beats.keep_in(RunFolder(tmp_path / "run"), "worker-0", is_chief=True)
+        began = time.monotonic()
+        beats.on_loop(progress(7, 7, 1.0))
+        written(path, lambda beat: beat.step == 7)
+    assert time.monotonic() - began < 30  # it ends, too
+    hangs.set()
 
 
 def test_seconds_of_a_step_and_the_wait_in_it(path):
