@@ -96,7 +96,8 @@ class Heartbeat(Callback):
     """Context that writes beats to a file, and copies them to the run's folder; without either it writes nothing."""
 
     def __init__(self, path: str | None = None) -> None:
-        self._path, self._copy = pathlib.Path(path) if path else None, None
+        self._path = pathlib.Path(path) if path else None
+        self._copy: pathlib.Path | None = None
         now = time.time()
         self._beat = Beat(os.getpid(), now, started=now, host=socket.gethostname())
         self._written, self._achieved_at = -math.inf, time.monotonic()

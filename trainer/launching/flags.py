@@ -42,7 +42,8 @@ class JobFlags:
     )
     page: int | None = flag(
         None,
-        "[=PORT] also serve the job's page, as trainer.watch does; the name alone: at its usual port",
+        f"port at which to serve a page about the job, too, as trainer.watch does; without a value: {PAGE_PORT}, or if "
+        "that is taken any free one",
         least=0,
         below=1 << 16,
         bare=0,

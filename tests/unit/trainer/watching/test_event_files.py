@@ -58,12 +58,15 @@ def test_it_reads_on_where_it_was(tmp_path):
 
 
 def test_a_resumed_run_makes_its_steps_anew(tmp_path):
-    written(tmp_path, 0, (100, 200, 300, 400))
+    file = written(tmp_path, 0, (100, 200, 300, 400))
+    for step in (100, 400):
+        file.scalars(step, {"eval/test/accuracy": 0.5})
     files = read(tmp_path)
     written(tmp_path, 200, (250, 300), 2.0, FLAGS)
     files.update()
     assert files.series["train/loss"].steps == [100, 200, 250, 300]
     assert files.series["train/loss"].values == [1.0, 1.0, 2.0, 2.0]
+    assert files.series["eval/test/accuracy"].steps == [100]  # that of step 400 is yet to be made again
     assert [start.step for start in files.starts] == [0, 200]
     assert read(tmp_path).series == files.series
 
