@@ -13,6 +13,7 @@ from pipeline.errors import DataError
 from trainer.watching import server
 from trainer.watching.event_files import EventFiles, Series
 from trainer.watching.server import Site, is_loopback
+from trainer.watching.snapshot import Member, Snapshot, Straggler
 from trainer.watching.source import RunSource
 
 TOKEN = "t" * 32
@@ -78,6 +79,26 @@ def test_the_page_has_all_runs_and_one_of_them_in_full(local):
     part = ask(local, "/content?run=one")
     assert "<html" not in part.text
     assert (part.headers["x-live"], part.headers["x-curves"]) == ("0", "0.0")
+
+
+def test_the_straggler_and_the_ledger(local, site, monkeypatch):
+    def members(*steps):
+        return tuple(Member(f"worker {i}", "worker", i, steps=n, seconds_per_step=0.5) for i, n in enumerate(steps))
+
+    def shown(**fields):
+        found = Snapshot("one", 0.0, "training", **fields)
+        monkeypatch.setattr(site, "snapshots", lambda: [found, found])
+        return " ".join(re.sub("<[^>]+>", " ", ask(local, "/content").text).split())
+
+    said = shown(
+        members=members(5, 6), straggler=Straggler("worker 1", "is slow"), ledger={"once": 11, "twice": 0, "never": 1}
+    )
+    assert (
+        "Straggler: worker 1 is slow. Ledger, up to the last pause: 11 steps applied once, 0 twice, 1 not at all."
+        in said
+    )
+    assert "No straggler." in shown(members=members(5, 6))
+    assert "No straggler." not in shown(members=members(5, 0))  # one of them has made no step yet
 
 
 def test_what_files_say_is_text_and_no_markup(local):
