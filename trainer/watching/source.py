@@ -164,7 +164,7 @@ class RunSource:
             max_restarts=_number(status, "max_restarts"),
             error=str(error) if error else None,
             elastic=_pair((status or {}).get("elastic")),
-            lost=tuple(one for one in (status or {}).get("lost") or () if isinstance(one, int)),
+            lost=_numbers((status or {}).get("lost")),
             members=tuple(members),
             straggler=straggler_of(members, not is_asynchronous),
             ledger={
@@ -384,7 +384,7 @@ class RunSource:
             return None
         try:
             return TrainConfig.of_stored(groups)
-        except (PipelineError, TypeError, ValueError) as error:
+        except (PipelineError, TypeError, ValueError, AttributeError) as error:
             self._problems["flags"] = f"cannot be used: {' '.join(str(error).split())}"
             return None
 
@@ -423,13 +423,23 @@ class RunSource:
         return tuple(f"{name} {what}" for name, what in found.items())
 
 
+# Of the fields of a heartbeat that are no numbers, and of those that are whole ones.
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("pid", "beats", "step", "last_step", "made", "achieved", "exit_code"), (int,)),
+    **dict.fromkeys(("phase", "expects", "host", "error"), (str,)),
+    **dict.fromkeys(("lost", "devices"), (list,)),
+}
+
+
 def _beat_of(content: Mapping[str, Any]) -> Beat:
     """Returns a heartbeat, of this version or another one. Raises TypeError if it is none."""
-    known = {field.name for field in dataclasses.fields(Beat)}
-    beat = Beat(**{name: value for name, value in content.items() if name in known})
-    if not isinstance(beat.time, int | float) or not isinstance(beat.pid, int):
-        raise TypeError("is not a heartbeat")
-    return beat
+    known = {field.name: field for field in dataclasses.fields(Beat)}
+    values = {name: value for name, value in content.items() if name in known}
+    for name, value in values.items():
+        kind = _KINDS.get(name, (int, float))
+        if not isinstance(value, kind) and not (value is None and known[name].default is None):
+            raise TypeError(f"{name} is not what a heartbeat has")
+    return Beat(**values)
 
 
 def _by_number(path: pathlib.Path) -> tuple[str, int]:
@@ -512,9 +522,13 @@ def _number(content: Mapping[str, Any] | None, name: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(one for one in value if isinstance(one, int)) if isinstance(value, list) else ()
+
+
 def _pair(value: Any) -> tuple[int, int] | None:
-    is_pair = isinstance(value, list) and len(value) == 2 and all(isinstance(one, int) for one in value)
-    return (value[0], value[1]) if is_pair else None
+    found = _numbers(value)
+    return (found[0], found[1]) if len(found) == 2 else None
 
 
 def _flat(groups: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str]:

@@ -171,6 +171,31 @@ def test_half_written_files_and_rubbish_hide_nothing_else(run, name, content):
     assert name.rpartition("/")[2] in said
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("examples_per_second", {}), ("host", ["a"]), ("devices", "CPU:0"), ("step", "7"), ("quiet", None), ("error", 5)],
+)
+def test_a_heartbeat_with_a_field_of_another_kind_is_named(run, field, value):
+    beat(run, "worker-0", step=7)
+    beat(run, "worker-1", step=7)
+    path = run / "launch" / "heartbeats" / "worker-1.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    found = snapshot(run)
+    assert [one.name for one in found.members] == ["worker 0"]
+    assert "heartbeats/worker-1.json is not a heartbeat" in found.problems
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"lost": 5}, {"elastic": [1]}, {"elastic": "1:2"}, {"error": {"a": 1}}, {"restarts": "x"}, {"command": 7}],
+)
+def test_a_status_with_a_field_of_another_kind(run, fields):
+    beat(run, "worker-0", step=7)
+    status(run, process("worker 0", pid="x", restarts=[], last_error=5), **fields)
+    found = snapshot(run)
+    assert (found.step, found.lost, found.elastic, len(found.members)) == (5, (), None, 1)
+
+
 def test_a_run_that_is_known_by_its_files_alone(run, flags):
     for step in (4, 8, 12):
         (run / f"ckpt-{step}.index").touch()
