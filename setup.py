@@ -19,6 +19,7 @@ REMOTE = ["pyarrow>=18"]  # data sets at s3:// and hdfs://
 EXPORT = ["tf2onnx>=1.17", "onnx>=1.20", "onnxruntime>=1.20"]  # trainer.export --format=onnx
 # Further formats of images in a source: HEIC by pillow-heif, AVIF by Pillow from 11.3 on.
 IMAGES = ["pillow>=11.3", "pillow-heif>=1"]
+PAGE = ["starlette>=0.40", "uvicorn>=0.30", "jinja2>=3.1", "tensorboard>=2.20", "pyyaml>=6"]  # trainer.watch
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
 MUTANTS = ["cosmic-ray>=8.4"]  # that a slow test puts into the code
@@ -63,6 +64,7 @@ setup(
         "pipeline.operations": ["*.h"],
         "pipeline.read": ["*.pyi"],
         "trainer.launching.schedulers": ["*.sh"],
+        "trainer.watching": ["*.jinja", "static/*"],
         "beam_jobs.report": ["*.jinja", "*.css"],
     },
     # Optional: without a compiler, NumPy and TensorFlow do the same.
@@ -93,11 +95,12 @@ setup(
         "remote": REMOTE,
         "export": EXPORT,
         "images": IMAGES,
+        "page": PAGE,
         "demo": DEMO,
         "docs": DOCS,
         "dev": DEV,
         "bench": BENCH,
-        "all": [*TRAIN, *CONVERT, *EXPORT, *IMAGES, *DEMO, *DOCS, *DEV],
+        "all": [*TRAIN, *CONVERT, *EXPORT, *IMAGES, *PAGE, *DEMO, *DOCS, *DEV],
     },
     entry_points={
         "console_scripts": ["stepfeed = stepfeed.command:main"],

@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": ("pipeline.bench", "time each stage of an input"),
     "train": ("trainer.run", "train a model; run again to resume"),
     "launch": ("trainer.launch", "train with several processes, or print the job for Kubernetes or Slurm"),
+    "watch": ("trainer.watch", "show runs on a page, while they train and afterwards"),
     "evaluate": ("trainer.evaluate", "say what a trained model gets right and wrong"),
     "predict": ("trainer.predict", "say what your images show"),
     "export": ("trainer.export", "write a trained model as SavedModel, Keras, ONNX or StableHLO"),

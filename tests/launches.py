@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_trainer.py"))
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}: ")
 SECONDS = 300.0  # within which anything happens, on a busy machine
@@ -53,7 +54,7 @@ class Launch:
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **environment},
+            env={**os.environ, "PYTHONPATH": PATH, "NO_COLOR": "1", **environment},
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
         )

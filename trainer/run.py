@@ -139,6 +139,7 @@ def _train(
     # The others are not told if another job holds the lock: it may be this one, started twice, and they belong to it.
     only_job = lock.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()
     with only_job, interrupt.Interrupt(COMMAND) as signals, fresh.advised(config):
+        heartbeat.keep_in(config.run.folder, cluster.file, cluster.is_chief)
         with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
             config = fresh.begin(config, cluster.is_chief)
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
+EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files
+FLAGS = "flags"  # tag of the run's flags there: by group, as JSON
 BEST = "best"  # folder of the best checkpoints; users call them so, too
 
 
@@ -46,6 +48,16 @@ class RunFolder:
     def launch(self) -> pathlib.Path:
         """Folder of the logs, heartbeats and status of `trainer.launch`."""
         return self.path / "launch"
+
+    @property
+    def heartbeats(self) -> pathlib.Path:
+        """Folder with a heartbeat of each process of the run."""
+        return self.launch / "heartbeats"
+
+    @property
+    def events(self) -> pathlib.Path:
+        """File with what happened to the job, which `trainer.launch` writes: a JSON object per line."""
+        return self.launch / "events.jsonl"
 
     @property
     def fresh_note(self) -> pathlib.Path:

@@ -207,7 +207,7 @@ class Run(abc.ABC):
             *self.observers,
             LogLine(period("log"), rows, output),
             self.epoch_line if config.steps.logs_epochs else None,
-            TrainScalars(period("summary"), rows, self.state.rate, self.callbacks.on_metrics),
+            TrainScalars(period("summary"), rows, self.state.rate, self.callbacks.on_metrics, self.own_scalars),
             TensorBoard(config, in_epoch, start, is_chief, self.shown, self.read_histograms),
             MetricsFile(path, start, folder) if path and is_chief else None,
             TaskMetrics(self.task) if is_chief else None,
@@ -266,6 +266,10 @@ class Run(abc.ABC):
             f"{what} stopped by {signal}: step {self.state.step} of {self.plan.last_step} is saved; {self.rerun}"
         )
 
+    def own_scalars(self) -> dict[str, float]:
+        """Returns further numbers of this kind of run, by their tags for TensorBoard."""
+        return {}
+
     @abc.abstractmethod
     def connect(self) -> None:
         """Makes `strategy` and `agreement`; with several processes, connects TensorFlow's servers."""
@@ -320,7 +324,9 @@ class AllReduceRun(Run):
         self.bottleneck: Bottleneck = Bottleneck(config, Facts.of(plan, self.strategy), self.stepper)
         self.epoch = EpochSums(self.stepper.epoch, self.stepper.steps_per_epoch)
         self.parts = {"averages": LossAverages(self.stepper.averages), "epoch": self.epoch}
-        self.here = f"here {', '.join(strategies.device_names(self.strategy))}"
+        devices = strategies.device_names(self.strategy)
+        self.callbacks.on_devices(devices)
+        self.here = f"here {', '.join(devices)}"
         self.where = f"{count_of(self.strategy.num_replicas_in_sync, 'replica')}, {self.here}"
 
     def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:

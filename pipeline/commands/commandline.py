@@ -24,6 +24,7 @@ _EXTRA_OF = {
     **dict.fromkeys(("apache_beam", "pyarrow", "tensorflow_datasets", "array_record"), "convert"),
     **dict.fromkeys(("matplotlib", "sklearn"), "demo"),
     **dict.fromkeys(("tf2onnx", "onnxruntime"), "export"),
+    **dict.fromkeys(("starlette", "uvicorn", "jinja2"), "page"),
     "moto": "dev",
 }
 
@@ -208,6 +209,8 @@ def options_of(flag: Flag, default: Any) -> dict[str, Any]:
     }
     if metadata.get("repeated"):
         return {**options, **({"nargs": "*"} if metadata.get("positional") else {"action": "append"})}
+    if metadata.get("bare") is not None:
+        return {**options, "nargs": "?", "const": metadata["bare"]}
     return options if metadata.get("positional") else {**options, "required": default is dataclasses.MISSING}
 
 

@@ -8,12 +8,14 @@ import pathlib
 import re
 import shlex
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -66,6 +68,50 @@ def test_a_folder_is_emptied_once_and_not_by_a_restart(launch, tmp_path):
     assert [path.name for path in model.glob("ckpt-*.index")] == ["ckpt-4.index"]
     assert (model / ".trainer.fresh").read_text().startswith("begun")
     assert job.status()["command"][-2:] == ["--strategy=multiworker", "--nofresh"]
+
+
+def events(job):
+    """Returns the events that the launcher has noted, as (kind, text)."""
+    lines = (job.folder / "events.jsonl").read_text().splitlines()
+    return [(one["kind"], one["text"]) for one in map(json.loads, lines)]
+
+
+def test_the_page_is_served_beside_the_job_and_ends_with_it(launch):
+    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+    job = launch("--num_workers=2", "--page", plan=failing({"do": "kill", "at": 30}), steps=1500)
+    job.wait_until(lambda status: any(text.startswith("http://") for _, text in events(job)))
+    (url,) = [text.split()[0] for _, text in events(job) if text.startswith("http://127.0.0.1:")]
+    status = job.wait_until(lambda status: status["restarts"] == 1 and status["state"] == "training")
+    with urllib.request.urlopen(f"{url}runs.json", timeout=30) as answer:
+        (run,) = json.loads(answer.read())["runs"]
+    assert (run["run"], run["restarts"], run["error"]) == ("model", 1, status["error"])
+    assert [(one["name"], one["state"], one["restarts"]) for one in run["members"]] == [
+        ("worker 0", "running", 1),
+        ("worker 1", "running", 1),
+    ]
+    os.kill(job.process.pid, signal.SIGTERM)
+    code, _, err = job.end()
+    assert code == 75, err
+    assert f"{url} shows model" in err
+    kinds = [kind for kind, _ in events(job)]
+    assert (kinds.count("failure"), kinds[-1]) == (1, "end")
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=30)
+
+
+def test_a_page_that_cannot_be_served_is_one_line_and_the_job_goes_on(launch):
+    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        job = launch("--num_workers=2", f"--page={port}", steps=500)
+        job.wait_until(lambda status: any(kind == "failure" for kind, _ in events(job)))
+        code, out, err = job.end()
+    assert (code, out.count("done at step 500")) == (0, 2), err
+    assert [line for line in err.splitlines() if "the page" in line] == [
+        "trainer.launch: the page ended with exit code 2 (a flag cannot work): trainer.watch: "
+        f"--host=127.0.0.1 --port={port}: cannot listen there: Address already in use; give another one; "
+        "the job goes on without it"
+    ]
 
 
 def test_two_workers_to_the_end(launch):

@@ -146,6 +146,15 @@ CASES = {
         "no manifest": "--num_workers=2 -- --data_dir={tmp}/nothing --model_dir={tmp}/out " + BATCH,
         "no image": "--target=kubernetes -- --data_dir=/data --model_dir=/runs " + BATCH,
         "a flag of another scheduler": "--target=slurm --image=a/b -- --data_dir=/data --model_dir=/runs " + BATCH,
+        "a page with Slurm": "--target=slurm --page -- --data_dir=/data --model_dir=/runs " + BATCH,
+    },
+    "trainer.watch": {
+        "nothing given": "",
+        "a file": "{tmp}/file",
+        "a store": "s3://bucket/run",
+        "an unknown flag": "{tmp}/trained --prot=8420",
+        "no such port": "{tmp}/trained --port=70000",
+        "an address of another machine": "{tmp}/trained --host=192.0.2.1 --port=8420",
     },
     "trainer.predict": {
         "nothing given": "",

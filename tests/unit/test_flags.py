@@ -27,6 +27,7 @@ CONFIGS = {
     "trainer.evaluate": "trainer.evaluation.flags:EvaluateConfig",
     "trainer.export": "trainer.exporting.flags:ExportConfig",
     "trainer.predict": "trainer.exporting.flags:PredictConfig",
+    "trainer.watch": "trainer.watch:WatchConfig",
     "pipeline.inspect": "pipeline.inspect.__main__:InspectConfig",
     "pipeline.index": "pipeline.index.__main__:IndexConfig",
     "pipeline.audit": "pipeline.audit.__main__:AuditConfig",
@@ -171,6 +172,7 @@ SEEN: dict[str, dict[str, str]] = {
         "num_workers": "integration/test_launch.py::test_two_workers_to_the_end",
         "num_ps": "integration/test_launch.py::test_a_dead_parameter_server_restarts_the_group",
         "gpus_per_worker": "unit/trainer/launching/schedulers/test_slurm.py::test_options_of_sbatch",
+        "page": "integration/test_launch.py::test_a_page_that_cannot_be_served_is_one_line_and_the_job_goes_on",
         "target": "unit/docs/test_launching.py::test_the_batch_script_has_what_the_line_asks_for",
         "max_restarts": "integration/test_launch.py::test_there_is_a_last_restart",
         "restart_delay": "integration/test_launch.py::test_a_later_failure_at_start_up_is",
@@ -203,6 +205,12 @@ SEEN: dict[str, dict[str, str]] = {
         "run_as": "unit/trainer/launching/schedulers/test_kubernetes.py::test_what_an_operator_sets",
         "ttl": "unit/trainer/launching/schedulers/test_kubernetes.py::test_what_an_operator_sets",
         "setup": "unit/trainer/launching/schedulers/test_slurm.py::test_a_setup_that_fails_is_final",
+    },
+    "trainer.watch": {
+        "runs": "unit/trainer/test_watch.py::test_json_is_printed_once",
+        "host": "unit/trainer/test_watch.py::test_other_machines_need_the_token_that_is_printed",
+        "port": "unit/trainer/test_watch.py::test_the_page_is_for_this_machine_alone",
+        "json": "unit/trainer/test_watch.py::test_json_is_printed_once",
     },
     "trainer.evaluate": {
         "model_dir": "integration/test_evaluate.py::test_it_says_what_the_run_says_and_more",

@@ -40,6 +40,9 @@ class Callback:
     def on_phase(self, phase: Phase) -> None:
         """Called when something begins that may take long."""
 
+    def on_devices(self, devices: Sequence[str]) -> None:
+        """Called once with the names of the devices that this process computes on: `CPU:0`."""
+
     def on_loop(self, progress: Progress) -> None:
         """Called after every inner loop, before the actions."""
 
@@ -88,6 +91,10 @@ class Callbacks(Callback):
     def on_phase(self, phase: Phase) -> None:
         for each in self.callbacks:
             each.on_phase(phase)
+
+    def on_devices(self, devices: Sequence[str]) -> None:
+        for each in self.callbacks:
+            each.on_devices(devices)
 
     def on_loop(self, progress: Progress) -> None:
         for each in self.callbacks:

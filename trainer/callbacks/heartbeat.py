@@ -1,4 +1,4 @@
-"""Signs of life for a launcher: a small file that says how a process is doing, rewritten about once per second.
+"""Signs of life for a launcher and a run's page: a file that says how a process is doing, about once per second.
 
 A thread writes it, so that it is also written during long calls into TensorFlow. A process that lives may still hang:
 the file counts beats and achievements separately, and a hung collective beats without achieving anything.
@@ -13,19 +13,22 @@ import json
 import math
 import os
 import pathlib
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from pipeline.errors import PipelineError
+from pipeline.errors import EXIT_DATA, PipelineError, line_of
 from pipeline.files.write import replace
 from trainer.callbacks.base import Callback, Expected, Phase
 from trainer.loop import Progress
+from trainer.run_folder import RunFolder
 
 VARIABLE = "STEPFEED_HEARTBEAT"  # names the file; unset: nobody reads it
 _BETWEEN = 1.0  # seconds from one beat to the next
 _SOON = 0.2  # a new phase is written at once if the last beat is as many seconds old
+_HANGS = 5.0  # seconds that the end of a process waits for the file system of the run's folder
 _WINDOW = 10  # beats over which speeds are averaged
 _PATIENCE = 5.0  # times the slowest loop so far
 
@@ -47,7 +50,14 @@ class Beat:
       patience: while steps are expected, the seconds that may pass until the next achievement, judging by earlier ones.
       examples_per_second: of the whole job, over the last seconds.
       input_wait: share of the time that steps waited for batches.
+      seconds_per_step: over the last seconds.
+      waited_per_step: the part of them in which this process waited for its batches.
       lost: names of the processes of the job whose end ended this one.
+      started: when the process began, seconds since 1970.
+      host: name of the machine.
+      devices: that the process computes on: `CPU:0`; empty: not known yet.
+      exit_code: that the process ends with, in its last beat.
+      error: that ended it, in a line.
     """
 
     pid: int
@@ -63,7 +73,14 @@ class Beat:
     quiet: float = 0.0
     examples_per_second: float | None = None
     input_wait: float | None = None
+    seconds_per_step: float | None = None
+    waited_per_step: float | None = None
     lost: Sequence[str] = ()
+    started: float = 0.0
+    host: str = ""
+    devices: Sequence[str] = ()
+    exit_code: int | None = None
+    error: str | None = None
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Beat | None:
@@ -76,22 +93,51 @@ class Beat:
 
 
 class Heartbeat(Callback):
-    """Context that writes beats to a file; without a path it writes nothing."""
+    """Context that writes beats to a file, and copies them to the run's folder; without either it writes nothing."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = pathlib.Path(path) if path else None
-        self._beat = Beat(os.getpid(), time.time())
+        self._copy: pathlib.Path | None = None
+        now = time.time()
+        self._beat = Beat(os.getpid(), now, started=now, host=socket.gethostname())
         self._written, self._achieved_at = -math.inf, time.monotonic()
         self._rows, self._steps_per_loop = 0, 1
         self._slowest, self._evaluates = 0.0, False
         self._seen: collections.deque[Progress] = collections.deque(maxlen=_WINDOW)
         self._progress: Progress | None = None
-        self._lock, self._ended = threading.RLock(), threading.Event()
+        self._lock, self._ended, self._is_beating = threading.RLock(), threading.Event(), False
+        self._copying = threading.Lock()
 
     @classmethod
     def of_environment(cls) -> Heartbeat:
         """Returns a heartbeat that writes to the file named by the environment."""
         return cls(os.environ.get(VARIABLE) or None)
+
+    def keep_in(self, folder: RunFolder, name: str, is_chief: bool) -> None:
+        """Also copies the beats to the folder of the run, for `trainer.watch`.
+
+        The folder may be on a file system that hangs, which must not hold up the training: another thread writes there.
+
+        Args:
+          folder: of the run.
+          name: of this process: `worker-1`.
+          is_chief: whether this process has locked the folder, and makes the one for heartbeats in it.
+        """
+        path = folder.heartbeats / f"{name}.json"
+        with contextlib.suppress(OSError):
+            if self._path and path.resolve() == self._path.resolve():  # it is the launcher's
+                return
+            if is_chief:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with self._lock:
+                self._copy = path
+                self._start()
+            threading.Thread(target=self._run_copies, name="copies of the heartbeat", daemon=True).start()
+
+    def on_devices(self, devices: Sequence[str]) -> None:
+        """Tells what the process computes on."""
+        with self._lock:
+            self._beat = dataclasses.replace(self._beat, devices=tuple(devices))
 
     def job(self, last_step: int, rows: int, steps_per_loop: int = 1) -> None:
         """Sets the step at which training ends, the rows of a step, and the most steps of a loop."""
@@ -144,15 +190,23 @@ class Heartbeat(Callback):
     def __enter__(self) -> Self:
         """Begins to beat."""
         if self._path:
-            self._write()
-            threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+            self._start()
         return self
+
+    def _start(self) -> None:
+        self._write()
+        if not self._is_beating:
+            self._is_beating = True
+            threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Writes how the process ended."""
         with self._lock:
             self._ended.set()
+            code = 0 if error is None else getattr(error, "exit_code", EXIT_DATA)
+            self._beat = dataclasses.replace(self._beat, exit_code=code, error=line_of(error) if error else None)
             self.on_lost(error.lost if isinstance(error, PipelineError) else self._beat.lost)
+        self._write_copy()
 
     def on_lost(self, names: Sequence[str]) -> None:
         """Writes the names before stderr has the line about them: the launcher holds that line back."""
@@ -170,13 +224,25 @@ class Heartbeat(Callback):
                 if not self._ended.is_set():
                     self._write()
 
+    def _run_copies(self) -> None:
+        while not self._ended.is_set():
+            self._write_copy()
+            self._ended.wait(_BETWEEN)
+
+    def _write_copy(self) -> None:
+        if self._copy and self._copying.acquire(timeout=_HANGS):
+            with contextlib.suppress(OSError):  # a full disk, or the chief has not made the folder yet
+                replace(self._copy, json.dumps(dataclasses.asdict(self._beat)), ".new")
+            self._copying.release()
+
     def _write(self) -> None:
-        if not self._path:
+        if not (self._path or self._copy):
             return
         self._written = time.monotonic()
         self._beat = dataclasses.replace(self._beat, time=time.time(), beats=self._beat.beats + 1, **self._speeds())
-        with contextlib.suppress(OSError):  # a full disk: the launcher reports the silence
-            replace(self._path, json.dumps(dataclasses.asdict(self._beat)), ".new")
+        if self._path:
+            with contextlib.suppress(OSError):  # a full disk: the launcher reports the silence
+                replace(self._path, json.dumps(dataclasses.asdict(self._beat)), ".new")
 
     def _speeds(self) -> dict[str, Any]:
         """Returns the fields of `Beat` that are averages over the last beats."""
@@ -190,4 +256,6 @@ class Heartbeat(Callback):
         return {
             "examples_per_second": round(steps * self._rows / seconds, 1),
             "input_wait": round(waited / seconds, 3),
+            "seconds_per_step": round(seconds / steps, 6),
+            "waited_per_step": round(waited / steps, 6),
         }

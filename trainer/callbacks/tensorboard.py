@@ -1,11 +1,14 @@
-"""Files for TensorBoard: scalars, histograms, images, the graph, a profile."""
+"""Files for TensorBoard: scalars, histograms, images, the graph, the flags, a profile."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import os
 import pathlib
 import socket
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -20,6 +23,7 @@ from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
 from trainer.config.interval import Period, period_of
 from trainer.loop import Action, Progress
+from trainer.run_folder import EVENTS, FLAGS
 from trainer.step.state import TrainState
 from trainer.step.train_step import (
     ACTIVATIONS,
@@ -33,7 +37,6 @@ from trainer.step.train_step import (
 )
 
 _VERSION = "brain.Event:2"  # of the files; from 2 on, TensorBoard heeds session logs
-_PREFIX = "events.out.tfevents."
 
 
 class TrainScalars(Callback):
@@ -44,6 +47,7 @@ class TrainScalars(Callback):
       rows: per step.
       rate: returns the learning rate of a global step, int64 scalar.
       write: takes a global step and values by tag.
+      more: returns further numbers by tag.
     """
 
     def __init__(
@@ -52,8 +56,9 @@ class TrainScalars(Callback):
         rows: int,
         rate: Callable[[tf.Tensor], tf.Tensor],
         write: Callable[[int, dict[str, float]], None],
+        more: Callable[[], dict[str, float]] = dict,
     ) -> None:
-        self._period, self._rows, self._rate, self._write = period, rows, rate, write
+        self._period, self._rows, self._rate, self._more, self._write = period, rows, rate, more, write
         self._earlier: Progress | None = None
 
     def actions(self) -> list[Action]:
@@ -72,6 +77,7 @@ class TrainScalars(Callback):
             "train/gradient_norm": float(progress.result.norm),
             "train/examples_per_second": steps * self._rows / seconds,
             "train/input_wait": waited / seconds,
+            **self._more(),
         }
         self._write(progress.step, values)
 
@@ -115,6 +121,7 @@ class TensorBoard(Callback):
         shows = bool(config.steps.summary_every or config.steps.summary_secs)
         self.file = EventFile(config.run.folder.logs, start_step, is_chief and shows)
         self._flags, self._start_step, self._stepper = config.output, start_step, stepper
+        self._config = dataclasses.asdict(config)
         if config.output.activation_every and not outputs_of_layers(stepper.state.model):
             raise UsageError(
                 f"--activation_every={config.output.activation_every}: the model does not say which layers follow one "
@@ -127,9 +134,9 @@ class TensorBoard(Callback):
         self.file.scalars(step, values)
 
     def actions(self) -> list[Action]:
-        """Returns the actions that write graph, histograms and images; in a new run also those of the first step."""
+        """Returns the actions that write flags, graph, histograms and images; in a new run also those of step 1."""
         first = () if self._start_step else (1,)
-        found = [Action(0, self._write_graph, at=(self._start_step + 1,))]
+        found = [Action(0, self._write_start, at=(self._start_step + 1,))]
         shown = [
             (self._flags.histogram_every, HISTOGRAMS, self._write_histograms),
             (self._flags.activation_every, ACTIVATIONS, self._write_activations),
@@ -143,7 +150,8 @@ class TensorBoard(Callback):
                 found.append(Action(steps, write, seconds=seconds, at=first, needs=frozenset({summary}), pauses=pauses))
         return found
 
-    def _write_graph(self, progress: Progress) -> None:
+    def _write_start(self, progress: Progress) -> None:
+        self.file.text(progress.step, FLAGS, json.dumps(self._config, indent=1))
         if self.file.is_first and self._stepper.graph is not None:  # one graph per folder
             layers = {layer.name for layer in self._stepper.state.model._flatten_layers()}
             self.file.graph(graph.readable(self._stepper.graph, layers))
@@ -229,7 +237,7 @@ class EventFile:
           writes: see the class.
         """
         self.folder, self._start_step, self.writes = pathlib.Path(folder), start_step, writes
-        self.is_first = not any(self.folder.glob(f"{_PREFIX}*"))
+        self.is_first = not any(self.folder.glob(f"{EVENTS}*"))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes numbers by tag, as of a global step."""
@@ -243,6 +251,14 @@ class EventFile:
     def images(self, step: int, images: Mapping[str, tf.Tensor]) -> None:
         """Writes images by tag, (height, width, channels), uint8 or floats of any range."""
         self._summary(step, (_value(tag=tag, image=_image(image)) for tag, image in images.items()))
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """Writes a text, which TensorBoard shows as it is: lines that begin with four spaces are code in Markdown."""
+        content = tf.make_tensor_proto([textwrap.indent(text, "    ").encode()], tf.string)
+        plugin = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text")
+        self._summary(
+            step, [_value(tag=tag, tensor=content, metadata=tf.compat.v1.SummaryMetadata(plugin_data=plugin))]
+        )
 
     def graph(self, definition: Any) -> None:
         """Writes a GraphDef."""
@@ -261,7 +277,7 @@ class EventFile:
     def _file(self) -> tf.io.TFRecordWriter:
         tf.io.gfile.makedirs(self.folder)
         seconds, fraction = divmod(time.time_ns(), 10**9)  # TensorBoard reads the files in the order of their names
-        name = f"{_PREFIX}{seconds:010}.{fraction:09}.{socket.gethostname()}.{os.getpid()}.v2"
+        name = f"{EVENTS}{seconds:010}.{fraction:09}.{socket.gethostname()}.{os.getpid()}.v2"
         file = tf.io.TFRecordWriter(str(self.folder / name))
         file.write(_event(file_version=_VERSION))
         start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)

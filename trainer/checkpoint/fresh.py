@@ -19,12 +19,11 @@ from pipeline.files.write import replaced, sync
 from trainer.checkpoint.files import LIST, PREFIX, SCRATCH
 from trainer.cluster import lock
 from trainer.config import TrainConfig, file
-from trainer.run_folder import RunFolder
+from trainer.run_folder import EVENTS, RunFolder
 
 VARIABLE = "STEPFEED_FRESH"  # names a job, which begins anew once, however often its processes are started
 _REMOVING, _BEGUN = "removing", "begun"  # in the note, before the name of the job
 _CHECKPOINT = re.compile(rf"{PREFIX}-\d+\.(index|data-\d{{5}}-of-\d{{5}})")
-_EVENTS = "events.out.tfevents."  # TensorBoard's
 
 
 def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
@@ -106,7 +105,7 @@ def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) 
         for inner in sorted(path.rglob("*")):
             place = inner.relative_to(path).parts
             of_best = inner.name == LIST or _CHECKPOINT.fullmatch(inner.name) or place[0].startswith(SCRATCH)
-            of_logs = inner.name.startswith(_EVENTS) or place[0] == "plugins" or inner.is_dir()
+            of_logs = inner.name.startswith(EVENTS) or place[0] == "plugins" or inner.is_dir()
             if inner.is_symlink() or not (of_best if path == folder.best else of_logs):
                 yield inner
     elif not (

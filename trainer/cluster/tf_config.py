@@ -68,6 +68,11 @@ class Cluster:
         return self.rank == 0
 
     @property
+    def file(self) -> str:
+        """What files call this process: `worker-1`, as in TF_CONFIG."""
+        return f"worker-{self.rank - self.chief_job}" if self.rank or not self.chief_job else "chief"
+
+    @property
     def seat(self) -> Seat:
         """The place of this process."""
         return Seat(self.rank, self.size, self.name(self.rank), self.addresses[0], self.source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.commands.flags import check, check_all, check_most, flag
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, to_run
 from trainer.launching.target_flags import (
     MOST_NUMBER,
     KubernetesFlags,
@@ -17,6 +17,7 @@ from trainer.launching.target_flags import (
 )
 
 _MOST_PROCESSES = 10_000  # of a kind: more is a typing error
+PAGE_PORT = 8420  # of a job's page, unless it is taken
 TARGETS = ("local", "kubernetes", "slurm")
 
 
@@ -38,6 +39,14 @@ class JobFlags:
         "(None: here, all GPUs divided among the workers; elsewhere, none)",
         least=0,
         most=_MOST_PROCESSES,
+    )
+    page: int | None = flag(
+        None,
+        f"port at which to serve a page about the job, too, as trainer.watch does; without a value: {PAGE_PORT}, or if "
+        "that is taken any free one",
+        least=0,
+        below=1 << 16,
+        bare=0,
     )
     target: str = flag(
         "local", "local: starts the job here; kubernetes, slurm: prints what starts it there", known=TARGETS
@@ -116,5 +125,10 @@ class LaunchFlags:
                 check_not_given(flags, self.job.target, name)
         if self.job.target != "local":
             check_local_only(self.restarts, ("restart_delay", "regrow_delay", "elastic"), self.job.target)
+        if self.job.target == "slurm" and self.job.page is not None:
+            raise UsageError(
+                f"--page={self.job.page} with --target=slurm: is for --target=local and kubernetes; where the run's "
+                f"folder is mounted, run {to_run('trainer.watch')} FOLDER"
+            )
         if self.job.target == "slurm":
             check_local_only(self.restarts, ("silent_timeout",), self.job.target)

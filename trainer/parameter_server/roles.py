@@ -64,6 +64,11 @@ class Roles:
         name, address = self.name(self.mine), self.address(chief)
         return tf_config.Seat(rank, len(self.others) + 1, name, address, self.source_of(chief))
 
+    @property
+    def file(self) -> str:
+        """What files call this process: `chief`, `worker-1`."""
+        return self.mine.job if self.is_chief else f"{self.mine.job}-{self.mine.index}"
+
     def address(self, task: Task) -> str:
         """Returns the `host:port` of a process."""
         if task.job == CHIEF:

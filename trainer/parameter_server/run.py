@@ -106,6 +106,7 @@ def _lead(
         heartbeat.job(plan.last_step, config.order.global_batch_size)
     # The others are not told that the folder is locked: if this job was started twice, they wait for the first chief.
     with lock.held(config.run.folder), fresh.advised(config):
+        heartbeat.keep_in(config.run.folder, roles.file, is_chief=True)
         with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
             config = fresh.begin(config)
         callbacks = Callbacks(live, heartbeat)
@@ -124,6 +125,7 @@ def _serve(
     with rendezvous.explaining(roles.seat, config.run.join_timeout):
         processes.gradients_of_step(config, len(roles.workers))
         plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
+    heartbeat.keep_in(config.run.folder, roles.file, is_chief=False)
     heartbeat.on_phase(Phase("loading TensorFlow", quiet=LOADING_SECONDS))
     with lazy_imports.loading():
         from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow

@@ -172,6 +172,8 @@ class WorkerLines:
         self._coordinator, self._period = coordinator, period
         self._counts: collections.Counter[tuple[int, int]] = collections.Counter()
         self._said: dict[tuple[int, int], float] = {}  # when a worker's last line came; at first, its first step
+        self._made: dict[int, tuple[int, float]] = {}  # steps of each worker, and their seconds
+        self._told: dict[int, tuple[int, float]] = {}  # these, when `scalars` was last called
 
     def add(self, worker: int, global_step: int, losses: Sequence[float], seconds: float) -> None:
         """Counts a worker's steps, and prints the lines that are due.
@@ -185,6 +187,8 @@ class WorkerLines:
         key = worker, self._coordinator.starts(worker)  # a restarted worker counts from 0 again
         before = self._counts[key]
         self._counts[key] += len(losses)
+        steps, spent = self._made.get(worker, (0, 0.0))
+        self._made[worker] = steps + len(losses), spent + seconds
         now = time.monotonic()
         is_time = bool(self._period.seconds) and now - self._said.setdefault(key, now) >= self._period.seconds
         for count, loss in enumerate(losses, before + 1):
@@ -195,3 +199,14 @@ class WorkerLines:
                     f"After {count} training steps ({global_step} global steps), loss on training batch is {loss:g}. "
                     f"({seconds / len(losses):.3f} sec/batch)",
                 )
+
+    def scalars(self) -> dict[str, float]:
+        """Returns the steps of each worker since the job was started, and the seconds of one since the last call."""
+        found = {}
+        for worker, (steps, seconds) in sorted(self._made.items()):
+            before, spent = self._told.get(worker, (0, 0.0))
+            found[f"worker/{worker}/steps"] = float(steps)
+            if steps > before:
+                found[f"worker/{worker}/seconds_per_step"] = (seconds - spent) / (steps - before)
+        self._told = dict(self._made)
+        return found

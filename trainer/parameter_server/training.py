@@ -98,7 +98,9 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
         strategies.configure(config)
         mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
     output = Output(is_timed=config.output.log_time)
-    if roles.mine.job == WORKER and (gpu := strategies.first_gpu()):
+    gpu = strategies.first_gpu() if roles.mine.job == WORKER else None
+    heartbeat.on_devices([gpu or "CPU:0"])
+    if gpu:
         output.print(f"{roles.name(roles.mine)}: here {gpu}")
     WorkerClient(roles, described(roles, mine), timeout, silence, interrupt, heartbeat, output).serve()
 
@@ -159,7 +161,7 @@ class ParameterServerRun(Run):
         self.parts = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
         self.observers = [_Attendance(self.members, self._say_end)]
         num_workers = len(self.roles.workers)
-        lines = WorkerLines(self.coordinator, config.steps.period("log", plan.training.steps_per_epoch))
+        lines = self.lines = WorkerLines(self.coordinator, config.steps.period("log", plan.training.steps_per_epoch))
         needed = gradients_of_step(config, num_workers)
         batches = ColumnBatches(plan.training.first, needed)
         with self.strategy.scope():
@@ -181,8 +183,16 @@ class ParameterServerRun(Run):
             blocks = Asynchronous(self.state, batches, compute, self.ledger, self.rows)
             self.scheduler = AsyncScheduler(blocks, closures, columns, num_workers, config.steps.steps_per_loop, lines)
         self.where = self.here = f"{count_of(num_workers, 'worker')}, {len(self.roles.ps)} ps, {how}"
-        if self.roles.chief_works and (gpu := strategies.first_gpu()):
+        gpu = strategies.first_gpu() if self.roles.chief_works else None
+        self.callbacks.on_devices([gpu or "CPU:0"])
+        if gpu:
             self.where = self.here = f"{self.where}; worker 0 here {gpu}"
+
+    def own_scalars(self) -> dict[str, float]:
+        """Returns what each worker has done, and how often the steps up to the last pause were applied."""
+        return self.lines.scalars() | {
+            f"ledger/{name}": float(count) for name, count in self.tally.state_dict().items()
+        }
 
     def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
         """Returns a stepper that evaluates in the chief's process, and batches that the chief reads."""

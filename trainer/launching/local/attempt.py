@@ -154,7 +154,7 @@ class Attempt:
         cause = Cause.of(first, first.exit_status)
         self._records.error = str(cause)
         self._records.failed(cause.task, str(cause))
-        self._screen.say(str(cause))
+        self._screen.say(str(cause), "failure")
         for line in cause.context:
             self._screen.say(f"  {line}")
         self._group.cause_is_said()

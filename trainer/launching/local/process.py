@@ -186,6 +186,7 @@ class HeartbeatMonitor:
         return f"{step} ({self.beat.phase})"
 
 
+PAGE = "page"  # the role of the process that serves the job's page, which is no part of the job
 _PR_SET_PDEATHSIG = 1  # of Linux, <sys/prctl.h>
 
 
@@ -206,7 +207,7 @@ class Task:
     @property
     def name(self) -> str:
         """What lines call it: `worker 1`."""
-        return self.role if self.role == "chief" else f"{self.role} {self.index}"
+        return self.role if self.role in ("chief", PAGE) else f"{self.role} {self.index}"
 
     @property
     def file(self) -> str:

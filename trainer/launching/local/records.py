@@ -150,12 +150,19 @@ class Reporter:
       screen: with the table.
       folder: for the file.
       lost: slots that are given up.
+      beside: looks after what runs beside the job.
     """
 
     def __init__(
-        self, records: Records, screen: Screen, folder: pathlib.Path, lost: Callable[[], Sequence[int]]
+        self,
+        records: Records,
+        screen: Screen,
+        folder: pathlib.Path,
+        lost: Callable[[], Sequence[int]],
+        beside: Callable[[], None] = lambda: None,
     ) -> None:
         self._records, self._screen, self._folder, self._lost = records, screen, folder, lost
+        self._beside = beside
         self._state: State = "starting"
         self._written = 0.0
 
@@ -169,6 +176,7 @@ class Reporter:
 
     def tick(self) -> None:
         """Reports how the job is doing, if that is due."""
+        self._beside()
         now = time.monotonic()
         if self._state == "starting" and self._records.has_stepped:
             self.set("training")

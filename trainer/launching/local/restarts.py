@@ -159,13 +159,14 @@ class AsynchronousWorkers:
         seconds = back_off.next(self._records.best)
         self._due[process] = time.monotonic() + seconds
         of = f"restart {number} of {self._job.restarts.max_restarts}"
-        self._screen.say(f"{cause}; starting it again in {seconds:g} s ({of}), while the others go on")
+        self._screen.say(f"{cause}; starting it again in {seconds:g} s ({of}), while the others go on", "failure")
         self._screen.release()
 
     def _give_up(self, process: Process, cause: Cause) -> None:
         others = [one for one in self._group.running if self._group.fails_alone(one)]
         if others or self._due:
-            self._screen.say(f"{cause}; the others go on without it (--max_restarts={self._job.restarts.max_restarts})")
+            without = f"the others go on without it (--max_restarts={self._job.restarts.max_restarts})"
+            self._screen.say(f"{cause}; {without}", "failure")
             self._screen.release()
         else:
             self._group.failed.append(process)

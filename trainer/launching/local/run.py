@@ -18,6 +18,7 @@ from trainer.launching.local import process
 from trainer.launching.local.attempt import Attempt, Stopping
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
+from trainer.launching.local.page import Page
 from trainer.launching.local.placement import HOST, Placement, Ports, divide_gpus, visible_gpus
 from trainer.launching.local.records import Records, Reporter
 from trainer.launching.local.report import FILE, State
@@ -49,11 +50,11 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
             with lock.held(job.folder):
                 fresh.begin(config)
         hides_time = config.output.log_time is None
-        screen = Screen(hides_time)
+        screen = Screen(hides_time, job.folder.events)
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             from trainer.launching.local.table import TableScreen  # noqa: PLC0415, here because it loads rich
 
-            screen = TableScreen(hides_time)
+            screen = TableScreen(hides_time, job.folder.events)
         try:
             _run(placement, counts, screen, stopping)
         finally:
@@ -92,10 +93,16 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
 def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stopping) -> None:
     job, records = placement.job, Records(placement)
     pool = WorkerPool(counts, job.restarts.max_restarts, job.restarts.regrow_delay)
-    reporter = Reporter(records, screen, placement.folder, lambda: pool.lost)
+    page = Page(job, screen)
+    reporter = Reporter(records, screen, placement.folder, lambda: pool.lost, page.look_after)
     supervisor = Supervisor(job, pool, records, reporter, screen, stopping)
     _say_start(placement, counts, screen)
-    with Ports() as ports, Guardian(job.restarts.stop_timeout) as guardian, _reported(reporter):
+    with (
+        Ports() as ports,
+        Guardian(job.restarts.stop_timeout) as guardian,
+        page.served(guardian),
+        _reported(reporter, screen),
+    ):
 
         def start(chosen: Sequence[int]) -> Group:
             ports.free()
@@ -109,15 +116,17 @@ def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stop
 
 
 @contextmanager
-def _reported(reporter: Reporter) -> Iterator[None]:
+def _reported(reporter: Reporter, screen: Screen) -> Iterator[None]:
     """Context that reports how the job ended."""
     state: State = "failed"  # of any other exception
     code = 1
     try:
         yield
         state, code = "done", 0
+        screen.note("done", "end")
     except PipelineError as error:
         state, code = "stopped" if error.exit_code == EXIT_RERUN else "failed", error.exit_code
+        screen.note(f"{state}: {error}", "end" if state == "stopped" else "failure")
         raise
     finally:
         reporter.set(state, code)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import pathlib
 import sys
-from typing import TextIO
+import time
+from typing import Literal, TextIO, TypeAlias
 
 from pipeline import errors
 from pipeline.commands import commandline
@@ -12,6 +15,7 @@ from trainer.callbacks.terminal import without_time
 from trainer.launching.local.report import JobReport
 
 _COMMAND = "trainer.launch"
+Kind: TypeAlias = Literal["job", "failure", "end"]  # of an event
 
 
 class Screen:
@@ -21,9 +25,11 @@ class Screen:
 
     Args:
       hides_time: whether lines that begin with a date and time are shown without them on a terminal.
+      events: file to which the launcher's own lines are added, for `trainer.watch`; None: nobody reads it.
     """
 
-    def __init__(self, hides_time: bool = False) -> None:
+    def __init__(self, hides_time: bool = False, events: pathlib.Path | None = None) -> None:
+        self._events = events
         self._hides_time = hides_time and sys.stdout.isatty()
         self._held: list[tuple[str, str, bool]] | None = None
         self._width = 0
@@ -40,9 +46,16 @@ class Screen:
             shown = without_time(text) if self._hides_time and not is_error else text
             self._show(f"{name:<{self._width}} | ", shown, is_error)
 
-    def say(self, text: str) -> None:
-        """Shows a line of the launcher itself."""
+    def say(self, text: str, kind: Kind = "job") -> None:
+        """Shows a line of the launcher itself, which is also an event of a kind."""
         self._show(f"{errors.name_of(_COMMAND)}: ", text, is_error=True)
+        self.note(text, kind)
+
+    def note(self, text: str, kind: Kind = "job") -> None:
+        """Adds an event to the file of them, without showing it."""
+        if self._events is not None:
+            with contextlib.suppress(OSError), self._events.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps({'time': round(time.time(), 3), 'kind': kind, 'text': text})}\n")
 
     def hold(self) -> None:
         """Holds back the lines of processes from now on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -23,8 +24,8 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
 class TableScreen(Screen):
     """Lines, and below them the table. It draws in this thread: the launcher forks, and must have no other."""
 
-    def __init__(self, hides_time: bool = False) -> None:
-        super().__init__(hides_time)
+    def __init__(self, hides_time: bool = False, events: pathlib.Path | None = None) -> None:
+        super().__init__(hides_time, events)
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live.start()

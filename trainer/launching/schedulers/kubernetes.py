@@ -59,6 +59,8 @@ def render(job: Job) -> str:
     flags = job.launch.kubernetes
     _check(job, flags)
     documents = _KINDS[flags.kind or "jobset"](job)
+    if job.launch.job.page is not None:
+        documents.append(pods.page(job))
     return yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, explicit_start=True, width=1 << 20)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from trainer.callbacks import heartbeat
 from trainer.checkpoint import fresh
 from trainer.cluster.tf_config import VARIABLE
+from trainer.launching.flags import PAGE_PORT
 from trainer.launching.job import Job
 
 Manifest = dict[str, Any]
@@ -26,6 +27,7 @@ _STARTING, _PROBED_EVERY = 900, 30  # seconds
 _INDEX = "TASK_INDEX"
 _INDEX_PATH = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _GPU = "nvidia.com/gpu"
+_PAGE = "page"
 _TRAINS = "worker"  # the role whose processes get GPUs
 
 
@@ -76,12 +78,18 @@ def environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]:
 
 def variables(job: Job) -> list[Manifest]:
     """Returns the variables that all processes have: the launcher's, those of --env and of --secret_env."""
-    given, hidden = job.launch.processes.variables, job.launch.kubernetes.secrets
     return [
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         {"name": heartbeat.VARIABLE, "value": _HEARTBEAT},
         # The same in each pod that is made of this manifest, however often.
         *([{"name": fresh.VARIABLE, "value": secrets.token_hex(8)}] if job.config.run.fresh else []),
+        *_given_variables(job),
+    ]
+
+
+def _given_variables(job: Job) -> list[Manifest]:
+    given, hidden = job.launch.processes.variables, job.launch.kubernetes.secrets
+    return [
         *({"name": name, "value": escaped(value)} for name, value in given.items()),
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
@@ -123,15 +131,7 @@ def resources(job: Job, role: str) -> Manifest:
 
 def container(job: Job, role: str, name: str) -> Manifest:
     """Returns the container of a pod, without command and environment."""
-    names = _volume_names(job)
-    mounts: list[Manifest] = [
-        {
-            "name": names[mount.claim],
-            "mountPath": mount.path,
-            **({"readOnly": True} if mount.is_read_only else {}),
-        }
-        for mount in job.launch.kubernetes.mounts
-    ]
+    mounts = _mounts(job)
     found: Manifest = {"name": name, "image": job.launch.kubernetes.image, **_probes(job)}
     if sum(job.roles.values()) > 1:
         found["ports"] = [{"containerPort": port(job)}]
@@ -140,6 +140,48 @@ def container(job: Job, role: str, name: str) -> Manifest:
     if mounts:
         found["volumeMounts"] = mounts
     return found
+
+
+def _mounts(job: Job, reads_only: bool = False) -> list[Manifest]:
+    names = _volume_names(job)
+    return [
+        {
+            "name": names[mount.claim],
+            "mountPath": mount.path,
+            **({"readOnly": True} if mount.is_read_only or reads_only else {}),
+        }
+        for mount in job.launch.kubernetes.mounts
+    ]
+
+
+def page(job: Job) -> Manifest:
+    """Returns the Deployment of the job's page (--page).
+
+    It is no part of the job, which its failure thus cannot touch, and stays when the job has ended. Others in the
+    cluster reach it, so that the page asks for a token: its log has it, or --secret_env gives it.
+    """
+    listens = job.launch.job.page or PAGE_PORT
+    own = metadata(job)
+    name = f"{own['name']}-{_PAGE}"
+    container: Manifest = {
+        "name": _PAGE,
+        "image": job.launch.kubernetes.image,
+        "command": [
+            *("python", "-m", "trainer.watch", escaped(str(job.folder.path))),
+            *("--host=0.0.0.0", f"--port={listens}"),
+        ],
+        "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, *_given_variables(job)],
+        "ports": [{"name": _PAGE, "containerPort": listens}],
+        "readinessProbe": {"tcpSocket": {"port": listens}},
+        "volumeMounts": _mounts(job, reads_only=True),
+    }
+    labels = {"app": name}
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod_spec(job, container)},
+    }
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {**own, "name": name}, "spec": spec}
 
 
 def pod_spec(job: Job, container: Manifest) -> Manifest:

@@ -1,13 +1,19 @@
+import contextlib
 import json
+import os
+import socket
+import threading
 import time
 
 import pytest
 
 from pipeline.errors import RerunError
+from pipeline.files import write
 from trainer.callbacks import heartbeat
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Beat, Heartbeat
 from trainer.loop import Progress, Spent
+from trainer.run_folder import RunFolder
 
 
 def progress(step, made, seconds, waited=0.0):
@@ -34,6 +40,86 @@ def test_the_last_beat_says_whose_end_ended_the_process(path, lost):
     with pytest.raises(RerunError), Heartbeat(str(path)):
         raise RerunError("it cannot go on", lost=lost)
     assert Beat.read(path).lost == lost
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (None, 0, None),
+        (RerunError("stopped by SIGTERM"), 75, "stopped by SIGTERM"),
+        (ValueError("one\ntwo"), 1, "one"),
+        (KeyboardInterrupt(), 1, "KeyboardInterrupt"),
+    ],
+)
+def test_the_last_beat_says_how_the_process_ends(path, error, code, said):
+    with contextlib.suppress(BaseException), Heartbeat(str(path)) as beats:
+        assert Beat.read(path).exit_code is None
+        beats.on_devices(["CPU:0", "CPU:1"])
+        if error:
+            raise error
+    last = Beat.read(path)
+    assert (last.exit_code, last.error, last.devices) == (code, said, ["CPU:0", "CPU:1"])
+    assert (last.host, last.pid) == (socket.gethostname(), os.getpid())
+    assert 0 <= last.time - last.started < 60
+
+
+def test_a_run_also_beats_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv(heartbeat.VARIABLE, raising=False)
+    monkeypatch.setattr(heartbeat, "_BETWEEN", 0.01)
+    folder = RunFolder(tmp_path / "run")
+    with Heartbeat.of_environment() as worker, Heartbeat.of_environment() as chief:
+        worker.keep_in(folder, "worker-1", is_chief=False)
+        assert not (tmp_path / "run").exists()  # the chief makes it, once it is sure of the flags
+        folder.path.mkdir()
+        chief.keep_in(folder, "worker-0", is_chief=True)
+        written(folder.heartbeats / "worker-1.json", lambda beat: beat.beats > 1)
+        written(folder.heartbeats / "worker-0.json", lambda beat: beat.beats > 1)
+
+
+def test_the_launchers_file_and_that_of_the_folder_may_be_one(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.heartbeats.mkdir(parents=True)
+    path = folder.heartbeats / "worker-0.json"
+    with Heartbeat(str(path)) as beats:
+        before = Beat.read(path).beats
+        beats.keep_in(folder, "worker-0", is_chief=True)
+        assert Beat.read(path).beats == before
+    probed = tmp_path / "probed.json"
+    with Heartbeat(str(probed)) as beats:  # as on Kubernetes
+        beats.keep_in(folder, "worker-0", is_chief=True)
+        beats.on_phase(Phase("saving", quiet=1.0))
+    assert Beat.read(path) == Beat.read(probed)
+    assert (Beat.read(path).phase, Beat.read(path).exit_code) == ("saving", 0)
+
+
+def test_a_file_system_that_hangs_holds_up_no_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_BETWEEN", 0.01)
+    monkeypatch.setattr(heartbeat, "_HANGS", 0.1)
+    path, hangs = tmp_path / "probed.json", threading.Event()
+
+    def replace(file, *rest):
+        if file != path:
+            hangs.wait(60)
+        write.replace(file, *rest)
+
+    monkeypatch.setattr(heartbeat, "replace", replace)
+    with Heartbeat(str(path)) as beats:
+        beats.keep_in(RunFolder(tmp_path / "run"), "worker-0", is_chief=True)
+        began = time.monotonic()
+        beats.on_loop(progress(7, 7, 1.0))
+        written(path, lambda beat: beat.step == 7)
+    assert time.monotonic() - began < 30  # it ends, too
+    hangs.set()
+
+
+def test_seconds_of_a_step_and_the_wait_in_it(path):
+    with Heartbeat(str(path)) as beats:
+        beats.job(last_step=100, rows=10)
+        beats.on_loop(progress(1, 1, 1.0))
+        beats.on_loop(progress(21, 21, 5.0, waited=1.0))
+        beats.on_phase(Phase("saving", quiet=1.0))
+    last = Beat.read(path)
+    assert (last.seconds_per_step, last.waited_per_step, last.examples_per_second) == (0.2, 0.05, 50.0)
 
 
 def test_without_a_launcher_nothing_is_written(monkeypatch, tmp_path):

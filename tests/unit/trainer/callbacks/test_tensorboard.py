@@ -1,3 +1,4 @@
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,6 +51,17 @@ def test_tensorboard_shows_that(tmp_path):
     found = [(event.step, event.tensor_proto.float_val[0]) for event in shown.Tensors("train/loss")]
     assert found == list(EXPECTED.items())
     assert not shown.Tensors("eval/test/accuracy")
+
+
+def test_tensorboard_shows_a_text_as_code(tmp_path):
+    _, own = accumulators()
+    EventFile(tmp_path, 0).text(1, "flags", json.dumps({"a": {"b": 1}}, indent=1))
+    shown = own(str(tmp_path)).Reload()
+    (event,) = shown.Tensors("flags")
+    text = event.tensor_proto.string_val[0].decode()
+    assert (event.step, json.loads(text)) == (1, {"a": {"b": 1}})
+    assert all(line.startswith("    ") for line in text.splitlines())
+    assert shown.SummaryMetadata("flags").plugin_data.plugin_name == "text"
 
 
 def test_without_scalars_there_is_no_file(tmp_path):
@@ -114,3 +126,10 @@ def test_the_scalars_of_training_with_the_speed_since_the_last_ones(tmp_path):
     assert found["train/loss_average", 50] == 0.5
     assert (found["train/epoch_total_loss", 50], found["train/epoch_accuracy", 50]) == (2.0, 0.25)
     assert len(found) == 22
+
+
+def test_a_kind_of_run_adds_its_own_scalars(tmp_path):
+    rate = optimizers.schedule(OptimizerFlags(), 20, 60)
+    scalars_of = TrainScalars(Period(100), 100, rate, EventFile(tmp_path, 0).scalars, lambda: {"worker/0/steps": 7.0})
+    scalars_of.write(progress(30, 1.0, 0.5, 11, 7.0, 5.0, 3.5))
+    assert scalars(tmp_path)["worker/0/steps", 30] == 7.0

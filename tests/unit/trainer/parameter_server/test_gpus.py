@@ -2,6 +2,7 @@
 
 import pytest
 
+from trainer.callbacks.heartbeat import Heartbeat
 from trainer.cluster import strategies
 from trainer.parameter_server import training
 from trainer.parameter_server.roles import Roles, Task
@@ -21,5 +22,7 @@ def test_a_worker_names_its_gpu_where_there_is_one(job, gpu, said, config_of, mo
     monkeypatch.setattr(training.WorkerClient, "serve", lambda client: served.append(capsys.readouterr().out))
     roles = Roles(("b:1",), ("c:1",), Task(job, 0), "a:1")
     config = config_of(data_dir="data", strategy="parameter_server")
-    training.serve(config, None, roles, None, None)
+    heartbeat = Heartbeat()
+    training.serve(config, None, roles, None, heartbeat)
     assert served == [said]
+    assert heartbeat._beat.devices == (GPU if said else "CPU:0",)

@@ -138,3 +138,18 @@ def test_a_workers_lines_come_at_its_own_steps_or_by_the_clock(monkeypatch):
     for now[0], worker in ((1.0, 0), (2.0, 1), (10.5, 0), (11.0, 0), (12.0, 1), (20.5, 0), (21.0, 0)):
         lines.add(worker, 0, [1.0, 2.0], 1.0)
     assert [(worker, count) for worker, count, *_ in said] == [(0, 6), (1, 4), (0, 10)]
+
+
+def test_what_each_worker_has_done_as_scalars():
+    coordinator = types.SimpleNamespace(starts=lambda worker: 1, print_at=lambda worker, text: None)
+    lines = WorkerLines(coordinator, Period(100))
+    assert lines.scalars() == {}
+    lines.add(1, 2, [1.0, 1.0], 0.5)
+    lines.add(0, 3, [1.0], 1.0)
+    lines.add(1, 5, [1.0, 1.0], 1.5)
+    assert lines.scalars() == {
+        **{"worker/0/steps": 1.0, "worker/0/seconds_per_step": 1.0},
+        **{"worker/1/steps": 4.0, "worker/1/seconds_per_step": 0.5},
+    }
+    lines.add(0, 6, [1.0], 3.0)  # since the last time
+    assert lines.scalars() == {"worker/0/steps": 2.0, "worker/0/seconds_per_step": 3.0, "worker/1/steps": 4.0}

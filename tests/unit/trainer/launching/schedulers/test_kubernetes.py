@@ -21,6 +21,7 @@ from tests import manifests
 from tests.unit.trainer.launching.schedulers.conftest import KUBERNETES
 from trainer.callbacks.heartbeat import Beat, Heartbeat
 from trainer.cluster import tf_config
+from trainer.launching import flags
 from trainer.launching.schedulers import kubernetes, pods
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -57,6 +58,34 @@ def test_a_jobset_fits_the_published_models(documents_of, num_ps):
     for job in jobs.values():
         manifests.check_job(job)
         assert container_of(job)["image"] == "registry/stepfeed:1"  # KUBERNETES gives --image
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob", "tfjob"])
+def test_a_page_is_a_deployment_beside_the_job(documents_of, kind):
+    given = (f"--kind={kind}", "--num_workers=2", "--namespace=ml", "--secret_env=STEPFEED_WATCH_TOKEN=page:token")
+    job = documents_of(*given)
+    *same, page = documents_of(*given, "--page=9000", "--env=TZ=UTC")
+    assert [one["kind"] for one in same] == [one["kind"] for one in job]
+    manifests.check_built_in(page)
+    assert (page["kind"], page["metadata"]) == ("Deployment", {"name": "train-page", "namespace": "ml"})
+    pod = page["spec"]["template"]
+    assert page["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    (container,) = pod["spec"]["containers"]
+    assert container["command"] == [
+        *("python", "-m", "trainer.watch", "/runs/one", "--host=0.0.0.0", "--port=9000"),
+    ]
+    assert container["ports"] == [{"name": "page", "containerPort": 9000}]
+    assert [(mount["mountPath"], mount["readOnly"]) for mount in container["volumeMounts"]] == [
+        ("/data", True),
+        ("/runs", True),
+    ]
+    names = {one["name"]: one.get("value") for one in container["env"]}
+    assert names == {"PYTHONUNBUFFERED": "1", "TZ": "UTC", "STEPFEED_WATCH_TOKEN": None}
+
+
+def test_the_page_has_a_usual_port(documents_of):
+    (_, page) = documents_of("--page")
+    assert page["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"] == flags.PAGE_PORT
 
 
 @pytest.mark.parametrize("num_ps", [0, 2])

@@ -1,0 +1,111 @@
+"""`trainer.watch`: its flags, as a process."""
+
+import contextlib
+import json
+import re
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from pipeline.errors import UsageError
+from tests import forked
+from trainer import watch
+from trainer.launching.flags import PAGE_PORT
+
+TOKEN = "a-token-that-nobody-guesses"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / f"ckpt-{5 + number}.index").touch()
+    return list(map(str, folders))
+
+
+@contextlib.contextmanager
+def served(*arguments, environment=None):
+    """Context of a page that is served; yields its URL."""
+    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+    process = forked.Process(["-m", "trainer.watch", *arguments], {"PYTHONUNBUFFERED": "1", **(environment or {})})
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        if not process.stdout.closed:
+            process.communicate()
+
+
+def fetched(url, **headers):
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_json_is_printed_once(runs, capsys):
+    watch.main([*runs, "--json"])
+    found = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["run"], one["step"]) for one in found] == [("one", 5), ("two", 6)]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / name / "run").mkdir(parents=True)
+    watch.main([str(tmp_path / "a" / "run"), str(tmp_path / "b" / "run"), "--json"])
+    found = [one["run"] for one in json.loads(capsys.readouterr().out)["runs"]]
+    assert found == [str(tmp_path / "a" / "run"), str(tmp_path / "b" / "run")]
+
+
+def test_the_page_is_for_this_machine_alone(runs):
+    with served(*runs, "--port=0") as (_, line):
+        url, shows = line.split(" ", 1)
+        assert (re.fullmatch(r"http://127\.0\.0\.1:\d+/", url) is not None, shows) == (True, "shows one, two")
+        assert 'stepfeed_step{run="two"} 6.0' in fetched(f"{url}metrics")
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            fetched(url, Host="evil.example")
+
+
+def test_other_machines_need_the_token_that_is_printed(runs):
+    with served(*runs, "--host=0.0.0.0", "--port=0") as (process, line):
+        url, token = re.fullmatch(r"http://\S+:(\d+)/\?token=(\S{32}) shows one, two", line).groups()
+        url = f"http://127.0.0.1:{url}/"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            fetched(url)
+        assert "<title>" in fetched(url, Cookie=f"stepfeed_token={token}")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            fetched(f"{url}?token=wrong")
+        process.kill()
+        out, err = process.communicate()
+        assert (token in out, token in err) == (False, False)  # but for the line above
+
+
+def test_a_token_that_is_given(runs):
+    with served(*runs, "--host=0.0.0.0", "--port=0", environment={watch.TOKEN: TOKEN}) as (_, line):
+        port = re.search(r":(\d+)/", line)[1]
+        assert f"?token={TOKEN} " in line
+        assert "stepfeed_step" in fetched(f"http://127.0.0.1:{port}/metrics", Authorization=f"Bearer {TOKEN}")
+
+
+def test_the_usual_port_and_another_one_if_it_is_taken(runs):
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # it is taken already
+            stack.enter_context(socket.create_server(("127.0.0.1", PAGE_PORT)))
+        with served(*runs) as (_, line):
+            assert int(re.search(r":(\d+)/", line)[1]) not in (0, PAGE_PORT)
+
+
+def test_a_port_that_is_given_and_taken_is_refused(runs):
+    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"--port={port}"):
+            watch.main([*runs, f"--port={port}"])
+
+
+def test_a_short_token_is_refused(runs, monkeypatch):
+    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+    monkeypatch.setenv(watch.TOKEN, "short")
+    with pytest.raises(UsageError, match="STEPFEED_WATCH_TOKEN"):
+        watch.main([*runs, "--host=0.0.0.0", "--port=0"])

@@ -1,0 +1,119 @@
+"""`python -m trainer.watch RUN [RUN ...]`: a page about runs, live while they train and afterwards. It only reads.
+
+Exit codes: 2 a flag cannot work; 130, 143 it was ended (Ctrl-C, SIGTERM).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import pathlib
+import secrets
+import socket
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pipeline.commands import commandline
+from pipeline.commands.flags import check, check_all, flag
+from pipeline.errors import UsageError, reason_of
+from trainer.launching.flags import PAGE_PORT
+
+COMMAND = "trainer.watch"
+TOKEN = "STEPFEED_WATCH_TOKEN"  # gives the token; unset: a new one each time
+_SHORTEST = 16  # characters of a token
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchConfig:
+    """What is shown, and to whom."""
+
+    runs: list[str] = flag(text="folders of runs (--model_dir)", positional=True, repeated=True, metavar="RUN")
+    host: str = flag(
+        "127.0.0.1",
+        "address to listen at; with one that other machines reach, the page asks for the token in the URL that is "
+        f"printed, or for that in ${TOKEN}",
+    )
+    port: int | None = flag(
+        None,
+        f"to listen at (None: {PAGE_PORT}, or if that is taken any free one); 0: any free one",
+        least=0,
+        below=1 << 16,
+    )
+    json: bool = flag(False, "print what is known about the runs as JSON, and end")
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check_all(lambda: check(self), self._check_runs)
+
+    def _check_runs(self) -> None:
+        if not self.runs:
+            raise UsageError("RUN is missing: the folder of a run, as in --model_dir")
+        for run in self.runs:
+            if "://" in run:
+                raise UsageError(f"{run}: must be a folder on this machine, or mounted")
+            if pathlib.Path(run).is_file():
+                raise UsageError(f"{run}: is a file, not the folder of a run")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serves the page until the process is told to end, or prints JSON.
+
+    Raises:
+      UsageError: a flag cannot work, or a package is missing.
+    """
+    config = commandline.parse(COMMAND, "Show runs on a page, while they train and afterwards.", WatchConfig, argv)
+    from trainer.watching.source import RunSource  # noqa: PLC0415, NumPy, after --help
+
+    paths = [pathlib.Path(run) for run in dict.fromkeys(config.runs)]
+    names = [path.resolve().name for path in paths]
+    sources = [
+        RunSource(path, name if names.count(name) == 1 else str(path)) for path, name in zip(paths, names, strict=True)
+    ]
+    if config.json:
+        from trainer.watching.snapshot import as_json  # noqa: PLC0415, as above
+
+        print(as_json([source.snapshot() for source in sources]))
+        return
+    commandline.require("starlette", "uvicorn", "jinja2")
+    from trainer.watching import server  # noqa: PLC0415, starlette and uvicorn
+
+    token = None if server.is_loopback(config.host) else _token()
+    with _listening(config) as listener:
+        url, shown = server.links(listener, config.host, token), ", ".join(source.name for source in sources)
+        print(f"{url} shows {shown}", flush=True)
+        server.serve(server.Site(sources), listener, config.host, token)
+
+
+def _token() -> str:
+    given = os.environ.get(TOKEN, "").strip()
+    if given and len(given) < _SHORTEST:
+        raise UsageError(
+            f"{TOKEN}: has {len(given)} characters; must have {_SHORTEST} or more, so that nobody guesses it"
+        )
+    return given or secrets.token_urlsafe(24)
+
+
+def _listening(config: WatchConfig) -> socket.socket:
+    """Returns a socket that listens where the flags say."""
+    ports = (PAGE_PORT, 0) if config.port is None else (config.port,)
+    for port in ports:
+        try:
+            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            return socket.create_server((config.host, port), family=family)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and port != ports[-1]:
+                continue
+            flags = f"--host={config.host}" + (f" --port={port}" if config.port is not None else "")
+            why = reason_of(error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            raise UsageError(f"{flags}: cannot listen there: {why}; give another one") from None
+    raise AssertionError
+
+
+def entry_point() -> NoReturn:
+    """The console script."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,115 @@
+"""Draws a batch as a model gets it: the step determines which rows are in it, and how each is distorted.
+
+It runs as a process of its own, `python -m trainer.watching.batch RUN STEP`, since it loads TensorFlow; the picture
+goes to stdout. It takes no GPU, and gives way to the training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from pipeline import images
+from pipeline.commands import commandline, quiet
+from pipeline.errors import DataError, UsageError
+from pipeline.request import HOST
+from trainer import plan
+from trainer.config import TrainConfig
+from trainer.watching.reading import Data
+from trainer.watching.source import RunSource
+
+_MODULE = "trainer.watching.batch"
+_MOST, _COLUMNS = 32, 8  # images; in a row
+_TILE, _GAP, _CAPTION = 64, 6, 14  # pixels
+_INK = (128, 128, 128, 255)  # legible on white and on black
+_SECONDS = 180.0
+
+
+def drawn(folder: pathlib.Path, step: int) -> bytes:
+    """Returns the batch of a global step of a run as a PNG, drawn by another process.
+
+    Raises:
+      DataError: it cannot be drawn.
+    """
+    command = [sys.executable, "-P", "-m", _MODULE, str(folder), str(step)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=_SECONDS, env=environment, stdin=subprocess.DEVNULL, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise DataError(f"it took more than {_SECONDS:g} s") from None
+    if done.returncode or not done.stdout:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise DataError(lines[-1].removeprefix(f"{_MODULE}: ") if lines else f"exit code {done.returncode}")
+    return done.stdout
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes the picture to stdout.
+
+    Raises:
+      PipelineError: the flags of the run are not known, or its data cannot be read or drawn.
+    """
+    folder, step = sys.argv[1:] if argv is None else argv
+    os.nice(10)
+    config = RunSource(pathlib.Path(folder)).config()
+    if config is None:
+        raise UsageError("the flags of the run are not known")
+    sys.stdout.buffer.write(_picture(config, int(step)))
+
+
+def _picture(config: TrainConfig, step: int) -> bytes:
+    data = Data.of(config)
+    commandline.require("tensorflow")
+    with quiet.loading():
+        from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
+    request = dataclasses.replace(plan.request_of(config, None), start_step=step, distort_on=HOST)
+    features, labels, weights = next(make_dataset(request).as_numpy_iterator())
+    if not isinstance(features, np.ndarray) or features.ndim != 4:
+        raise UsageError("the rows are no images")
+    real = weights > 0
+    names = data.training.first.manifest.class_names
+    return _sheet(features[real][:_MOST], labels[real][:_MOST], names)
+
+
+def _sheet(rows: NDArray[np.generic], labels: NDArray[np.generic], names: Sequence[str]) -> bytes:
+    """Returns a PNG of images (rows, height, width, channels), with their classes below them."""
+    lines = -(-len(rows) // _COLUMNS)
+    size = (_COLUMNS * (_TILE + _GAP) - _GAP, lines * (_TILE + _CAPTION + _GAP))
+    sheet = Image.new("RGBA", size, (0, 0, 0, 0))
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
+        left, top = i % _COLUMNS * (_TILE + _GAP), i // _COLUMNS * (_TILE + _CAPTION + _GAP)
+        tile = Image.fromarray(images.as_rgb(row)).resize((_TILE, _TILE), Image.Resampling.NEAREST)
+        sheet.paste(tile, (left, top))
+        pen.text((left, top + _TILE), _name(label, names), _INK, font)
+    out = io.BytesIO()
+    sheet.save(out, "PNG")
+    return out.getvalue()
+
+
+def _name(label: NDArray[np.generic], names: Sequence[str]) -> str:
+    """Returns the class of a label; of a mixed one (mixup, cutmix), the class that has the largest part."""
+    number = int(np.argmax(label)) if np.ndim(label) else int(label)
+    return names[number][:10] if number < len(names) else str(number)
+
+
+def entry_point() -> NoReturn:
+    """Runs it as a command."""
+    commandline.run(_MODULE, main)
+
+
+if __name__ == "__main__":
+    entry_point()

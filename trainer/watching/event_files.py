@@ -1,0 +1,227 @@
+"""Reads the scalars, texts and images of TensorBoard's files while a run writes them, without TensorFlow."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pipeline.records import framing
+from pipeline.records.framing import Kind
+from trainer.run_folder import EVENTS
+
+_CUT = (Kind.CUT_HEADER, Kind.CUT_RECORD)
+_MOST_IMAGES = 8
+_START = 1  # SessionLog.START, of tensorboard's event.proto
+
+
+@dataclasses.dataclass
+class Series:
+    """The values of a tag, by ascending step.
+
+    Attributes:
+      steps: global steps.
+      times: when each value was written, seconds since 1970.
+      values: NaN where the number was not finite.
+    """
+
+    steps: list[int] = dataclasses.field(default_factory=list)
+    times: list[float] = dataclasses.field(default_factory=list)
+    values: list[float] = dataclasses.field(default_factory=list)
+
+    def add(self, step: int, time: float, value: float) -> None:
+        """Adds a value; one that is there for the step, or for a later one, is replaced."""
+        if self.steps and self.steps[-1] >= step:
+            self.cut(step)
+        self.steps.append(step)
+        self.times.append(time)
+        self.values.append(value if math.isfinite(value) else math.nan)
+
+    def cut(self, step: int) -> None:
+        """Removes the values from a step on."""
+        end = bisect.bisect_left(self.steps, step)
+        del self.steps[end:], self.times[end:], self.values[end:]
+
+    @property
+    def last(self) -> float | None:
+        """The newest value; None: there is none."""
+        return self.values[-1] if self.values else None
+
+    def thinned(self, most: int) -> Series:
+        """Returns at most about `most` values, evenly spaced, with the last one."""
+        every = max(1, -(-len(self.steps) // most))
+        where = range(len(self.steps) - 1, -1, -every)[::-1]
+        return Series([self.steps[i] for i in where], [self.times[i] for i in where], [self.values[i] for i in where])
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A start of the training, or a resume.
+
+    Attributes:
+      step: global step that it goes on from.
+      time: seconds since 1970.
+      host: name of the machine.
+      flags: of the run, by group; None: they are not in the file (yet).
+    """
+
+    step: int
+    time: float
+    host: str
+    flags: Mapping[str, Mapping[str, Any]] | None
+
+
+class EventFiles:
+    """Follows the files of a folder: each call of `update` reads what was added since the last one.
+
+    As TensorBoard does, it drops what earlier processes wrote about the steps that a later one makes again.
+
+    Attributes:
+      series: by tag.
+      starts: in their order.
+      images: PNGs by tag, of the newest step that has any.
+      images_step: that step.
+      problems: what is wrong with files, in words, by their names.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        """Reads nothing yet; the folder need not exist."""
+        self._folder = folder
+        self._forget()
+
+    def _forget(self) -> None:
+        self._offsets: dict[str, int] = {}
+        self.series: dict[str, Series] = {}
+        self.starts: list[Start] = []
+        self.images: dict[str, bytes] = {}
+        self.images_step: int | None = None
+        self.problems: dict[str, str] = {}
+
+    def update(self) -> None:
+        """Reads what is new. What cannot be read is in `problems`."""
+        files = sorted(self._folder.glob(f"{EVENTS}*"))  # names begin with the time
+        sizes = {file.name: _size_of(file) for file in files}
+        if any(sizes.get(name, -1) < offset for name, offset in self._offsets.items()):  # another run began there
+            self._forget()
+        for file in files:
+            if sizes[file.name] > self._offsets.get(file.name, 0):
+                self._read(file)
+
+    def _read(self, file: pathlib.Path) -> None:
+        self.problems.pop(file.name, None)
+        offset = self._offsets.get(file.name, 0)
+        try:
+            with file.open("rb") as opened:
+                opened.seek(offset)
+                for frame in framing.walk(lambda size: opened.read(max(size, 1 << 20)), offset=offset):
+                    if frame.fault:
+                        cut = frame.fault.kind in _CUT
+                        what = "ends inside a record, which may still be written" if cut else "is damaged"
+                        self.problems[file.name] = f"{what} (byte {frame.offset:,}: {frame.fault.text})"
+                    if frame.record is not None:
+                        self._take(file, frame.record)
+                    self._offsets[file.name] = frame.end
+        except OSError as error:
+            self.problems[file.name] = f"cannot be read: {error.strerror}"
+
+    def _take(self, file: pathlib.Path, record: bytes) -> None:
+        """Takes what an event holds."""
+        from google.protobuf.message import DecodeError  # noqa: PLC0415, as below
+        from tensorboard.compat.proto import event_pb2  # noqa: PLC0415, 0.1 s, after --help
+
+        try:
+            event = event_pb2.Event.FromString(record)
+        except DecodeError:
+            self.problems[file.name] = "has a record that is not TensorBoard's"
+            return
+        if event.HasField("session_log") and event.session_log.status == _START:
+            for series in self.series.values():
+                series.cut(event.step)
+            host = file.name.removeprefix(EVENTS).split(".", 2)[-1].rsplit(".", 2)[0]
+            self.starts.append(Start(event.step - 1, event.wall_time, host, None))
+        for value in event.summary.value:
+            kind = value.WhichOneof("value")
+            if kind == "simple_value":
+                self.series.setdefault(value.tag, Series()).add(event.step, event.wall_time, value.simple_value)
+            elif kind == "image":
+                self._take_image(event.step, value.tag, value.image.encoded_image_string)
+            elif kind == "tensor" and value.tag == "flags" and self.starts:
+                flags = _flags_in(value.tensor.string_val)
+                self.starts[-1] = dataclasses.replace(self.starts[-1], flags=flags)
+
+    def _take_image(self, step: int, tag: str, png: bytes) -> None:
+        if step != self.images_step:
+            self.images, self.images_step = {}, step
+        if len(self.images) < _MOST_IMAGES:
+            self.images[tag] = png
+
+
+class MetricsLines:
+    """Follows a file of --metrics_jsonl, which has the same scalars; see `EventFiles`."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Reads nothing yet; the file need not exist."""
+        self._path, self._offset = path, 0
+        self.series: dict[str, Series] = {}
+        self.problems: dict[str, str] = {}
+
+    def update(self) -> None:
+        """Reads the lines that are new, but for one that is still written."""
+        size = _size_of(self._path)
+        if size < self._offset:  # a resumed run has removed lines
+            self.series, self._offset = {}, 0
+        if size == self._offset:
+            return
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offset += len(line)
+                    self._take(line)
+        except OSError as error:
+            self.problems[self._path.name] = f"cannot be read: {error.strerror}"
+
+    def _take(self, line: bytes) -> None:
+        try:
+            content = json.loads(line)
+            step, time = int(content.pop("step")), float(content.pop("time"))
+            for tag, value in content.items():
+                self.series.setdefault(tag, Series()).add(step, time, math.nan if value is None else float(value))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            self.problems[self._path.name] = "has a line that is not this trainer's"
+
+
+def _flags_in(texts: Iterable[bytes]) -> Mapping[str, Mapping[str, Any]] | None:
+    for text in texts:
+        try:
+            content = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(content, dict) and all(isinstance(group, dict) for group in content.values()):
+            return content
+    return None
+
+
+def _size_of(path: pathlib.Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def lines_of(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """Yields the JSON objects in the lines of a file, without those that are none, such as one that is half written."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                content = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(content, dict):
+                yield content

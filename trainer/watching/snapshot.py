@@ -1,0 +1,334 @@
+"""What is known of a run at one moment: values for the page, for JSON, and for Prometheus."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+LATE = 5.0  # seconds after which a heartbeat, which comes about once per second, is missed
+_LABEL = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # of Prometheus' text format
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A process of the job.
+
+    Attributes:
+      name: `worker 1`.
+      role, index: as in TF_CONFIG.
+      host: name of its machine; empty: not known.
+      devices: that it computes on.
+      pid: of its newest process.
+      state: `running`; `silent`: its heartbeats are missing; `gone`: and its process does not run any more; at the end
+        `done`, `stopped` (rerun to resume), `failed`, or `ended` if it did not say how.
+      phase: what it does, or did last.
+      step: global step.
+      heartbeat: when the last one was written, seconds since 1970; None: there was none.
+      restarts: how often it was started again; None: nobody counts.
+      error: how it failed last.
+      examples_per_second: of the whole job, as this process measures it.
+      seconds_per_step, waited_per_step: over the last seconds; the part in which it waited for its own batches. Of an
+        asynchronous worker, of its own steps.
+      steps: of an asynchronous worker's own.
+    """
+
+    name: str
+    role: str
+    index: int
+    host: str = ""
+    devices: tuple[str, ...] = ()
+    pid: int | None = None
+    state: str = "running"
+    phase: str = ""
+    step: int | None = None
+    heartbeat: float | None = None
+    restarts: int | None = None
+    error: str | None = None
+    examples_per_second: float | None = None
+    seconds_per_step: float | None = None
+    waited_per_step: float | None = None
+    steps: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Straggler:
+    """The process that the others wait for, or that is behind them.
+
+    Attributes:
+      name: of the process.
+      why: in words.
+    """
+
+    name: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationRow:
+    """An evaluation.
+
+    Attributes:
+      step: global step.
+      time: when it was written.
+      values: loss and metrics of the split.
+      rank: 1 is the best; None: not ranked.
+      kept: whether its checkpoint is in the folder of the best.
+    """
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+    rank: int | None
+    kept: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerReading:
+    """What a worker reads of a data set in this epoch.
+
+    Attributes:
+      name: of the worker.
+      rows: the first of each global batch, and the one after its last.
+      shards: how many files it opens.
+      records: that it reads in the epoch.
+      seen: records of them so far.
+      bins: of the shards in the epoch's order, or of groups of them where there are many: the share that the worker
+        reads, and the share that it has used up so far.
+    """
+
+    name: str
+    rows: tuple[int, int]
+    shards: int
+    records: int
+    seen: int
+    bins: tuple[tuple[float, float], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataReading:
+    """Who reads what of a data set in this epoch.
+
+    Attributes:
+      name: of the data set and its split.
+      epoch: from 0.
+      records: of the split.
+      seen: records of this epoch so far.
+      steps: of the epoch so far, and of all of it.
+      shards: names of the files in the epoch's order; where there are many, of the first of each group.
+      workers: in their order.
+    """
+
+    name: str
+    epoch: int
+    records: int
+    seen: int
+    steps: tuple[int, int]
+    shards: tuple[str, ...]
+    workers: tuple[WorkerReading, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Flags that a resume has changed.
+
+    Attributes:
+      step: that the run was resumed from.
+      time: seconds since 1970.
+      flags: (name, value before, value since).
+    """
+
+    step: int
+    time: float
+    flags: tuple[tuple[str, str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+      time: seconds since 1970.
+      kind: `start`, `job`, `failure`, `checkpoint`, `best`, `end`.
+      text: a line.
+    """
+
+    time: float
+    kind: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment. What is not known is None.
+
+    Attributes:
+      run: the folder.
+      time: of this snapshot, seconds since 1970.
+      state: `starting`, `training`, `waiting` (before a restart), `stopping`, `done`, `stopped`, `failed`; `silent`:
+        nothing gives a sign of life, and nothing says that it has ended; `gone`: a process died without a word;
+        `nothing`: there is no run yet.
+      kind: the strategy.
+      step, last_step, saved_step: global steps: reached, at the end, of the newest checkpoint.
+      epoch, epochs: passes over the training data.
+      loss, accuracy: means over the epoch so far.
+      examples_per_second, input_wait: over the last seconds; the latter is a share of the time.
+      seconds_left: at this speed.
+      restarts, max_restarts: of the group of all processes.
+      error: the first cause of the last failure.
+      elastic: the fewest and the most workers.
+      lost: places of workers that are given up for now.
+      members: the processes.
+      straggler: among them.
+      ledger: how often an asynchronous job's steps were applied, up to its last pause.
+      evaluations: by step.
+      ranked_by: the metric that ranks them.
+      checkpoints: steps that are kept in the run's folder.
+      data: what is read in this epoch.
+      data_note: why that is not known, or is as it is.
+      flags: by name, with their values as text.
+      changes: at resumes.
+      events: in their order.
+      images, images_step: how many distorted images are in TensorBoard's files, and of which step.
+      problems: files that are missing, half written or damaged, and how.
+    """
+
+    run: str
+    time: float
+    state: str
+    kind: str | None = None
+    step: int | None = None
+    last_step: int | None = None
+    saved_step: int | None = None
+    epoch: float | None = None
+    epochs: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    examples_per_second: float | None = None
+    input_wait: float | None = None
+    seconds_left: float | None = None
+    restarts: int | None = None
+    max_restarts: int | None = None
+    error: str | None = None
+    elastic: tuple[int, int] | None = None
+    lost: tuple[int, ...] = ()
+    members: tuple[Member, ...] = ()
+    straggler: Straggler | None = None
+    ledger: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    evaluations: tuple[EvaluationRow, ...] = ()
+    ranked_by: str | None = None
+    checkpoints: tuple[int, ...] = ()
+    data: tuple[DataReading, ...] = ()
+    data_note: str = ""
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+    events: tuple[Event, ...] = ()
+    images: int = 0
+    images_step: int | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run may go on."""
+        return self.state in ("starting", "training", "waiting", "stopping")
+
+
+def as_json(snapshots: Sequence[Snapshot]) -> str:
+    """Returns the runs as JSON: an object with the list `runs`; numbers that JSON lacks are null."""
+    return json.dumps({"version": 1, "runs": [_plain(dataclasses.asdict(one)) for one in snapshots]}, indent=1)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler | None:
+    """Returns the process that holds up a job, if one does.
+
+    In a synchronous job all replicas wait for the last one, so that all have the same speed; what differs is how long
+    each waits for its own input. An asynchronous worker is slow by itself.
+    """
+    silent = [one for one in members if one.state == "silent"]
+    if silent and len(members) > 1:
+        first = min(silent, key=lambda one: one.heartbeat or 0.0)
+        return Straggler(first.name, "gives no sign of life" + ("; the others wait for it" if is_synchronous else ""))
+    running = [one for one in members if one.state == "running"]
+    if is_synchronous:
+        waits = [(one.waited_per_step, one) for one in running if one.waited_per_step is not None]
+        if len(waits) > 1:
+            (second, _), (most, slowest) = sorted(waits, key=lambda pair: pair[0])[-2:]
+            # A twentieth of the step: less is noise.
+            if most - second > 0.05 * (slowest.seconds_per_step or math.inf):
+                lag = f"{(most - second) * 1e3:,.1f} ms per step longer than the next"
+                return Straggler(slowest.name, f"waits for its input {lag}; the others wait for it")
+        return None
+    speeds = [(one.seconds_per_step, one) for one in running if one.steps and one.seconds_per_step]
+    if len(speeds) > 1:
+        slow, slowest = max(speeds, key=lambda pair: pair[0])
+        fast = min(speed for speed, _ in speeds)
+        if slow > 1.2 * fast:
+            return Straggler(slowest.name, f"needs {slow / fast:.1f} times as long for a step as the fastest worker")
+    return None
+
+
+_GAUGES = (
+    ("step", "step", "Global step that the run has reached."),
+    ("last_step", "last_step", "Global step at which training ends."),
+    ("saved_step", "saved_step", "Global step of the newest checkpoint."),
+    ("epoch", "epoch", "Passes over the training data."),
+    ("loss", "loss", "Mean training loss over the epoch so far."),
+    ("accuracy", "accuracy", "Mean training accuracy over the epoch so far."),
+    ("examples_per_second", "examples_per_second", "Speed of the whole job."),
+    ("input_wait_ratio", "input_wait", "Share of the time in which steps wait for their input."),
+    ("restarts", "restarts", "Restarts of the group of all processes."),
+)
+_OF_MEMBERS = (
+    ("member_step", "step", "Global step that a process has reached."),
+    ("member_heartbeat_timestamp_seconds", "heartbeat", "When a process wrote its last heartbeat."),
+    ("member_restarts", "restarts", "How often a process was started again."),
+    ("member_seconds_per_step", "seconds_per_step", "Seconds of a step, as a process measures them."),
+    ("member_waited_per_step_seconds", "waited_per_step", "The part of them in which it waits for its own input."),
+    ("member_steps", "steps", "Steps that an asynchronous worker has made by itself."),
+)
+
+
+def as_metrics(snapshots: Sequence[Snapshot]) -> str:
+    """Returns the runs in Prometheus' text format, version 0.0.4."""
+    return "".join(f"{line}\n" for line in _metric_lines(snapshots))
+
+
+def _metric_lines(snapshots: Sequence[Snapshot]) -> Iterator[str]:
+    for name, field, text in _GAUGES:
+        yield from _gauge(name, text, (({"run": one.run}, getattr(one, field)) for one in snapshots))
+    states = (({"run": one.run, "state": one.state}, 1) for one in snapshots)
+    yield from _gauge("state", "1 for the state that the run is in.", states)
+    each = [(one, member) for one in snapshots for member in one.members]
+    labels = [{"run": one.run, "member": member.name, "host": member.host} for one, member in each]
+    running = (int(member.state == "running") for _, member in each)
+    yield from _gauge("member_up", "Whether a process runs and gives signs of life.", zip(labels, running, strict=True))
+    for name, field, text in _OF_MEMBERS:
+        values = (getattr(member, field) for _, member in each)
+        yield from _gauge(name, text, zip(labels, values, strict=True))
+    evaluated = [
+        ({"run": one.run, "metric": name}, value)
+        for one in snapshots
+        for name, value in (one.evaluations[-1].values.items() if one.evaluations else ())
+    ]
+    yield from _gauge("evaluation", "Loss and metrics of the last evaluation.", evaluated)
+
+
+def _gauge(name: str, text: str, values: Iterable[tuple[Mapping[str, str], float | None]]) -> Iterator[str]:
+    lines = []
+    for labels, value in values:
+        if value is not None:
+            inside = ",".join(f'{label}="{of.translate(_LABEL)}"' for label, of in labels.items())
+            number = repr(float(value)) if math.isfinite(value) else "NaN"
+            lines.append(f"stepfeed_{name}{{{inside}}} {number}")
+    if lines:
+        yield from (f"# HELP stepfeed_{name} {text}", f"# TYPE stepfeed_{name} gauge", *lines)

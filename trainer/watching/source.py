@@ -1,0 +1,560 @@
+"""`RunSource`: follows the files that a run writes, and tells what they say: a `Snapshot`, and curves.
+
+A file that is missing, half written or damaged is named in the snapshot; the rest is told all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
+from trainer import config as configs
+from trainer.callbacks.heartbeat import Beat
+from trainer.checkpoint.best import Ranking
+from trainer.checkpoint.files import steps_in
+from trainer.config import TrainConfig
+from trainer.config.meaning import PARAMETER_SERVER
+from trainer.run_folder import RunFolder
+from trainer.watching import reading
+from trainer.watching.event_files import EventFiles, MetricsLines, Series, Start, lines_of
+from trainer.watching.snapshot import LATE, Change, EvaluationRow, Event, Member, Snapshot, straggler_of
+
+STATUS = "status.json"  # of trainer.launch, in the run's folder `launch`
+_ENDS = ("done", "stopped", "failed")
+_EVALUATION = re.compile(r"eval/(?P<split>.+)/(?P<name>[^/]+)")
+_PROCESS = re.compile(r"chief|(?:worker|ps)-\d+")  # others are read by a scheduler's script
+_MOST_EVENTS = 400
+_MOST_POINTS = 1500  # of a curve
+_AGAIN = 30.0  # seconds after which a data set that could not be read is tried again
+_IS_OF_LAUNCHER = 10.0  # seconds by which beats may be newer than the launcher's status, while the launcher runs
+
+
+class RunSource:
+    """Follows a run.
+
+    Args:
+      folder: of the run; it need not exist yet.
+      name: what the run is called.
+      clock: returns the seconds since 1970; for tests.
+    """
+
+    def __init__(self, folder: pathlib.Path, name: str = "", clock: Callable[[], float] = time.time) -> None:
+        self.folder, self.name = RunFolder(folder), name or folder.name or str(folder)
+        self._clock = clock
+        self._events = EventFiles(self.folder.logs)
+        self._evaluate = EventFiles(self.folder.evaluation_logs)
+        self._lines: tuple[str, MetricsLines] | None = None
+        self._problems: dict[str, str] = {}
+        self._yaml: tuple[float, Mapping[str, Any] | None] = (0.0, None)
+        self._lock = threading.Lock()
+
+    def snapshot(self) -> Snapshot:
+        """Returns what the files say now."""
+        with self._lock:
+            self._problems = {}
+            self._follow()
+            return self._snapshot(self._clock())
+
+    def curves(self) -> dict[str, dict[str, list[Any]]]:
+        """Returns the scalars: {tag: {"steps": [...], "times": [...], "values": [...]}}, thinned out if there are many.
+
+        Values that are not finite are None.
+        """
+        with self._lock:
+            self._problems = {}
+            self._follow()
+            thinned = {tag: series.thinned(_MOST_POINTS) for tag, series in self._series.items() if series.steps}
+        return {
+            tag: {
+                "steps": one.steps,
+                "times": [round(when, 2) for when in one.times],
+                "values": [value if math.isfinite(value) else None for value in one.values],
+            }
+            for tag, one in thinned.items()
+        }
+
+    @property
+    def version(self) -> int:
+        """A number that changes with the curves."""
+        return sum(len(one.steps) for one in self._series.values())
+
+    def image(self, number: int) -> bytes | None:
+        """Returns an image of TensorBoard's files as a PNG; None: there is none of that number."""
+        with self._lock:
+            found = list(self._events.images.values())
+        return found[number] if number < len(found) else None
+
+    def config(self) -> TrainConfig | None:
+        """Returns the flags of the run; None: they are not known."""
+        with self._lock:
+            self._follow()
+            return self._config()
+
+    @property
+    def _series(self) -> Mapping[str, Series]:
+        own = self._events.series or (self._lines[1].series if self._lines else {})
+        return {**own, **{f"evaluate: {tag}": one for tag, one in self._evaluate.series.items()}}
+
+    def _follow(self) -> None:
+        """Reads what was added to the files that grow."""
+        self._events.update()
+        self._evaluate.update()
+        path = (self._flags() or {}).get("output", {}).get("metrics_jsonl")
+        if path and not self._events.series:  # --summary_every=0
+            if self._lines is None or self._lines[0] != path:
+                near = self.folder.path / pathlib.Path(path).name
+                self._lines = path, MetricsLines(near if near.exists() else pathlib.Path(path))
+            self._lines[1].update()
+
+    def _snapshot(self, now: float) -> Snapshot:
+        status, beats = self._status(), self._beats()
+        if status and not _covers(status, beats, now):
+            status = None
+        members = self._members(status, beats, now)
+        config = self._config(status)
+        data = reading.data_of(config, int(now / _AGAIN)) if config else "the flags of the run are not known yet"
+        known = data if isinstance(data, reading.Data) else None
+        step = _greatest([_number(status, "step"), *(one.step for one in members), self._last_logged()])
+        last_step = _greatest([_number(status, "last_step"), *(beat.last_step for beat in beats.values())])
+        if last_step is None and known:
+            last_step = known.last_step
+        saved = self._checkpoints()
+        step = _greatest([step, max(saved, default=None)])
+        is_asynchronous = config is not None and config.run.strategy == PARAMETER_SERVER and not config.aggregation.sync
+        members = self._with_own_steps(members, beats)
+        speed, wait = self._speeds(members)
+        evaluations, metric = self._evaluations(config)
+        in_epoch = known.steps_per_epoch if known else None
+        state = _state_of(status, members, beats, now, bool(step is not None or self._events.starts))
+        left = (
+            (last_step - step) * config.order.global_batch_size / speed
+            if state == "training" and last_step and step is not None and speed and config
+            else None
+        )
+        readings, note = self._readings(config, data, step, members)
+        error = (status or {}).get("error") or next((one.error for one in members if one.error), None)
+        return Snapshot(
+            run=self.name,
+            time=now,
+            state=state,
+            kind=config.run.strategy if config else None,
+            step=step,
+            last_step=last_step,
+            saved_step=max(saved, default=None),
+            epoch=step / in_epoch if in_epoch and step is not None else None,
+            epochs=last_step / in_epoch if in_epoch and last_step else None,
+            loss=self._last("train/epoch_total_loss"),
+            accuracy=self._last("train/epoch_accuracy"),
+            examples_per_second=speed,
+            input_wait=wait,
+            seconds_left=left,
+            restarts=_number(status, "restarts"),
+            max_restarts=_number(status, "max_restarts"),
+            error=str(error) if error else None,
+            elastic=_pair((status or {}).get("elastic")),
+            lost=_numbers((status or {}).get("lost")),
+            members=tuple(members),
+            straggler=straggler_of(members, not is_asynchronous),
+            ledger={
+                tag.removeprefix("ledger/"): int(series.last or 0)
+                for tag, series in self._series.items()
+                if tag.startswith("ledger/")
+            },
+            evaluations=evaluations,
+            ranked_by=metric,
+            checkpoints=tuple(saved),
+            data=readings,
+            data_note=note,
+            flags=_flat(self._flags(status)),
+            changes=tuple(_changes(self._events.starts)),
+            events=self._all_events(status, beats, evaluations),
+            images=len(self._events.images),
+            images_step=self._events.images_step,
+            problems=self._all_problems(),
+        )
+
+    def _status(self) -> dict[str, Any] | None:
+        """Returns the launcher's status; None: there is none that can be read."""
+        content = self._json(self.folder.launch / STATUS)
+        if content is None:
+            return None
+        if not isinstance(content.get("processes"), list) or not isinstance(content.get("time"), int | float):
+            self._problems[STATUS] = "is not a status of trainer.launch"
+            return None
+        return content
+
+    def _beats(self) -> dict[str, Beat]:
+        """Returns the last heartbeats by the names of their files: `worker-1`."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for path in sorted(self.folder.heartbeats.glob("*.json"), key=_by_number):
+                if _PROCESS.fullmatch(path.stem) and (content := self._json(path)) is not None:
+                    try:
+                        found[path.stem] = _beat_of(content)
+                    except TypeError:
+                        self._problems[f"heartbeats/{path.name}"] = "is not a heartbeat"
+        return found
+
+    def _members(self, status: Mapping[str, Any] | None, beats: Mapping[str, Beat], now: float) -> list[Member]:
+        if status is None:
+            began = min((beat.started for beat in beats.values() if _is_alive(beat, now)), default=0.0)
+            # Those whose last sign of life is older than all that run are of an earlier job.
+            return [_member(name, beat, {}, now) for name, beat in beats.items() if beat.time >= began]
+        found = []
+        for one in status["processes"]:
+            if isinstance(one, dict) and isinstance(one.get("name"), str):
+                name = one["name"].replace(" ", "-")
+                beat = beats.get(name)
+                found.append(_member(name, beat if beat and beat.pid == one.get("pid") else None, one, now))
+        return found
+
+    def _with_own_steps(self, members: list[Member], beats: Mapping[str, Beat]) -> list[Member]:
+        """Adds the steps of asynchronous workers, which the chief writes as scalars."""
+        found = list(members)
+        for i, one in enumerate(members):
+            steps, seconds = (
+                self._series.get(f"worker/{one.index}/{name}", Series()) if one.role == "worker" else Series()
+                for name in ("steps", "seconds_per_step")
+            )
+            beat = beats.get(one.name.replace(" ", "-"))
+            if steps.last is not None:
+                found[i] = dataclasses.replace(one, steps=int(steps.last))
+            # The speed of a process before this one says nothing about this one.
+            if seconds.last is not None and (beat is None or seconds.times[-1] >= beat.started):
+                found[i] = dataclasses.replace(found[i], seconds_per_step=seconds.last)
+        return found
+
+    def _speeds(self, members: Sequence[Member]) -> tuple[float | None, float | None]:
+        """Returns examples per second and input wait of the job: the chief's, or the last that were logged."""
+        live = [one for one in members if one.state == "running" and one.examples_per_second is not None]
+        if live:
+            chief = next((one for one in live if one.role == "chief"), live[0])
+            waits = [
+                one.waited_per_step / one.seconds_per_step
+                for one in live
+                if one.seconds_per_step and one.waited_per_step is not None
+            ]
+            return chief.examples_per_second, max(waits, default=self._last("train/input_wait"))
+        return self._last("train/examples_per_second"), self._last("train/input_wait")
+
+    def _evaluations(self, config: TrainConfig | None) -> tuple[tuple[EvaluationRow, ...], str | None]:
+        """Returns the evaluations of the run, and the metric that ranks them."""
+        by_step: dict[int, tuple[float, dict[str, float]]] = {}
+        splits = list(dict.fromkeys(m["split"] for tag in self._events_series() if (m := _EVALUATION.fullmatch(tag))))
+        asked = config.data.eval_split if config else None
+        split = asked if asked in splits else next(iter(splits), None)
+        for tag, series in self._events_series().items():
+            if (match := _EVALUATION.fullmatch(tag)) and match["split"] == split:
+                for step, when, value in zip(series.steps, series.times, series.values, strict=True):
+                    by_step.setdefault(step, (when, {}))[1][match["name"]] = value
+        steps = config.steps if config else None
+        ranking = Ranking(len(by_step), 0, steps.best_metric if steps else None, steps.best_mode if steps else "auto")
+        with contextlib.suppress(UsageError):
+            for step, (_, values) in sorted(by_step.items()):
+                ranking.add(step, values.get("loss", math.nan), values)
+        ranks = {step: rank for rank, step in enumerate(ranking.steps, 1)}
+        kept = steps_in(self.folder.best)
+        rows = [
+            EvaluationRow(step, when, values, ranks.get(step), step in kept)
+            for step, (when, values) in sorted(by_step.items())
+        ]
+        return tuple(rows), ranking.metric if rows else None
+
+    def _events_series(self) -> Mapping[str, Series]:
+        return {tag: one for tag, one in self._series.items() if not tag.startswith("evaluate: ")}
+
+    def _readings(
+        self, config: TrainConfig | None, data: reading.Data | str, step: int | None, members: Sequence[Member]
+    ) -> tuple[tuple[Any, ...], str]:
+        if isinstance(data, str):
+            return (), data
+        assert config is not None
+        workers = [one for one in members if one.role in ("worker", "chief")]
+        names, replicas, note = [one.name for one in workers], sum(max(1, len(one.devices)) for one in workers), ""
+        if config.run.strategy == PARAMETER_SERVER:
+            names, replicas = ["the job"], 1
+            note = "each worker keeps the whole split in memory, and is handed one step after the other"
+        elif not workers:
+            names, replicas = ["the job"], config.run.num_replicas or 1
+        try:
+            return data.read_at(step or 0, names, replicas), note
+        except (PipelineError, OSError) as error:
+            return (), str(error)
+
+    def _checkpoints(self) -> list[int]:
+        with contextlib.suppress(OSError):
+            return steps_in(self.folder.path)
+        return []
+
+    def _all_events(
+        self, status: Mapping[str, Any] | None, beats: Mapping[str, Beat], evaluations: Sequence[EvaluationRow]
+    ) -> tuple[Event, ...]:
+        found = list(self._job_events())
+        changes = {change.time: change for change in _changes(self._events.starts)}
+        for start in self._events.starts:
+            what = "training begins" if start.step == 0 else f"training goes on from step {start.step:,}"
+            flags = changes[start.time].flags if start.time in changes else ()
+            also = "; changed: " + ", ".join(f"--{name} {was} → {now}" for name, was, now in flags) if flags else ""
+            found.append(Event(start.time, "start", f"{what}, on {start.host}{also}"))
+        for step in self._checkpoints():
+            with contextlib.suppress(OSError):
+                path = self.folder.path / f"ckpt-{step}.index"
+                found.append(Event(path.stat().st_mtime, "checkpoint", f"checkpoint of step {step:,}"))
+        best = math.inf
+        for row in evaluations:
+            if row.rank is not None and row.rank < best:
+                best = row.rank
+                values = ", ".join(f"{name} {value:.4f}" for name, value in row.values.items())
+                found.append(Event(row.time, "best", f"step {row.step:,}: best evaluation so far, {values}"))
+        if status is None:
+            for name, beat in beats.items():
+                if beat.exit_code is not None:
+                    said = f"ended: {beat.error}" if beat.error else "is done"
+                    kind = "failure" if beat.exit_code not in (0, EXIT_RERUN) else "end"
+                    found.append(Event(beat.time, kind, f"{name.replace('-', ' ')} {said}"))
+        return tuple(sorted(found, key=lambda event: event.time)[-_MOST_EVENTS:])
+
+    def _job_events(self) -> Iterator[Event]:
+        """Yields what the launcher has noted."""
+        try:
+            for line in lines_of(self.folder.events):
+                text, when, kind = line.get("text"), line.get("time"), line.get("kind")
+                if isinstance(text, str) and isinstance(when, int | float):
+                    yield Event(float(when), str(kind or "job"), text)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._problems[self.folder.events.name] = f"cannot be read: {error.strerror}"
+
+    def _flags(self, status: Mapping[str, Any] | None = None) -> Mapping[str, Mapping[str, Any]] | None:
+        """Returns the flags by group: as of the last start, else as stored with the last checkpoint, else as launched.
+
+        None: they are not known.
+        """
+        told = next((start.flags for start in reversed(self._events.starts) if start.flags), None)
+        return told or self._stored_flags() or self._launched_flags(status)
+
+    def _stored_flags(self) -> Mapping[str, Any] | None:
+        path = self.folder.config
+        try:
+            written = path.stat().st_mtime
+        except OSError:
+            return None
+        if written != self._yaml[0]:
+            content: Any = None
+            try:
+                import yaml  # noqa: PLC0415, here because only runs without TensorBoard's files need it
+
+                content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            except ImportError:
+                self._problems[path.name] = "needs PyYAML, which is not installed, to be read"
+            except (OSError, ValueError, yaml.YAMLError):
+                content = None
+            is_right = isinstance(content, dict) and all(isinstance(one, dict) for one in content.values())
+            self._yaml = written, content if is_right and content else None
+        if self._yaml[1] is None:
+            self._problems.setdefault(path.name, "has no flags of a run")
+        return self._yaml[1]
+
+    def _launched_flags(self, status: Mapping[str, Any] | None) -> Mapping[str, Mapping[str, Any]] | None:
+        command = (status or {}).get("command")
+        if not isinstance(command, list) or "trainer.run" not in command:
+            return None
+        try:
+            config = configs.parse([str(one) for one in command[command.index("trainer.run") + 1 :]])
+        except (PipelineError, SystemExit):
+            return None
+        return dataclasses.asdict(config)
+
+    def _config(self, status: Mapping[str, Any] | None = None) -> TrainConfig | None:
+        groups = self._flags(status or self._status())
+        if groups is None:
+            return None
+        try:
+            return TrainConfig.of_stored(groups)
+        except (PipelineError, TypeError, ValueError, AttributeError) as error:
+            self._problems["flags"] = f"cannot be used: {' '.join(str(error).split())}"
+            return None
+
+    def _last(self, tag: str) -> float | None:
+        series = self._series.get(tag)
+        value = series.last if series else None
+        return value if value is not None and math.isfinite(value) else None
+
+    def _last_logged(self) -> int | None:
+        return max((one.steps[-1] for one in self._events_series().values() if one.steps), default=None)
+
+    def _json(self, path: pathlib.Path) -> dict[str, Any] | None:
+        """Returns a JSON object in a file; notes what is wrong with the file, unless it is missing."""
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._problems[path.name] = f"cannot be read: {error.strerror}"
+            return None
+        except ValueError:
+            self._problems[path.name] = "is not JSON; it may be half written"
+            return None
+        if not isinstance(content, dict):
+            self._problems[path.name] = "is not a JSON object"
+            return None
+        return content
+
+    def _all_problems(self) -> tuple[str, ...]:
+        found = dict(self._problems)
+        found |= self._events.problems | self._evaluate.problems | (self._lines[1].problems if self._lines else {})
+        if not self.folder.path.is_dir():
+            found[str(self.folder.path)] = "is not there"
+        elif not self._events.starts and not self._lines:
+            found["logs"] = "has no files of TensorBoard (yet): there are no curves"
+        return tuple(f"{name} {what}" for name, what in found.items())
+
+
+# Of the fields of a heartbeat that are no numbers, and of those that are whole ones.
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("pid", "beats", "step", "last_step", "made", "achieved", "exit_code"), (int,)),
+    **dict.fromkeys(("phase", "expects", "host", "error"), (str,)),
+    **dict.fromkeys(("lost", "devices"), (list,)),
+}
+
+
+def _beat_of(content: Mapping[str, Any]) -> Beat:
+    """Returns a heartbeat, of this version or another one. Raises TypeError if it is none."""
+    known = {field.name: field for field in dataclasses.fields(Beat)}
+    values = {name: value for name, value in content.items() if name in known}
+    for name, value in values.items():
+        kind = _KINDS.get(name, (int, float))
+        if not isinstance(value, kind) and not (value is None and known[name].default is None):
+            raise TypeError(f"{name} is not what a heartbeat has")
+    return Beat(**values)
+
+
+def _by_number(path: pathlib.Path) -> tuple[str, int]:
+    role, _, number = path.stem.rpartition("-")
+    return (role, int(number)) if number.isdigit() else (path.stem, 0)
+
+
+def _covers(status: Mapping[str, Any], beats: Mapping[str, Beat], now: float) -> bool:
+    """Whether the launcher's status is that of the processes which run: it may be of an earlier job in the folder."""
+    written, newest = float(status["time"]), max((beat.time for beat in beats.values()), default=0.0)
+    return newest - written < _IS_OF_LAUNCHER or now - written < _IS_OF_LAUNCHER
+
+
+def _is_alive(beat: Beat, now: float) -> bool:
+    return beat.exit_code is None and now - beat.time <= LATE + beat.quiet
+
+
+def _member(name: str, beat: Beat | None, one: Mapping[str, Any], now: float) -> Member:
+    """Returns a process from its last heartbeat and its entry in the launcher's status; each may be missing."""
+    role, _, number = name.rpartition("-") if name[-1:].isdigit() else (name, "", "0")
+    state = "running"
+    if beat and beat.exit_code is not None:
+        state = {0: "done", EXIT_RERUN: "stopped"}.get(beat.exit_code, "failed")
+    elif one.get("state") == "ended":
+        state = "failed" if one.get("last_error") else "ended"
+    elif beat and not _is_alive(beat, now):
+        state = "gone" if beat.host == socket.gethostname() and not _runs(beat.pid) else "silent"
+    text, error = one.get("phase") or (beat.phase if beat else ""), one.get("last_error") or (beat and beat.error)
+    step = _greatest([_number(one, "step"), beat.step if beat else None])
+    return Member(
+        name=str(one.get("name") or name.replace("-", " ")),
+        role=str(one.get("role") or role),
+        index=int(number),
+        host=beat.host if beat else "",
+        devices=tuple(map(str, beat.devices)) if beat else (),
+        pid=_number(one, "pid") or (beat.pid if beat else None),
+        state=state,
+        phase=str(text),
+        step=step,
+        heartbeat=beat.time if beat else None,
+        restarts=_number(one, "restarts"),
+        error=str(error) if error else None,
+        examples_per_second=beat.examples_per_second if beat else None,
+        seconds_per_step=beat.seconds_per_step if beat else None,
+        waited_per_step=beat.waited_per_step if beat else None,
+    )
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _state_of(
+    status: Mapping[str, Any] | None, members: Sequence[Member], beats: Mapping[str, Beat], now: float, is_begun: bool
+) -> str:
+    if status is not None:
+        state, is_old = str(status.get("state")), now - float(status["time"]) > 2 * LATE
+        return "silent" if is_old and state not in _ENDS else state
+    running = [one for one in members if one.state == "running"]
+    if running:
+        return "training" if any(one.step is not None for one in running) else "starting"
+    if not members:
+        return "silent" if is_begun else "nothing"
+    states = {one.state for one in members}
+    return next((state for state in ("silent", "gone", "failed", "stopped") if state in states), "done")
+
+
+def _greatest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _number(content: Mapping[str, Any] | None, name: str) -> int | None:
+    value = (content or {}).get(name)
+    return value if isinstance(value, int) else None
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(one for one in value if isinstance(one, int)) if isinstance(value, list) else ()
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    found = _numbers(value)
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _flat(groups: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str]:
+    """Returns flags by name, with their values as text; those that are not set are left out."""
+    return {
+        name: _text(value)
+        for members in (groups or {}).values()
+        for name, value in members.items()
+        if value is not None
+    }
+
+
+def _text(value: Any) -> str:
+    return shlex.quote(value) if isinstance(value, str) else "unset" if value is None else str(value)
+
+
+def _changes(starts: Sequence[Start]) -> Iterator[Change]:
+    """Yields the flags that differ from those of the start before."""
+    before: Mapping[str, Any] | None = None
+    for start in starts:
+        if start.flags is None:
+            continue
+        flags = {name: value for members in start.flags.values() for name, value in members.items()}
+        if before is not None:
+            names = [name for name in flags if name in before and flags[name] != before[name]]
+            if names:
+                changed = tuple((name, _text(before[name]), _text(flags[name])) for name in names)
+                yield Change(start.step, start.time, changed)
+        before = flags
