@@ -98,6 +98,7 @@ def flag(
     alias: str | None = None,
     positional: bool = False,
     repeated: bool = False,
+    alone: str | None = None,
     parse: Callable[[Any], Any] | None = None,
     meaning: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -116,6 +117,7 @@ def flag(
       alias: a second name.
       positional: whether it is given by its place, without its name.
       repeated: whether it may be given several times; its value is a list, empty without a default.
+      alone: its value if it is given without one; None: it needs one.
       parse: makes its value of a text, or of what a Python caller gives, and returns a value as it is; raises
         ValueError that says what it must be. Bounds are those of numbers. None: the type of the field tells.
       meaning: more metadata of the field.
@@ -130,6 +132,7 @@ def flag(
         "alias": alias,
         "positional": positional,
         "repeated": repeated,
+        "alone": alone,
         "parse": parse,
         **(meaning or {}),
     }
