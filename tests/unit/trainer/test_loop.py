@@ -70,7 +70,7 @@ def test_a_bad_step_is_the_last(make_stepper, batch, log, tmp_path):
     bad[1, 0, 0, 0] = np.nan
     stepper = make_stepper(2)
     batches = iterator_of(stepper, with_keys(batch), with_keys((bad, labels, weights)))
-    result = loop.logged(stepper, batches, log, 0)(5, frozenset())
+    result = loop.logged(stepper, batches, 0, log)(5, frozenset())
     assert (int(result.step), bool(result.finite)) == (2, False)
     assert [line["step"] for line in lines_of(tmp_path)] == [0, 0, 1, 1]
 
