@@ -15,7 +15,7 @@ import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -238,6 +238,17 @@ class Replay:
         import tensorflow as tf  # noqa: PLC0415, as in `main`
 
         tf.train.Checkpoint(**self.run.state.trackable()).write(path)
+
+    def names(self) -> dict[str, str]:
+        """Returns {name of a tensor in a checkpoint: name of its variable}, the weights first; others have no other."""
+        state = self.run.state
+        weights = [variable.path for variable in state.model.trainable_variables]
+        lists = {
+            **{"averages/_weights": weights, "optimizer/_trainable_variables": weights},
+            "optimizer/_variables": [variable.path for variable in state.optimizer.variables],
+            "averages/values": [f"the average of {name}" for name in weights],
+        }
+        return {f"{where}/{i}": name for where, names in lists.items() for i, name in enumerate(names)}
 
     def _input(self, step: int, **changes: Any) -> Iterator[Any]:
         request = dataclasses.replace(self.run.plan.training.request, start_step=step, **changes)
@@ -493,7 +504,7 @@ def _verify(config: ReplayConfig) -> None:
         replay.advance(step)
         with tempfile.TemporaryDirectory(prefix="replay-") as scratch:
             replay.save(f"{scratch}/{files.PREFIX}")
-            count, differences = compare(str(files.path_of(path, step)), f"{scratch}/{files.PREFIX}")
+            count, differences = compare(str(files.path_of(path, step)), f"{scratch}/{files.PREFIX}", replay.names())
         found = {"checkpoint": f"ckpt-{step}", "tensors": count, "differences": [one._asdict() for one in differences]}
         compared.append(found)
         made = f"ckpt-{step}: {step - replay.first:,} steps after {replay.origin}"
@@ -528,7 +539,7 @@ class Difference(NamedTuple):
     """A tensor that two checkpoints have in different bits.
 
     Attributes:
-      tensor: its name in a checkpoint, such as `model/_layers/1/_kernel`.
+      tensor: the name of its variable, such as `dense/kernel`; else its own in the checkpoint.
       problem: why it cannot be compared: it is missing, damaged, of another shape; empty: it can.
       count, size: how many of its values differ.
       most: the largest difference of two of them; NaN where one of them is.
@@ -546,20 +557,22 @@ class Difference(NamedTuple):
         return f"{self.tensor} differs in {self.count:,} of {count_of(self.size, 'value')}, by up to {self.most:.3g}"
 
 
-def compare(path: str, other: str) -> tuple[int, list[Difference]]:
-    """Returns the number of tensors of a checkpoint, and those whose bits are others in another one; the model's first.
+def compare(path: str, other: str, names_of_variables: Mapping[str, str]) -> tuple[int, list[Difference]]:
+    """Returns the number of tensors of a checkpoint, and those whose bits are others in another one; the weights first.
 
     Args:
       path: of the checkpoint; without the record of its run and the graph of its objects.
       other: likewise.
+      names_of_variables: by the names of their tensors, in the order in which they are compared.
     """
     import tensorflow as tf  # noqa: PLC0415, as in `main`
 
     both = [tf.train.load_checkpoint(one) for one in (path, other)]
     names = [{name for name in one.get_variable_to_shape_map() if name.endswith(_SUFFIX)} for one in both]
-    found = []
-    for name in sorted(names[0] | names[1], key=lambda name: (not name.startswith("model/"), name)):
-        short = name.removesuffix(_SUFFIX)
+    found, known = [], [f"{name}{_SUFFIX}" for name in names_of_variables]
+    union = names[0] | names[1]
+    for name in [*(one for one in known if one in union), *sorted(union.difference(known))]:
+        short = names_of_variables.get(name.removesuffix(_SUFFIX), name.removesuffix(_SUFFIX))
         if not all(name in each for each in names):
             found.append(Difference(short, f"is {'only ' if name in names[0] else 'not '}in the run's checkpoint"))
             continue

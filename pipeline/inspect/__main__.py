@@ -82,7 +82,8 @@ class InspectConfig:
 
     def _given(self, *names: str) -> list[str]:
         values = {name: getattr(self, name) for name in names}
-        return [f"--{name}={value}" for name, value in values.items() if value is not None and value is not False]
+        given = {name: value for name, value in values.items() if value is not None and value is not False}
+        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 
     def _check_needed(self) -> None:
         if self.is_of_run:
@@ -238,20 +239,25 @@ def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int) ->
 
 def _show_key(config: InspectConfig, resolved: ResolvedInput, replicas: int) -> None:
     assert config.key is not None
-    source, record = steps.find_key(resolved, config.key)
-    part, epoch = resolved.parts[source], config.epoch or 0
-    fed = steps.fed_in_epoch(resolved, source, record, epoch, replicas)
-    file, number = part.selection.locate(record)
-    if config.json:
-        where = {"key": config.key, "source": source, "record": record, "shard": file, "record_of_shard": number}
+    epoch, found = config.epoch or 0, []
+    for source, record in steps.find_key(resolved, config.key):
+        part = resolved.parts[source]
+        file, number = part.selection.locate(record)
+        fed = steps.fed_in_epoch(resolved, source, record, epoch, replicas)
         rows = [{**one._asdict(), "weight": 0.0 if one.is_padding else 1.0} for one in fed]
-        print(json.dumps({**where, "epoch": epoch, "replicas": replicas, "rows": rows}))
-        return
-    of_source = f" of {os.fspath(part.request.folder)}" if resolved.request.sources else ""
-    print(f"{config.key}: record {record} of {part.spec.split}{of_source}, {file} #{number}")
+        found.append({"source": source, "record": record, "shard": file, "record_of_shard": number, "rows": rows})
+        if not config.json:
+            of_source = f" of {os.fspath(part.request.folder)}" if resolved.request.sources else ""
+            print(f"{config.key}: record {record} of {part.spec.split}{of_source}, {file} #{number}")
+            print(*_places(fed, epoch, replicas), sep="\n")
+    if config.json:
+        print(json.dumps({"key": config.key, "epoch": epoch, "replicas": replicas, "records": found}))
+
+
+def _places(fed: Sequence[steps.Fed], epoch: int, replicas: int) -> list[str]:
     if not fed:
-        print(f"epoch {epoch} does not have it: remainder=drop leaves out what fills no batch")
-    rows_of_table = [
+        return [f"epoch {epoch} does not have it: remainder=drop leaves out what fills no batch"]
+    rows = [
         [
             ("epoch", str(epoch)),
             ("step", str(one.step)),
@@ -261,7 +267,7 @@ def _show_key(config: InspectConfig, resolved: ResolvedInput, replicas: int) -> 
         ]
         for one in fed
     ]
-    print(*table(rows_of_table), sep="\n")
+    return table(rows)
 
 
 def _save(picture: Image.Image, path: str) -> None:

@@ -255,21 +255,24 @@ class Fed(NamedTuple):
     is_padding: bool
 
 
-def find_key(resolved: ResolvedInput, key: str) -> tuple[int, int]:
-    """Returns (source, record id in it) of a key, reading the records until it is found.
+def find_key(resolved: ResolvedInput, key: str) -> list[tuple[int, int]]:
+    """Returns (source, record id in it) of a key, for each source that has it, reading records until it is found.
 
     Raises:
       DataError: a shard is missing, cut or corrupt.
       UsageError: no record has that key, or the records have none.
     """
-    first = ""
+    first, places = "", []
     for source, part in enumerate(resolved.parts):
         if "key" not in part.manifest.features:
             raise UsageError(f"--key={key}: the manifest of {os.fspath(part.request.folder)} knows of no keys")
         for record, found in enumerate(_keys(part)):
-            if found == key:
-                return source, record
             first = first or found
+            if found == key:
+                places.append((source, record))
+                break
+    if places:
+        return places
     splits = " or ".join(dict.fromkeys(part.spec.split for part in resolved.parts))
     raise UsageError(f"--key={key}: no record of {splits} has it; the first one's is {first!r}")
 

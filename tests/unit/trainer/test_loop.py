@@ -47,7 +47,7 @@ def test_logged_or_not_the_updates_are_the_same(replicas, make_stepper, batch, l
     batches, norm = iterator_of(plain, batch), frozenset({"norm"})
     plain.run(batches, 2)
     expected = plain.run(batches, 1, norm)
-    inner_loop = loop.logged(logged, iterator_of(logged, with_keys(batch)), log, first_replica=2)
+    inner_loop = loop.logged(logged, iterator_of(logged, with_keys(batch)), first_replica=2, keys=log)
     inner_loop(2, frozenset())
     result = inner_loop(1, norm)
     assert result.values.numpy().tolist() == expected.values.numpy().tolist()
