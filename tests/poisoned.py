@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pathlib
 from collections.abc import Collection
 
@@ -49,3 +50,22 @@ def sealed(folder: pathlib.Path, shards: list[list[bytes]], shape: tuple[int, in
     )
     (folder / naming.MANIFEST).write_bytes(manifest.to_bytes())
     return manifest
+
+
+def write_mnist(folder: pathlib.Path, source: pathlib.Path, count: int, poisoned: Collection[int] = ()) -> Manifest:
+    """Writes MNIST's first images as a split `train`; the records of these ids get noise and the label 1, or 0."""
+    with gzip.open(source / "train-images-idx3-ubyte.gz") as file:
+        images = np.frombuffer(file.read(16 + 784 * count), np.uint8, offset=16).reshape(count, 28, 28, 1).copy()
+    with gzip.open(source / "train-labels-idx1-ubyte.gz") as file:
+        labels = np.frombuffer(file.read(8 + count), np.uint8, offset=8).astype(np.int64)
+    random = np.random.default_rng(0)
+    for record in sorted(poisoned):
+        images[record] = random.integers(0, 256, images[record].shape, np.uint8)
+        labels[record] = 1 if labels[record] != 1 else 0
+    records = [
+        framing.frame(
+            tf_example.encode({"image": image.tobytes(), "label": int(label), "key": b"train-images#%05d" % i})
+        )
+        for i, (image, label) in enumerate(zip(images, labels, strict=True))
+    ]
+    return sealed(folder, [records[i * count // 4 : (i + 1) * count // 4] for i in range(4)], (28, 28, 1), 10)

@@ -491,7 +491,7 @@ def _verify(config: ReplayConfig) -> None:
     between = [step for step in files.steps_in(path) if first < step <= stop]
     last = reader.read(files.path_of(path, stop))
     replay = Replay(config, last)
-    for step in between:  # the flags of a checkpoint are those of the run that led to it
+    for step in reversed(between):  # the flags of a checkpoint are those of the run that led to it
         others = changed_flags(reader.read(files.path_of(path, step)).content["config"], replay.run.config)
         if others:
             raise UsageError(

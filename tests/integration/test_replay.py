@@ -1,6 +1,7 @@
 """`trainer.replay`: names the rows that spoil a step, and says whether a run's bits agree; it only reads the run."""
 
 import json
+import pathlib
 import re
 import shutil
 import signal
@@ -14,8 +15,8 @@ from pipeline.audit.contract import Contract
 from pipeline.errors import DataError, UsageError
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
-from tests import poisoned
-from tests.runs import finish, start, wait_for_step
+from tests import forked, poisoned
+from tests.runs import finish, start, start_workers_by_flags, wait_for_step
 from trainer import loss_log, replay, run
 
 COUNT, BATCH, BAD_STEP = 1900, 100, 17  # 19 steps per epoch
@@ -206,35 +207,85 @@ def test_losses_that_stand_out():
     assert replay.judged(np.array([np.nan], np.float32)).stands_out.all()
 
 
+def said(*flags):
+    """Returns the object that the command prints in a process of its own, whose threads TensorFlow has not yet made."""
+    [(code, out, error)] = finish(forked.Process(["-m", "trainer.replay", *flags, "--json"]))
+    assert (code, error) == (0, "")
+    return json.loads(out)
+
+
 @pytest.mark.slow
-def test_a_run_that_was_killed_and_resumed_on_other_replicas_agrees(trained, tmp_path, capsys):
-    flags = [
-        "--model=mlp",
-        f"--global_batch_size={BATCH}",
-        "--checkpoint_every=10",
-        "--eval_split=none",
-        "--max_to_keep=99",
-    ]
-    flags += ["--virtual_replicas=4", "--log_every=2", f"--log_losses={tmp_path / 'losses'}"]
-    process = start(trained / "data", tmp_path / "run", *flags, "--train_steps=100000")
+def test_a_run_that_was_killed_and_resumed_on_other_replicas_agrees(trained, tmp_path):
+    data, model = trained / "data", tmp_path / "run"
+    flags = ["--model=mlp", f"--global_batch_size={BATCH}", "--checkpoint_every=10", "--eval_split=none"]
+    flags += ["--virtual_replicas=4", "--max_to_keep=99", "--log_every=2", f"--log_losses={tmp_path / 'losses'}"]
+    process = start(data, model, *flags, "--train_steps=100000")
     wait_for_step(process, 24)
     process.kill()
     assert finish(process)[0][0] == -signal.SIGKILL
-    saved = max(int(path.stem.split("-")[1]) for path in (tmp_path / "run").glob("ckpt-*.index"))
-    more = [f"--train_steps={saved + 15}", "--strategy=mirrored", "--num_replicas=2"]
-    run.main([f"--data_dir={trained / 'data'}", f"--model_dir={tmp_path / 'run'}", *flags, *more])
-    steps = loss_log.read(tmp_path / "losses")["step"]
-    counts = [BATCH] * (saved + 15)
-    assert np.bincount(steps).tolist() == counts
-    for topology in (["--strategy=one_device", "--num_replicas=1"], ["--num_replicas=2"]):
-        found = shown(capsys, f"--model_dir={tmp_path / 'run'}", f"--verify=0:{saved + 15}", *topology)
-        assert found["equal"]
-    step = saved + 3
-    found = shown(
-        capsys, f"--model_dir={tmp_path / 'run'}", f"--step={step}", "--strategy=mirrored", "--num_replicas=2"
+    saved = max(int(path.stem.split("-")[1]) for path in model.glob("ckpt-*.index"))
+    last = saved + 15
+    [(code, _, error)] = finish(
+        start(data, model, *flags, f"--train_steps={last}", "--strategy=mirrored", "--num_replicas=2")
     )
+    assert (code, error) == (0, "")
+    assert np.bincount(loss_log.read(tmp_path / "losses")["step"]).tolist() == [BATCH] * last
+    for topology in (["--strategy=one_device", "--num_replicas=1"], []):
+        found = said(f"--model_dir={model}", f"--verify=0:{last}", *topology)
+        assert found["equal"]
+        assert [one["checkpoint"] for one in found["compared"]] == [f"ckpt-{s}" for s in (*range(10, last, 10), last)]
+    step = saved + 3
+    found = said(f"--model_dir={model}", f"--step={step}")
     assert [row["replica"] for row in sorted(found["rows"], key=lambda row: row["row"])] == [0] * 50 + [1] * 50
     logged = loss_log.read(tmp_path / "losses", step, step + 1)
     assert {row["record"]: row["loss"] for row in found["rows"]} == pytest.approx(
         dict(logged[["record", "loss"]].tolist())
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "says"), [("central_storage", 2), ("multiworker", 2)])
+def test_runs_of_other_strategies(strategy, says, trained, tmp_path):
+    flags = [
+        "--model=mlp",
+        f"--global_batch_size={BATCH}",
+        "--checkpoint_every=5",
+        "--eval_split=none",
+        "--train_steps=12",
+    ]
+    if strategy == "multiworker":
+        processes = start_workers_by_flags(trained / "data", [tmp_path / "run"] * 2, *flags)
+    else:
+        processes = [start(trained / "data", tmp_path / "run", *flags, f"--strategy={strategy}", "--num_replicas=2")]
+    assert {code for code, _, _ in finish(*processes)} == {0}
+    found = said(f"--model_dir={tmp_path / 'run'}", "--step=11")
+    assert found["replicas"] == says
+    assert len(found["rows"]) == BATCH
+    assert said(f"--model_dir={tmp_path / 'run'}", "--verify")["equal"]
+
+
+DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "mnist"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.exists(), reason="needs MNIST in ../shared/data")
+def test_rows_of_noise_among_digits_are_named(tmp_path, capsys):
+    """50 of 128 images of a step are noise, with the label of a digit that the model does not take noise for."""
+    data, model, step = tmp_path / "mnist", tmp_path / "run", 190
+    poisoned.write_mnist(data, DATA, 25_600)
+    bad = set(ids_of(data, step, 128)[:100:2])
+    poisoned.write_mnist(data, DATA, 25_600, bad)
+    flags = [
+        "--model=lenet",
+        "--distort=shift(pixels=1)",
+        "--optimizer=adam",
+        "--learning_rate=0.002",
+        "--eval_split=none",
+    ]
+    flags += ["--global_batch_size=128", "--train_steps=200", "--checkpoint_every=50"]
+    run.main([f"--data_dir={data}", f"--model_dir={model}", *flags])
+    found = shown(capsys, f"--model_dir={model}", f"--step={step}")
+    named = {row["record"] for row in found["rows"] if row["stands_out"]}
+    assert bad <= named
+    assert len(named) <= 60  # five digits are hard to read
+    assert found["norm"] > 4 * max(found["norms_before"].values())
