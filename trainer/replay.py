@@ -416,7 +416,7 @@ class _Shown:
         count, deviation = int(self.stands_out.sum()), self.judged.deviation / _OF_MAD
         listed = [
             [
-                ("loss", f"{self.losses[row.row]:.4f}{' *' if self.stands_out[row.row] else '  '}"),
+                ("loss", f"{_short(self.losses[row.row])}{' *' if self.stands_out[row.row] else '  '}"),
                 *batches.cells_of(row, training),
             ]
             for row in self.rows[:most]
@@ -426,7 +426,7 @@ class _Shown:
             f"step {step}, whose update the trainer's lines call step {step + 1}; epoch {epoch}, its step {at} of "
             f"{training.steps_per_epoch}",
             f"replayed {count_of(step - self.replay.first, 'step')} from {self.replay.origin}; {self.replay.where}",
-            ", ".join(f"{name} {value:.4f}" for name, value in self.values.items()),
+            ", ".join(f"{name} {_short(value)}" for name, value in self.values.items()),
             f"gradient norm {self.norm:.4g}{self._beside()}",
             f"{count} of {count_of(len(self.rows), 'row')} {'stand' if count != 1 else 'stands'} out (*): loss above "
             f"{self.judged.bound:.4g} = median {self.judged.median:.4g} + {_WIDE:g} x {_OF_MAD} x MAD {deviation:.4g}",
@@ -470,6 +470,10 @@ class _Shown:
             "norms_before": {str(step): _number(norm) for step, norm in self.norms.items()},
             **{**rule, "bound": _number(self.judged.bound), "rows": rows},
         }
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
 
 
 def _number(value: float) -> float | None:

@@ -160,12 +160,32 @@ def test_flags_of_the_run_that_changed_and_data_that_moved(trained, tmp_path, ca
             replay.main([f"--model_dir={tmp_path / 'run'}", "--verify"])
         assert shown(capsys, f"--model_dir={tmp_path / 'run'}", "--verify", f"--data_dir={tmp_path / 'moved'}")["equal"]
         poisoned.write(tmp_path / "others", COUNT)
-        with pytest.raises(DataError, match="others: is not what .*ckpt-24 was trained on: manifest_digest was"):
+        with pytest.raises(DataError, match="others: is not what .*ckpt-5 was trained on: manifest_digest was"):
             replay.main(
                 [f"--model_dir={tmp_path / 'run'}", "--step=3", "--from_start", f"--data_dir={tmp_path}/others"]
             )
     finally:
         (tmp_path / "moved").rename(trained / "data")
+
+
+def test_the_step_that_broke_a_run(trained, tmp_path, capsys):
+    """The run ends with weights that are not finite; their step is made again from the checkpoint before it."""
+    flags = [
+        "--model=mlp",
+        f"--global_batch_size={BATCH}",
+        "--eval_split=none",
+        "--learning_rate=1e18",
+        "--optimizer=sgd",
+    ]
+    with pytest.raises(DataError, match="^step 2: loss is ") as caught:
+        run.main([f"--data_dir={trained / 'data'}", f"--model_dir={tmp_path}", *flags, "--checkpoint_every=1"])
+    assert "ckpt-1" in str(caught.value)
+    found = shown(capsys, f"--model_dir={tmp_path}", "--step=1")
+    assert (found["from"], found["norms_before"]) == ("ckpt-1", {})
+    assert found["values"]["loss"] > 1e30
+    assert found["rows"][0]["loss"] > 1e30
+    with pytest.raises(DataError, match="^step 1: its loss, or a weight after it, is NaN or infinite; --step=1 shows"):
+        replay.main([f"--model_dir={tmp_path}", "--step=4"])
 
 
 @pytest.mark.parametrize(
