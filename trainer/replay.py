@@ -545,20 +545,20 @@ class Difference(NamedTuple):
     Attributes:
       tensor: the name of its variable, such as `dense/kernel`; else its own in the checkpoint.
       problem: why it cannot be compared: it is missing, damaged, of another shape; empty: it can.
-      count, size: how many of its values differ.
+      changed, size: how many of its values differ.
       most: the largest difference of two of them; NaN where one of them is.
     """
 
     tensor: str
     problem: str = ""
-    count: int = 0
+    changed: int = 0
     size: int = 0
     most: float = 0.0
 
     def __str__(self) -> str:
         if self.problem:
             return f"{self.tensor} {self.problem}"
-        return f"{self.tensor} differs in {self.count:,} of {count_of(self.size, 'value')}, by up to {self.most:.3g}"
+        return f"{self.tensor} differs in {self.changed:,} of {count_of(self.size, 'value')}, by up to {self.most:.3g}"
 
 
 def compare(path: str, other: str, names_of_variables: Mapping[str, str]) -> tuple[int, list[Difference]]:

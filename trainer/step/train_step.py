@@ -177,7 +177,8 @@ class TrainStep:
         Returns:
           The result, and the rows; keys and weights in host memory, since GPUs have no strings.
         """
-        source, records, losses = iterator, None, None
+        source: Iterator[Any] | tuple[Any, ...] = iterator
+        records = losses = None
         if has_records:
             *batch, ids = next(iterator)
             source, records = tuple(batch), self._local(ids)
