@@ -221,4 +221,5 @@ def _flags(config: TrainConfig) -> dict[str, str]:
         if not (field.metadata["per_machine"] or field.metadata["per_process"])  # the cluster itself is compared
     }
     words = {f"--{name}": f"no --{name}" if value is None else f"--{name}={value}" for name, value in flags.items()}
-    return {**words, "--log_keys": "--log_keys" if config.run.log_keys else "no --log_keys"}
+    logs = {"--log_keys": config.run.log_keys, "--log_losses": config.run.log_losses}
+    return {**words, **{name: name if folder else f"no {name}" for name, folder in logs.items()}}

@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.errors import PipelineError
 from trainer.checkpoint import NotFiniteError
 from trainer.config.interval import Period
 
 if TYPE_CHECKING:
     from pipeline.audit.key_log import SourceLogs
+    from trainer.loss_log import LossLog
     from trainer.step.train_step import LoopResult, TrainStep
 
 _NO_SUMMARIES = frozenset[str]()
@@ -228,27 +232,43 @@ class _Updates:
         self._compiled.add(summaries)
 
 
-def logged(step: TrainStep, batches: Iterator[Any], log: SourceLogs, first_replica: int) -> InnerLoop:
-    """Returns an inner loop that runs updates one by one and logs the keys of their rows.
+def logged(
+    step: TrainStep,
+    batches: Iterator[Any],
+    first_replica: int,
+    keys: SourceLogs | None = None,
+    losses: LossLog | None = None,
+) -> InnerLoop:
+    """Returns an inner loop that runs updates one by one and logs their rows.
 
     Args:
       step: runs the updates.
-      batches: ({"image": ..., "key": ...}, labels, weights), from the state's step on.
-      log: of this worker.
+      batches: (features, labels, weights), from the state's step on; with `keys` the features are a dict with `key`,
+        and with `losses` there are record ids after the weights.
       first_replica: number of this worker's first replica.
+      keys, losses: the logs of this worker; None: it has none.
     """
+    wanted = {"has_keys": keys is not None, "has_records": losses is not None}
 
     def inner_loop(steps: int, summaries: frozenset[str]) -> LoopResult:
         for _ in range(steps):
             before = step.state.step
-            result, keys, weights = step.run_one(batches, summaries)
-            for i, (rows, real) in enumerate(zip(keys, weights, strict=True)):
-                log.append(
-                    before, first_replica + i, rows.numpy().reshape(-1).tolist(), real.numpy().reshape(-1).tolist()
-                )
+            result, rows = step.run_one(batches, summaries, **wanted)
+            weights = _values(rows.weights)
+            if keys:
+                for i, (of_rows, real) in enumerate(zip(_values(rows.keys), weights, strict=True)):
+                    keys.append(before, first_replica + i, of_rows.reshape(-1).tolist(), real.reshape(-1).tolist())
+            if losses:
+                losses.append(before, *map(np.stack, (_values(rows.records), _values(rows.losses), weights)))
             if not result.finite:
                 break
-        log.flush()
+        for log in (keys, losses):
+            if log:
+                log.flush()
         return result
 
     return inner_loop
+
+
+def _values(of_replicas: Sequence[Any]) -> list[NDArray[Any]]:
+    return [one.numpy() for one in of_replicas]

@@ -122,6 +122,7 @@ def train(
 def _train(
     config: TrainConfig, cluster: tf_config.Cluster, given: type[Task] | None, live: LiveLine, heartbeat: Heartbeat
 ) -> Any:
+    from trainer import loss_log  # noqa: PLC0415, as in `main`
     from trainer import plan as plans  # noqa: PLC0415, as in `main`
     from trainer.cluster import rendezvous  # noqa: PLC0415, as in `main`
 
@@ -136,6 +137,9 @@ def _train(
             plans.prepare_folder("--model_dir", config.run.folder.path)
         if config.run.log_keys:
             plans.prepare_folder("--log_keys", config.run.log_keys)
+        if config.run.log_losses:
+            plans.prepare_folder("--log_losses", config.run.log_losses)
+            loss_log.begin(config.run, plan.training, plan.last_step, cluster.is_chief)
     # The others are not told if another job holds the lock: it may be this one, started twice, and they belong to it.
     only_job = lock.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()
     with only_job, interrupt.Interrupt(COMMAND) as signals, fresh.advised(config):

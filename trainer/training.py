@@ -41,6 +41,7 @@ from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.config.interval import Period
 from trainer.loop import Action, InnerLoop, Progress
+from trainer.loss_log import LossLog
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
 from trainer.step.train_step import TrainStep
@@ -145,7 +146,7 @@ class Run(abc.ABC):
 
     def run(self, task: type[Task]) -> Evaluation | None:
         """Builds the model, restores or initializes it, trains, evaluates."""
-        self._build(task)
+        self.build(task)
         self._restore()
         self._attach_callbacks()
         if self.state.step < self.plan.last_step and not self.checkpoints.ends_early:
@@ -160,7 +161,7 @@ class Run(abc.ABC):
         self.agreement.wait()
         return result
 
-    def _build(self, task: type[Task]) -> None:
+    def build(self, task: type[Task]) -> None:
         """Makes the strategy, and in its scope the model, its state and the step."""
         config, plan = self.config, self.plan
         self.connect()
@@ -331,7 +332,7 @@ class AllReduceRun(Run):
 
     def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
         """Returns the step that also trains, and distributed batches."""
-        return self.stepper, {name: self._batches(request) for name, request in requests.items()}
+        return self.stepper, {name: self.batches(request) for name, request in requests.items()}
 
     @contextlib.contextmanager
     def train_loop(self, start: int) -> Iterator[TrainLoop]:
@@ -339,26 +340,36 @@ class AllReduceRun(Run):
 
         Raises:
           UsageError: --log_keys cannot work with a task's own parse function.
+          DataError: a log cannot be written.
         """
         request = dataclasses.replace(self.plan.training.request, start_step=start)
-        if self.config.run.log_keys:
-            with self._logged(request, self.config.run.log_keys) as inner_loop:
+        if self.config.run.logs_rows:
+            with self._logged(request) as inner_loop:
                 yield functools.partial(self._train_to_end, inner_loop, start)
             return
-        iterator = iter(self._batches(request))
+        iterator = iter(self.batches(request))
         yield functools.partial(self._train_to_end, functools.partial(self.stepper.run, iterator), start)
         if self.config.output.headspace:
             self.bottleneck.batch = next(iterator)
 
     @contextlib.contextmanager
-    def _logged(self, request: Request, folder: str) -> Iterator[InnerLoop]:
-        """Context that yields an inner loop which writes the keys of each step's rows to a folder."""
-        if request.parse:
-            raise UsageError(f"--log_keys={folder}: not for a task with its own parse function")
-        rank, size, num_replicas = self.cluster.rank, self.cluster.size, self.strategy.num_replicas_in_sync
-        with SourceLogs(folder, self.plan.training.spec, rank, size, num_replicas) as log:
-            batches = self._batches(dataclasses.replace(request, features=("key",)), prefetch=0)
-            yield loop.logged(self.stepper, iter(batches), log, rank * (num_replicas // size))
+    def _logged(self, request: Request) -> Iterator[InnerLoop]:
+        """Context that yields an inner loop which logs the keys or the losses of each step's rows."""
+        flags, rank, size = self.config.run, self.cluster.rank, self.cluster.size
+        num_replicas = self.strategy.num_replicas_in_sync
+        with contextlib.ExitStack() as opened:
+            keys = losses = None
+            if flags.log_keys:
+                if request.parse:
+                    raise UsageError(f"--log_keys={flags.log_keys}: not for a task with its own parse function")
+                logs = SourceLogs(flags.log_keys, self.plan.training.spec, rank, size, num_replicas)
+                keys, request = opened.enter_context(logs), dataclasses.replace(request, features=("key",))
+            if flags.log_losses:
+                losses = opened.enter_context(LossLog(flags.log_losses, rank, size, request.start_step))
+                request = dataclasses.replace(request, record_ids=True)
+            # Keys stay in host memory, since GPUs have no strings.
+            batches = iter(self.batches(request, prefetch=0 if keys else None))
+            yield loop.logged(self.stepper, batches, rank * (num_replicas // size), keys, losses)
 
     def _train_to_end(self, inner_loop: InnerLoop, start: int, actions: Sequence[Action]) -> bool:
         last_step, steps_per_loop = self.plan.last_step, self.config.steps.steps_per_loop
@@ -367,7 +378,7 @@ class AllReduceRun(Run):
             inner_loop, start, last_step, steps_per_loop, [answer, *actions], self._agree, self.callbacks.on_loop
         )
 
-    def _batches(self, request: Request, prefetch: int | None = None) -> Any:
+    def batches(self, request: Request, prefetch: int | None = None) -> Any:
         """Returns distributed batches, of which `prefetch` are held ready; None: as --prefetch says."""
         order = self.config.order
         ahead = order.prefetch if prefetch is None else prefetch

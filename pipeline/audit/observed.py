@@ -45,13 +45,14 @@ def read_keys(data_dir: PathLike, selection: Selection, compression: str) -> lis
     keys: list[str] = []
     with tqdm(total=selection.num_examples, unit=" keys", unit_scale=True, delay=_SHOW_AFTER, disable=None) as bar:
         for segment in selection.segments:
-            keys += _keys_of(folder(data_dir) / segment.shard.file, segment, compression)
+            keys += keys_of(folder(data_dir) / segment.shard.file, segment, compression)
             bar.update(segment.num_examples)
     _check_unique(keys, selection)
     return keys
 
 
-def _keys_of(file: StoragePath, segment: Segment, compression: str) -> Iterator[str]:
+def keys_of(file: StoragePath, segment: Segment, compression: str) -> Iterator[str]:
+    """Yields the keys of a segment's records, reading its shard from the beginning; raises as `read_keys`."""
     count = 0
     with file.open_file() as opened:
         stream = RecordStream(forward(opened), compression)

@@ -20,7 +20,7 @@ from pipeline.commands.flags import Flag, Mistakes, flags_of, make
 _Config = TypeVar("_Config")
 
 _EXTRA_OF = {
-    "tensorflow": "train",
+    **dict.fromkeys(("tensorflow", "yaml"), "train"),
     **dict.fromkeys(("apache_beam", "pyarrow", "tensorflow_datasets", "array_record"), "convert"),
     **dict.fromkeys(("matplotlib", "sklearn"), "demo"),
     **dict.fromkeys(("tf2onnx", "onnxruntime"), "export"),
@@ -124,7 +124,7 @@ class _Parser(argparse.ArgumentParser):
                 value = default.get(flag.name, flag.field.default)
                 action = section.add_argument(*names_of(flag), **options_of(flag, value))
                 self.actions |= dict.fromkeys(action.option_strings, action)
-                self.num_places += not action.option_strings and action.nargs is None
+                self.num_places += not action.option_strings and action.nargs in (None, "?")
                 self.free += [action.dest] if action.nargs == "*" else []
 
     def error(self, message: str) -> NoReturn:
@@ -209,9 +209,11 @@ def options_of(flag: Flag, default: Any) -> dict[str, Any]:
     }
     if metadata.get("repeated"):
         return {**options, **({"nargs": "*"} if metadata.get("positional") else {"action": "append"})}
+    if metadata.get("positional"):
+        return options if default is dataclasses.MISSING else {**options, "nargs": "?"}
     if metadata.get("bare") is not None:
-        return {**options, "nargs": "?", "const": metadata["bare"]}
-    return options if metadata.get("positional") else {**options, "required": default is dataclasses.MISSING}
+        options |= {"nargs": "?", "const": metadata["bare"]}
+    return {**options, "required": default is dataclasses.MISSING}
 
 
 def _parser_of(flag: Flag) -> Callable[[str], Any]:

@@ -1,67 +1,116 @@
-"""`python -m pipeline.inspect DATA_DIR`: what is in a data set, as tables and as a picture."""
+"""`python -m pipeline.inspect DATA_DIR`: what is in a data set, as tables and as a picture; and in a step of a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
-from pipeline import images, manifest
+from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check_all, flag
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, named
 from pipeline.files.paths import PathLike
 from pipeline.input import input_fn
+from pipeline.inspect import steps
 from pipeline.manifest import Feature, Manifest, SplitInfo
 from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
-from pipeline.manifest.sources import VIEWS
+from pipeline.manifest.sources import VIEWS, parse_sources
 from pipeline.read.shards import check_present
-from pipeline.request import ViewOptions
+from pipeline.request import Request, ViewOptions
+from pipeline.resolved import ResolvedInput, check_replicas, resolve_all
 
 COMMAND = "pipeline.inspect"
 _MOST_SIZES = 20  # of images, listed
-_TILE = 96  # pixels on a side of a drawn image
-_CAPTION = 16
-_GAP = 6
-_COLUMNS = 8
+_CROP = 96  # pixels on a side of images that differ in size, in the contact sheet
 _IMAGES = 32
 _TINY = 4  # pixels on a side: pad_crop_flip would leave nothing of such images
-_INK = (40, 40, 40)
+_OF_SHEET = ("split", "distort", "seed", *VIEWS)  # flags that also choose what the contact sheet shows
+_OF_INPUT = (*_OF_SHEET, "global_batch_size", "resize", "remainder", "streams", "shuffle_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
 class InspectConfig:
-    """Look at a data set made by beam_jobs.convert or pipeline.index."""
+    """Look at a data set made by beam_jobs.convert or pipeline.index, or at the batch of any step of a run."""
 
-    data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
-    png: str | None = flag(None, "write a contact sheet here: images as stored and distorted")
-    split: str | None = flag(None, "the split or slice that the contact sheet shows; default: train")
-    distort: str | None = flag(None, "the contact sheet's recipe; default: one that fits the images")
-    seed: int | None = flag(None, "of the contact sheet's batch; default: 0")
-    where: str | None = flag(None, "the contact sheet's records, by columns: \"label in ('cat', 'dog')\"")
+    data_dir: str | None = flag(
+        None,
+        "the data set's folder; of --step and --key also several, as in trainer.run --data_dir, or none: the run's",
+        positional=True,
+        metavar="DATA_DIR",
+    )
+    png: str | None = flag(None, "write a contact sheet here: images as stored and distorted; of --step, all its rows")
+    split: str | None = flag(
+        None, "the split or slice that the contact sheet shows, or that is trained on; default: train"
+    )
+    distort: str | None = flag(None, "the contact sheet's recipe; default: one that fits the images; the run's")
+    seed: int | None = flag(None, "of the contact sheet's batch; the run's; default: 0")
+    where: str | None = flag(
+        None, "records of the contact sheet, or the run's, by columns: \"label in ('cat', 'dog')\""
+    )
     limit: str | None = flag(None, "number of them to choose from, or '500 per label'")
     balance: str | None = flag(None, "column whose values get equally many rows: label, or 'sqrt(label)'")
     weigh: str | None = flag(None, "column of weights: how often a record is in an epoch, in the mean")
+    step: int | None = flag(
+        None, "show the batch of this step of a run, counted from 0: the updates made before it", least=0
+    )
+    key: str | None = flag(None, "show at which steps of an epoch the record with this key is, and where")
+    epoch: int | None = flag(None, "of --key: the epoch, from 0; default: 0", least=0)
+    model_dir: str | None = flag(None, "a run of trainer.run: --step and --key are of its data, order and distortion")
+    replicas: int | None = flag(None, "of the run; default: those that its flags tell of, else 1", least=1)
+    global_batch_size: int | None = flag(None, "the run's: rows of a step over all replicas")
+    remainder: str | None = flag(None, "the run's: pad or drop; default: pad")
+    streams: int | None = flag(None, "the run's; default: that of input_fn")
+    shuffle_bytes: int | None = flag(None, "the run's; default: 1 GiB")
+    resize: str | None = flag(None, "the run's, such as 224x224")
+    json: bool = flag(False, "of --step and --key: print one object of JSON, instead of tables")
 
     def __post_init__(self) -> None:
-        check_all(self._check_png, self._check_needed)
+        check_all(self._check_png, self._check_needed, self._check_step)
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether a step or a record of a run is shown, not the data set."""
+        return self.step is not None or self.key is not None
 
     def _check_png(self) -> None:
         if self.png is not None and not self.png.endswith(".png"):
             raise UsageError(f"--png={self.png}: the file's name must end in .png")
+        if self.png is not None and self.key is not None:
+            raise UsageError(f"--png={self.png} with --key={self.key}: draws the batch of a --step, or a data set")
+
+    def _given(self, *names: str) -> list[str]:
+        values = {name: getattr(self, name) for name in names}
+        given = {name: value for name, value in values.items() if value is not None and value is not False}
+        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 
     def _check_needed(self) -> None:
-        given = [name for name in ("split", "distort", "seed", *VIEWS) if getattr(self, name) is not None]
-        if self.png is None and given:
+        if self.is_of_run:
+            return
+        if self.data_dir is None:
+            raise UsageError("DATA_DIR is missing; see --help")
+        if self.png is None and (given := self._given(*_OF_SHEET)):
+            raise UsageError(f"{given[0]}: chooses what --png shows; give --png=FILE.png too")
+        of_run = {"model_dir", "replicas", "json", *_OF_INPUT} - set(_OF_SHEET)
+        if given := self._given(*(one.name for one in dataclasses.fields(self) if one.name in of_run)):
+            raise UsageError(f"{given[0]}: is for a step or a record of a run; give --step=NUMBER or --key=KEY too")
+
+    def _check_step(self) -> None:
+        if self.step is not None and self.key is not None:
+            raise UsageError(f"--step={self.step} and --key={self.key}: give one of them")
+        if self.epoch is not None and self.key is None:
+            raise UsageError(f"--epoch={self.epoch}: is the epoch of --key; give --key=KEY too")
+        if self.is_of_run and self.model_dir is None and None in (self.data_dir, self.global_batch_size):
             raise UsageError(
-                f"--{given[0]}={getattr(self, given[0])}: chooses what --png shows; give --png=FILE.png too"
+                f"{self._given('step', 'key')[0]}: of which run? give its --model_dir, or DATA_DIR, "
+                "--global_batch_size and what else shapes its order"
             )
 
 
@@ -72,7 +121,11 @@ def main(argv: Sequence[str] | None = None) -> None:
       DataError: there is no valid data set, or a shard is missing or has another size.
       UsageError: a flag cannot work, or the data set has no images to draw.
     """
-    config = commandline.parse(COMMAND, "Show what is in a data set.", InspectConfig, argv)
+    config = commandline.parse(COMMAND, "Show what is in a data set, or in a step of a run.", InspectConfig, argv)
+    if config.is_of_run:
+        _show_run(config)
+        return
+    assert config.data_dir is not None
     made = manifest.load(config.data_dir)
     for split in made.splits.values():
         check_present(config.data_dir, split.shards)
@@ -89,18 +142,18 @@ def _write_sheet(config: InspectConfig, made: Manifest) -> None:
 
     recipe = config.distort or _default_recipe(made)
     split = config.split or "train"
+    assert config.data_dir is not None
+    assert config.png is not None
     view: Any = {name: getattr(config, name) for name in VIEWS}
     sheet = _contact_sheet(config.data_dir, made, split, recipe, config.seed or 0, view)
-    path = pathlib.Path(config.png or "")
-    with named(f"--png={path}", "cannot be written"):
-        sheet.save(path)
-    print(f"\n{path}: contact sheet of {split}, as stored and by {recipe}")
+    _save(sheet, config.png)
+    print(f"\n{config.png}: contact sheet of {split}, as stored and by {recipe}")
 
 
 def _default_recipe(made: Manifest) -> str:
     """Returns a recipe that fits the images: `shift` for grey ones (digits), a crop for others, none for tiny ones."""
     if None in made.features["image"].shape:
-        return f"random_resized_crop(size={_TILE})"
+        return f"random_resized_crop(size={_CROP})"
     height, width, channels = made.image_shape
     if min(height, width) <= _TINY:
         return "none"
@@ -117,31 +170,118 @@ def _contact_sheet(
     Raises:
       DataError, UsageError: as `input_fn`.
     """
-    size = (_TILE, _TILE) if None in made.features["image"].shape else None
+    size = (_CROP, _CROP) if None in made.features["image"].shape else None
     batches = functools.partial(input_fn, data_dir, split, global_batch_size=_IMAGES, training=True, seed=seed, **view)
     raw, labels, weights = next(batches(distort="none", resize=size).as_numpy_iterator())
     distorted, _, _ = next(batches(distort=distort).as_numpy_iterator())
     shown = int((weights > 0).sum())
-    rows = -(-shown // _COLUMNS)
-    pair = 2 * _TILE + _GAP // 2 + _CAPTION + 2 * _GAP
-    sheet = Image.new("RGB", (_COLUMNS * (_TILE + _GAP) + _GAP, rows * pair + 3 * _CAPTION), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    names = [steps.name_of(label, made.class_names) for label in labels.tolist()]
+    tiles = [steps.Tile(raw[i], distorted[i], (names[i],)) for i in range(shown)]
     title = f"{made.dataset} {split}, step 0, seed {seed}: above as stored, below {distort}"
-    pen.text((_GAP, _CAPTION // 2), f"{title} (floats stretched to black..white)", _INK, font)
-    for i in range(shown):
-        left = _GAP + i % _COLUMNS * (_TILE + _GAP)
-        top = 2 * _CAPTION + i // _COLUMNS * pair
-        sheet.paste(_tile(raw[i]), (left, top))
-        sheet.paste(_tile(distorted[i]), (left, top + _TILE + _GAP // 2))
-        label = int(labels[i])
-        name = made.class_names[label] if label < len(made.class_names) else str(label)
-        pen.text((left, top + 2 * _TILE + _GAP // 2), name, _INK, font)
-    return sheet
+    return steps.sheet(f"{title} (floats stretched to black..white)", {"": tiles})
 
 
-def _tile(image: NDArray[np.generic]) -> Image.Image:
-    """Returns one image (height, width, 1 or 3), uint8 or float, scaled to a tile."""
-    return Image.fromarray(images.as_rgb(image)).resize((_TILE, _TILE), Image.Resampling.NEAREST)
+def _show_run(config: InspectConfig) -> None:
+    """Prints the rows of a step of a run, or where a record is in an epoch.
+
+    Raises:
+      DataError: there is no valid data set or run, or a shard is missing, changed or corrupt.
+      UsageError: a flag cannot work.
+    """
+    flags = {} if config.model_dir is None else steps.flags_of_run(config.model_dir)
+    resolved = resolve_all(_request(config, flags))
+    replicas = config.replicas or steps.replicas_of_run(flags)
+    check_replicas(resolved.request, replicas)
+    if flags.get("task") and not config.json:
+        print(f"the run has --task={flags['task']}: if that parses records itself, the order may be another")
+    if config.key is not None:
+        _show_key(config, resolved, replicas)
+    else:
+        _show_step(config, resolved, replicas)
+
+
+def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
+    options = steps.options_of_run(flags) if flags else {}
+    options |= {name: value for name in _OF_INPUT if (value := getattr(config, name)) is not None}
+    if config.data_dir is not None:
+        options["data_dir"] = parse_sources(config.data_dir, "DATA_DIR")
+    request = Request(**options, training=True)
+    folders = [source.data_dir for source in request.sources] or [request.folder]
+    if not all(manifest.load(folder).has_images for folder in folders):
+        options |= {"distort": None, "resize": None}
+        request = Request(**options, training=True, parse=_as_they_are)
+    return request
+
+
+def _as_they_are(records: Any) -> Any:
+    """A `parse` function for records of any kind: the order does not depend on what it returns."""
+    return records
+
+
+def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int) -> None:
+    commandline.require("tensorflow")
+    with quiet.loading():
+        import tensorflow  # noqa: F401, PLC0415, here, where its startup notes are hidden
+
+    assert config.step is not None
+    rows, in_epoch = steps.rows_of_step(resolved, config.step, replicas), resolved.steps_per_epoch
+    names = resolved.first.manifest.class_names
+    epoch, step_of_epoch = divmod(config.step, in_epoch)
+    title = f"step {config.step}: epoch {epoch}, its step {step_of_epoch} of {in_epoch}"
+    if config.json:
+        shown: dict[str, Any] = {"step": config.step, "epoch": epoch, "step_of_epoch": step_of_epoch}
+        shown |= {"steps_per_epoch": in_epoch, "replicas": replicas, "order": resolved.spec.digest}
+        print(json.dumps({**shown, "rows": [steps.json_of(row, names) for row in rows]}))
+    else:
+        real = sum(row.weight > 0 for row in rows)
+        print(f"{title}; {count_of(real, 'real row')} of {len(rows)}, {count_of(replicas, 'replica')}", "", sep="\n")
+        print(*table([steps.cells_of(row, resolved) for row in rows], left=("key", "label", "shard")), sep="\n")
+        for problem in dict.fromkeys(row.problem for row in rows if row.problem):
+            alike = [str(row.row) for row in rows if row.problem == problem]
+            print(f"not shown as stored, {'rows' if alike[1:] else 'row'} {', '.join(alike)}: {problem}")
+    if config.png is not None:
+        sheet = steps.sheet_of(rows, f"{title}: above as stored, below {resolved.request.distort or 'as read'}", names)
+        _save(sheet, config.png)
+        if not config.json:
+            print(f"\n{config.png}: the rows of step {config.step}, as stored and as they are trained on")
+
+
+def _show_key(config: InspectConfig, resolved: ResolvedInput, replicas: int) -> None:
+    assert config.key is not None
+    epoch, found = config.epoch or 0, []
+    for source, record in steps.find_key(resolved, config.key):
+        part = resolved.parts[source]
+        file, number = part.selection.locate(record)
+        fed = steps.fed_in_epoch(resolved, source, record, epoch, replicas)
+        rows = [{**one._asdict(), "weight": 0.0 if one.is_padding else 1.0} for one in fed]
+        found.append({"source": source, "record": record, "shard": file, "record_of_shard": number, "rows": rows})
+        if not config.json:
+            of_source = f" of {os.fspath(part.request.folder)}" if resolved.request.sources else ""
+            print(f"{config.key}: record {record} of {part.spec.split}{of_source}, {file} #{number}")
+            print(*_places(fed, epoch, replicas), sep="\n")
+    if config.json:
+        print(json.dumps({"key": config.key, "epoch": epoch, "replicas": replicas, "records": found}))
+
+
+def _places(fed: Sequence[steps.Fed], epoch: int, replicas: int) -> list[str]:
+    if not fed:
+        return [f"epoch {epoch} does not have it: its view leaves it out, or remainder=drop, as it fills no batch"]
+    rows = [
+        [
+            ("epoch", str(epoch)),
+            ("step", str(one.step)),
+            ("row", str(one.row)),
+            ("replica", f"{one.replica} of {replicas}"),
+            ("weight", "0 (padding)" if one.is_padding else "1"),
+        ]
+        for one in fed
+    ]
+    return table(rows)
+
+
+def _save(picture: Image.Image, path: str) -> None:
+    with named(f"--png={path}", "cannot be written"):
+        picture.save(pathlib.Path(path))
 
 
 def _summary(made: Manifest) -> list[str]:

@@ -36,6 +36,9 @@ VARYING = [
     (r"(loss|accuracy) = \d+\.\d+", r"\1 = N"),
     (r"\b\d\.\d{4}  \d+\.\d\d$", "N N"),  # a mistake's probability and loss
     (r"(difference|differs by) [\d.e-]+", r"\1 N"),
+    (r"^(\| )(total_loss|gradient norm) .*", r"\1\2 N"),  # of a replay, with the next two
+    (r"loss above \S+ = median \S+ (.*) MAD \S+$", r"loss above N = median N \1 MAD N"),
+    (r"^(\| )\d+\.\d{4}( {3,}\d+ +\d+ +train#)", r"\1N\2"),
     (r"\b[0-9a-f]{64}\b", "SHA256"),
     (r"\b0x[0-9a-f]{8}\b|\b(?=[a-f]*\d)[0-9a-f]{8}\b", "CRC32C"),
     (r"\(version [\d.]+\)", "(version N)"),
@@ -125,6 +128,20 @@ CASES = {
         "a corrupt record": "--model_dir={tmp}/trained --data_dir={tmp}/corrupt --split=train",
         "an output that is a file": "--model_dir={tmp}/trained --output={tmp}/file",
     },
+    "trainer.replay": {
+        "a step": "--model_dir={tmp}/trained --step=2 --from_start --rows=2",
+        "the bits": "--model_dir={tmp}/trained --verify=0:6",
+        "nothing given": "",
+        "no run": "--model_dir={tmp}/nothing --step=2",
+        "a data set": "--model_dir={tmp}/made --step=2",
+        "before the first checkpoint": "--model_dir={tmp}/trained --step=2",
+        "after the end": "--model_dir={tmp}/trained --step=7",
+        "one checkpoint": "--model_dir={tmp}/trained --verify",
+        "no such checkpoints": "--model_dir={tmp}/trained --verify=2:6",
+        "other data": "--model_dir={tmp}/trained --data_dir={tmp}/valid --step=2 --from_start",
+        "no data": "--model_dir={tmp}/trained --data_dir={tmp}/nothing --step=2 --from_start",
+        "both": "--model_dir={tmp}/trained --step=2 --verify",
+    },
     "trainer.export": {
         "two formats": "--model_dir={tmp}/trained --output={tmp}/exported --format=keras,stablehlo",
         "the same again": "--model_dir={tmp}/trained --output={tmp}/exported",
@@ -175,6 +192,13 @@ CASES = {
         "a flag of the picture alone": "{tmp}/made --distort=shift",
         "a missing shard": "{tmp}/missing",
         "an unknown recipe": "{tmp}/made --png={tmp}/sheet.png --distort=shfit",
+        "a step": "{tmp}/made --step=2 --replicas=2 --png={tmp}/step.png " + BATCH,
+        "a key": "{tmp}/made --key=train#00003 --replicas=2 " + BATCH,
+        "no such key": "{tmp}/made --key=train#3 " + BATCH,
+        "no run": "--model_dir={tmp}/nothing --step=2",
+        "a step of which run": "{tmp}/made --step=2",
+        "nothing given": "",
+        "a flag of a step alone": "{tmp}/made --json",
     },
     "pipeline.audit": {
         "a proof": "{tmp}/made --workers=2 " + BATCH,
@@ -266,7 +290,7 @@ def said(command, arguments, tmp, capsys):
 @pytest.mark.parametrize("command", CASES)
 def test_wording(command, tmp, capsys, snapshot, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    if command in ("trainer.evaluate", "trainer.export", "trainer.predict"):
+    if command in ("trainer.evaluate", "trainer.export", "trainer.predict", "trainer.replay"):
         run = f"--data_dir={tmp}/made --model_dir={tmp}/trained --train_steps=6 --ema=0 {BATCH}"
         assert said("trainer.run", run, tmp, capsys).startswith("exit code 0")
     cases = CASES[command].items()

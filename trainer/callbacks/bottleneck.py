@@ -217,8 +217,9 @@ class Bottleneck(Callback):
 
     def _why_not(self) -> str | None:
         """Returns why the run cannot be judged; None: it can."""
-        if self._config.run.log_keys:
-            return "with --log_keys, waiting for input is not measured"
+        for name in ("log_keys", "log_losses"):
+            if getattr(self._config.run, name):
+                return f"with --{name}, waiting for input is not measured"
         if self._progress is None or self._progress.spent.steps <= self._progress.compiling.steps:
             return "each step was the first of its kind, which is compiled"
         return None

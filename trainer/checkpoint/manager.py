@@ -18,7 +18,7 @@ from pipeline import errors
 from pipeline.errors import DataError, UsageError
 from trainer.checkpoint import NotFiniteError, reader
 from trainer.checkpoint.best import BestCheckpoints, Ranking
-from trainer.checkpoint.files import PREFIX, CheckpointFiles
+from trainer.checkpoint.files import PREFIX, CheckpointFiles, path_of
 from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
 from trainer.plan import Plan
@@ -159,8 +159,11 @@ class CheckpointManager:
         """Whether the evaluations have stopped getting better."""
         return self.best is not None and self.best.ranking.ended
 
-    def restore(self) -> Restored | None:
+    def restore(self, upto: int | None = None) -> Restored | None:
         """Restores the newest checkpoint that can be read; returns None if there is none.
+
+        Args:
+          upto: the latest step that may be restored; None: any.
 
         A damaged one is skipped with a notice: from the one before it, the same steps lead to the same weights, so
         only time is lost. If all are damaged, that is an error, not a silent start from step 0.
@@ -169,7 +172,8 @@ class CheckpointManager:
           UsageError: the checkpoint is of another model, optimizer, image shape or order of examples.
           DataError: none can be read.
         """
-        paths = self._files.paths
+        steps = [step for step in self._files.steps if upto is None or step <= upto]
+        paths = [str(path_of(self._files.folder, step)) for step in steps]
         for path in reversed(paths):
             try:
                 stored = self._read(path)

@@ -69,10 +69,22 @@ class RunFlags:
         parameter_server="is not supported; the ledger at the end of the run says which steps were applied",
     )
 
+    log_losses: str | None = flag(
+        None,
+        "folder for the loss of every row trained on, by record id; slower: another forward pass per step",
+        per_machine=True,
+        parameter_server="is not supported: workers send sums over their rows",
+    )
+
     @property
     def folder(self) -> RunFolder:
         """The layout of --model_dir."""
         return RunFolder(pathlib.Path(self.model_dir))
+
+    @property
+    def logs_rows(self) -> bool:
+        """Whether something of each row is logged, for which steps run one by one."""
+        return bool(self.log_keys or self.log_losses)
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""

@@ -74,11 +74,12 @@ class TrainConfig:
             )
 
     def _check_headspace(self) -> None:
-        if self.output.headspace and self.run.log_keys:
-            raise UsageError(
-                f"--headspace={self.output.headspace} with --log_keys={self.run.log_keys}: waiting for input is not "
-                "measured then; give one of them"
-            )
+        for name in ("log_keys", "log_losses"):
+            if self.output.headspace and (folder := getattr(self.run, name)):
+                raise UsageError(
+                    f"--headspace={self.output.headspace} with --{name}={folder}: waiting for input is not measured "
+                    "then; give one of them"
+                )
 
     def _check_fresh(self) -> None:
         start = self.model.initialize_from
@@ -172,7 +173,7 @@ class TrainConfig:
     def _check_given(self) -> None:
         """Raises UsageError for values that a user must not give, but that an earlier run may have stored."""
         check_all(
-            *(functools.partial(self._check_folder, name) for name in ("model_dir", "log_keys")),
+            *(functools.partial(self._check_folder, name) for name in ("model_dir", "log_keys", "log_losses")),
             lambda: check_local(self.output, "metrics_jsonl", what="file"),
             *(self._check_evaluated, self._check_compared, self._check_drawn),
         )

@@ -75,6 +75,22 @@ class LoopResult(NamedTuple):
     images: Any = None
 
 
+class Logged(NamedTuple):
+    """The rows of an update, for logs: for each local replica, with the axes of its batch.
+
+    Attributes:
+      weights: float32 (rows,); 0 for padding.
+      keys: string (rows,); None: the batches have none.
+      records: ids, int64 (rows,); None: likewise.
+      losses: of each row before the update, without regularisation, float32 (rows,); None: the batches have no records.
+    """
+
+    weights: Any
+    keys: Any = None
+    records: Any = None
+    losses: Any = None
+
+
 class _Updated(NamedTuple):
     """What an update passes on to the next one: the first six attributes of a `LoopResult`."""
 
@@ -143,23 +159,35 @@ class TrainStep:
         if not summaries:
             return self.train(iterator, tf.constant(steps, tf.int64))._replace(names=self.value_names)
         assert steps == 1, "summaries are those of one update"
-        return self.run_one(iterator, summaries, has_keys=False)[0]
+        return self.run_one(iterator, summaries)[0]
 
     def run_one(
-        self, iterator: Iterator[Any], summaries: frozenset[str] = frozenset(), has_keys: bool = True
-    ) -> tuple[LoopResult, Any, Any]:
+        self,
+        iterator: Iterator[Any],
+        summaries: frozenset[str] = frozenset(),
+        has_keys: bool = False,
+        has_records: bool = False,
+    ) -> tuple[LoopResult, Logged]:
         """Runs one update.
 
         Args:
-          iterator: of batches; with `has_keys` their features are a dict with `key`, which the model does not get.
+          iterator: of batches; with `has_keys` their features are a dict with `key`, with `has_records` their last
+            component are record ids. The model gets neither.
           summaries: to compute.
           has_keys: whether to return keys.
+          has_records: whether to return records and the losses of their rows, which takes another forward pass.
 
         Returns:
-          The result, the keys of each local replica's rows, string (rows,), and their weights, float32 (rows,). Both
-          are in host memory, since GPUs have no strings.
+          The result, and the rows; keys and weights in host memory, since GPUs have no strings.
         """
-        result, gradients, rows, keys, weights = self._train_one(iterator, has_keys)
+        source: Iterator[Any] | tuple[Any, ...] = iterator
+        records = losses = None
+        if has_records:
+            *batch, ids = next(iterator)
+            source, records = tuple(batch), self._local(ids)
+            # Before the update, and not in its graph, whose bits would depend on what else reads its values.
+            losses = self._row_losses(source, has_keys)
+        result, gradients, rows, keys, weights = self._train_one(source, has_keys)
         # Not in the graph: outside a loop, Grappler takes the length that is assigned for the one that was read.
         self.epoch.assign(result.epoch)
         result = result._replace(
@@ -169,7 +197,7 @@ class TrainStep:
             activations=self._activations(rows) if ACTIVATIONS in summaries else None,
             images=self._images(rows) if IMAGES in summaries else None,
         )
-        return result, keys, weights
+        return result, Logged(weights, keys, records, losses)
 
     @tf.function(autograph=False)
     def train(self, iterator: Iterator[Any], steps: tf.Tensor) -> LoopResult:
@@ -202,24 +230,48 @@ class TrainStep:
         return self._ended(last)
 
     @tf.function(autograph=False)
-    def _train_one(self, iterator: Iterator[Any], has_keys: bool) -> tuple[Any, ...]:
-        """Runs one update; returns its result, and what summaries and key logs are made from.
+    def _train_one(self, source: Iterator[Any] | tuple[Any, ...], has_keys: bool) -> tuple[Any, ...]:
+        """Runs one update; returns its result, and what summaries and logs are made from.
+
+        Args:
+          source: an iterator, or the batch.
+          has_keys: see `run_one`.
 
         Returns:
           The result, the gradients as in `_Reduced`, the first local replica's rows, and for each local replica the
           keys of its rows (None without keys) and their weights.
         """
         start, keys = self._start(), None
-        batch, waited = self._next(iterator, start.finite)
+        batch, waited = (source, start.waited) if isinstance(source, tuple) else self._next(source, start.finite)
         if has_keys:
-            features, *others = batch
-            keys, waited = self._local(features["key"]), start.waited  # the input of a key log is not prefetched
-            rest = {name: value for name, value in features.items() if name != "key"}
-            batch = (rest if len(rest) > 1 else rest["image"], *others)
+            keys, waited = self._local(batch[0]["key"]), start.waited  # the input of a key log is not prefetched
+            batch = _without_keys(batch)
         updated, reduced = self._update(batch, start)
         rows = tf.nest.map_structure(lambda part: self._local(part)[0], batch)
         result = self._ended(updated._replace(waited=waited))
         return result, reduced.gradients, rows, keys, self._local(batch[-1])
+
+    @tf.function(autograph=False)
+    def _row_losses(self, batch: tuple[Any, ...], has_keys: bool) -> Any:
+        """Returns the losses of each local replica's rows with the weights as they are; arguments as in `run_one`."""
+        rows = _without_keys(batch) if has_keys else batch
+        return self._local(self.strategy.run(self._replica_losses, rows))
+
+    def _replica_losses(self, features: Any, labels: Any, weights: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each row of a replica; the arguments are those of `_replica_update`."""
+        assert self.gradients
+        compute, values, rows = self.gradients, self.state.values(), (features, labels, weights)
+        replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
+        if not self.virtual_replicas:
+            return compute.losses(replica, values, rows)
+        here = weights.shape[0]
+        units = replica * here + tf.range(here, dtype=tf.int64)
+        return tf.map_fn(
+            lambda unit: compute.losses(unit[0], values, unit[1:]),
+            (units, *rows),
+            fn_output_signature=tf.TensorSpec(weights.shape[1:], tf.float32),
+            parallel_iterations=1,
+        )
 
     def _next(self, iterator: Iterator[Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns the next batch, and the seconds of waiting for it after `after` has been computed."""
@@ -489,6 +541,23 @@ class Gradients:
         function = self._compiled if self.compiled else self._of
         return function(unit, weight, step, scale, values, rows)
 
+    def losses(self, unit: tf.Tensor, values: Any, rows: tuple[Any, ...]) -> tf.Tensor:
+        """Returns the loss of each row of a unit in training, without regularisation, float32 (rows,); see `of`."""
+        # Compiled if the step is: XLA draws other random numbers for dropout.
+        function = self._compiled_losses if self.compiled else self._losses
+        losses: tf.Tensor = function(unit, self.train_state.global_step.read_value(), values, rows)
+        return losses
+
+    @tf.function(autograph=False, jit_compile=True)
+    def _compiled_losses(self, *arguments: Any) -> tf.Tensor:
+        return self._losses(*arguments)
+
+    def _losses(self, unit: tf.Tensor, step: tf.Tensor, values: Any, rows: tuple[Any, ...]) -> tf.Tensor:
+        trainable, fixed = values
+        rows = self.distort(*rows) if self.distort else rows
+        forward = Forward(self.train_state.model, trainable, seeded(fixed, self.seed, step, unit))
+        return self.train_state.measure.row_losses(forward, *rows[:2])
+
     @tf.function(autograph=False, jit_compile=True)
     def _compiled(self, *arguments: Any) -> Contribution:
         return self._of(*arguments)
@@ -539,6 +608,13 @@ def distortion(training: ResolvedInput | None) -> DeviceDistortion | None:
     if training is None or training.request.distort_on != DEVICE:
         return None
     return DeviceDistortion(training.first)
+
+
+def _without_keys(batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns a batch without the keys among its features: the rows that a model gets."""
+    features, *others = batch
+    rest = {name: value for name, value in features.items() if name != "key"}
+    return (rest if len(rest) > 1 else rest["image"], *others)
 
 
 def are_images(features: Any) -> bool:

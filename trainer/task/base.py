@@ -200,6 +200,9 @@ class Measure(Protocol):
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns the sums over a replica's rows; `loss` has gradients; weights are float32 (rows,)."""
 
+    def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
+        """Returns the loss of each row in training, float32 (rows,); weighted, they add up to that of `train_sums`."""
+
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns the sums over rows in an evaluation."""
 
@@ -216,6 +219,10 @@ class RowMeasure:
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns weighted sums of what `Task.train_step` returns."""
         return self._sums("train_step", self._task.train_step(model, features, labels), weights)
+
+    def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
+        """Returns the losses of `Task.train_step`."""
+        return tf.cast(self._task.train_step(model, features, labels)[0], tf.float32)
 
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns weighted sums of what `Task.evaluate` returns."""

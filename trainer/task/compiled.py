@@ -56,6 +56,11 @@ class CompiledMeasure:
         """Returns the sums over a replica's rows; `loss` has gradients."""
         return self._sums(labels, model(features, training=True), weights)
 
+    def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
+        """Returns the loss of each row in training, float32 (rows,)."""
+        outputs = model(features, training=True)
+        return self._losses(self._as_outputs(labels, outputs), outputs)
+
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns the sums over rows in an evaluation."""
         return self._sums(labels, model(features, training=False), weights)
@@ -69,18 +74,25 @@ class CompiledMeasure:
         return found
 
     def _sums(self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor) -> Sums:
-        if outputs.shape[-1] == 1 and outputs.shape.rank == labels.shape.rank + 1:
-            labels = labels[..., None]  # as Keras does
-        # Calling the loss would divide by the replica's rows and by the replicas.
-        of_rows = self._loss.call if isinstance(self._loss, keras.Loss) else self._loss
-        each = tf.cast(of_rows(labels, outputs), tf.float32)
-        loss = tf.reduce_sum(weights * tf.reduce_mean(tf.reshape(each, [tf.shape(weights)[0], -1]), axis=1))
+        labels = self._as_outputs(labels, outputs)
+        loss = tf.reduce_sum(weights * self._losses(labels, outputs))
         sums = {WEIGHT: tf.reduce_sum(weights), LOSS: loss}
         for name, metric in self._metrics.items():
             zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
             state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=weights)
             sums.update({_key(name, i): tf.cast(value, tf.float32) for i, value in enumerate(state)})
         return sums
+
+    def _losses(self, labels: Any, outputs: tf.Tensor) -> tf.Tensor:
+        # Calling the loss would divide by the replica's rows and by the replicas.
+        of_rows = self._loss.call if isinstance(self._loss, keras.Loss) else self._loss
+        each = tf.cast(of_rows(labels, outputs), tf.float32)
+        return tf.reduce_mean(tf.reshape(each, [tf.shape(outputs)[0], -1]), axis=1)
+
+    @staticmethod
+    def _as_outputs(labels: Any, outputs: tf.Tensor) -> Any:
+        """Returns labels with the axis that Keras adds if the outputs are single numbers."""
+        return labels[..., None] if outputs.shape[-1] == 1 and outputs.shape.rank == labels.shape.rank + 1 else labels
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ def compared(described, **flags):
         ({"distort": "shift"}, "--distort=shift, the chief has --distort=none"),
         ({"global_batch_size": 2, "learning_rate": 0.1}, "--learning_rate=0.1, --global_batch_size=2, the chief has"),
         ({"log_keys": "somewhere"}, "--log_keys, the chief has no --log_keys"),
+        ({"log_losses": "somewhere"}, "--log_losses, the chief has no --log_losses"),
     ],
 )
 def test_flags(described, flags, said):
@@ -54,6 +55,7 @@ def test_folders_may_have_other_paths(described, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "data")
     assert compared(described, model_dir="elsewhere", data_dir=tmp_path / "link") is None
     assert difference(described(log_keys="a"), {"worker 1": described(log_keys="b")}) is None
+    assert difference(described(log_losses="a"), {"worker 1": described(log_losses="b")}) is None
 
 
 def test_every_flag_is_compared(described, config_of):

@@ -106,6 +106,7 @@ def _check_folders(job: Job, flags: KubernetesFlags) -> None:
     written = {
         "model_dir": config.run.model_dir,
         "log_keys": config.run.log_keys,
+        "log_losses": config.run.log_losses,
         "metrics_jsonl": config.output.metrics_jsonl,
     }
     for flag, path in written.items():

@@ -46,7 +46,8 @@ def test_a_flag_shapes_the_training_unless_it_or_its_group_says_no():
 
 def test_flags_that_may_differ_from_machine_to_machine():
     told = {name for name, one in flags_of(TrainConfig).items() if one.field.metadata["per_machine"]}
-    assert told == {"data_dir", "model_dir", "log_keys", "metrics_jsonl", "cache_dir", "cache_bytes", "log_time"}
+    files = {"model_dir", "log_keys", "log_losses", "metrics_jsonl"}
+    assert told == {"data_dir", *files, "cache_dir", "cache_bytes", "log_time"}
 
 
 def test_flags_say_which_defaults_are_the_models():

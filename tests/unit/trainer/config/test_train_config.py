@@ -23,7 +23,14 @@ def test_flags_and_their_defaults_stay():
     assert flat(parse(PATHS)) == {
         **{"data_dir": "D", "train_split": "train", "eval_split": None, "resize": None, "distort": "none"},
         "distort_on": "host",
-        **{"on_corrupt": "raise", "max_corrupt": 100, "log_keys": None, "cache_dir": None, "cache_bytes": None},
+        **{
+            "on_corrupt": "raise",
+            "max_corrupt": 100,
+            "log_keys": None,
+            "log_losses": None,
+            "cache_dir": None,
+            "cache_bytes": None,
+        },
         **{"model_dir": "M", "strategy": "one_device", "num_replicas": None, "collective_timeout": 120.0},
         **{"join_timeout": 600.0, "all_reduce": "auto"},
         **{"model": "mlp", "optimizer": "momentum", "learning_rate": 0.05, "decay_factor": 0.99, "decay_epochs": 1.0},

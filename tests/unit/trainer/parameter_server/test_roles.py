@@ -104,6 +104,7 @@ def test_both_ways_at_once(monkeypatch):
     [
         {"virtual_replicas": 4},
         {"log_keys": "K"},
+        {"log_losses": "L"},
         {"profile": "3:5"},
         {"histogram_every": "30s"},
         {"activation_every": 5},

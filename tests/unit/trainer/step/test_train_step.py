@@ -100,9 +100,19 @@ def with_dropout_and_batch_norm():
     return keras.Sequential([keras.Input((4, 3, 1)), *layers])
 
 
-def with_keys(rows):
+def with_keys_and_records(rows):
     images, *others = rows
-    return {"image": images, "key": np.full(images.shape[: others[-1].ndim], b"k")}, *others
+    shape = images.shape[: others[-1].ndim]
+    return {"image": images, "key": np.full(shape, b"k")}, *others, np.arange(8).reshape(shape)
+
+
+def check_rows(rows, loss):
+    """Losses of rows are those whose weighted mean is the step's, dropout included; rows are in their order."""
+    parts = (rows.weights, rows.records, rows.losses)
+    weights, records, losses = (np.concatenate([one.numpy().reshape(-1) for one in part]) for part in parts)
+    assert records.tolist() == list(range(8))
+    assert np.sum(weights * losses) / np.sum(weights) == pytest.approx(loss, rel=2e-3)
+    assert len(set(losses.tolist())) > 4
 
 
 @pytest.mark.parametrize(
@@ -113,18 +123,21 @@ def with_keys(rows):
         *(pytest.param(one, 1, marks=pytest.mark.slow) for one in RECIPES),
     ],
 )
-def test_neither_summaries_nor_a_key_log_change_a_bit_of_the_state(recipe, replicas, make_stepper, batch):
-    """Of seven updates: all in loops; the third and the last with summaries; one by one, with their keys."""
+def test_neither_summaries_nor_logs_of_rows_change_a_bit_of_the_state(recipe, replicas, make_stepper, batch):
+    """Of seven updates: all in loops; the third and the last with summaries; one by one, with their keys and losses."""
     flags = {"rate": 0.1, "build": with_dropout_and_batch_norm, **RECIPES[recipe]}
     if shape := flags.get("shape"):
         batch = np.random.default_rng(1).normal(size=(8, *shape)).astype(np.float32), *batch[1:]
     rows = batch if "virtual_replicas" not in flags else [np.reshape(part, (4, 2, *part.shape[1:])) for part in batch]
     found, shown = [], []
-    for mode in ("loops", "summaries", "keys"):
+    for mode in ("loops", "summaries", "logs"):
         stepper = make_stepper(replicas, **flags)
-        iterator = endless(stepper, with_keys(rows) if mode == "keys" else tuple(rows))
-        if mode == "keys":
-            result = [stepper.run_one(iterator)[0] for _ in range(7)][-1]
+        iterator = endless(stepper, with_keys_and_records(rows) if mode == "logs" else tuple(rows))
+        if mode == "logs":
+            logged = [stepper.run_one(iterator, has_keys=True, has_records=True) for _ in range(7)]
+            result = logged[-1][0]
+            for each, of_rows in logged:
+                check_rows(of_rows, dict(zip(each.names, each.values.numpy(), strict=True))["loss"])
         else:
             summaries = ("norm", "histograms", "activations", "images") if mode == "summaries" else ()
             result = [train(stepper, iterator, n, *summaries)[0] for n in (3, 4)][-1]
@@ -309,7 +322,7 @@ def test_an_update_by_itself_has_the_same_means(make_stepper, batch):
     one, other = make_stepper(), make_stepper()
     iterator, found = iter(tf.data.Dataset.from_tensors((features, labels, weights)).repeat()), []
     for _ in range(3):
-        result, _, _ = one.run_one(iterator)
+        result, _ = one.run_one(iterator, has_keys=True)
         found.append(means(one, result))
     expected = [means(other, train(other, endless(other, batch), 1)[0]) for _ in range(3)]
     assert found == expected

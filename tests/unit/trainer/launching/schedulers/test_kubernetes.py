@@ -534,6 +534,7 @@ def test_what_cannot_work(documents_of, flags, words):
         ("--log_keys=/keys", "--log_keys=/keys: lies on no volume of --volume (/data, /ro, /runs, /ro/own)"),
         ("--log_keys=/ro/keys", "--log_keys=/ro/keys: lies on a volume that is mounted read-only (/ro:ro)"),
         ("--log_keys=/ro/own/keys", ""),
+        ("--log_losses=/losses", "--log_losses=/losses: lies on no volume of --volume (/data, /ro, /runs, /ro/own)"),
         ("--metrics_jsonl=m.jsonl", "--metrics_jsonl=m.jsonl: lies on no volume"),
         ("--metrics_jsonl=/ro/m.jsonl", "--metrics_jsonl=/ro/m.jsonl: lies on a volume that is mounted read-only"),
         ("--initialize_from=/weights", "--initialize_from: /weights lies on no volume"),

@@ -1,0 +1,155 @@
+"""The loss of each row that a run was trained on, by record: `trainer.run --log_losses` writes it.
+
+`DIR/worker-00000.losses`, one file per worker, is a sequence of `ROW`s without a header, in the order of steps, which
+NumPy reads as it is:
+
+    rows = np.fromfile("losses/worker-00000.losses", [("step", "<u4"), ("record", "<u4"), ("loss", "<f4")])
+
+`step` is the global step before the update, `record` a record id of `input_fn(record_ids=True)`, and `loss` what the
+row contributes to the mean, without regularisation. Padding and skipped records have no row. `DIR/losses.json` says
+which run and which order of examples they belong to.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import DataError, UsageError, named
+from pipeline.files.write import replace
+from pipeline.resolved import ResolvedInput
+from trainer.config.run import RunFlags
+
+ROW = np.dtype([("step", "<u4"), ("record", "<u4"), ("loss", "<f4")])
+FORMAT = 1
+_HEADER = "losses.json"
+_NAME = re.compile(r"worker-(\d{5})\.losses")
+_MOST = 1 << 32  # steps, and records
+
+
+def begin(flags: RunFlags, training: ResolvedInput, last_step: int, is_chief: bool) -> None:
+    """Checks that a run may write to a folder; the chief then notes in it whose losses these are.
+
+    Call it before any `LossLog` is opened, which removes the rows of steps that are made again.
+
+    Args:
+      flags: --log_losses and --model_dir.
+      training: what the run trains on.
+      last_step: at which it ends.
+      is_chief: whether this process is the chief.
+
+    Raises:
+      DataError: the folder cannot be written to.
+      UsageError: it has the losses of another run or order, or the run is too long for the format.
+    """
+    assert flags.log_losses is not None
+    folder = flags.log_losses
+    flag, path = f"--log_losses={folder}", pathlib.Path(folder) / _HEADER
+    num_records = sum(part.selection.num_examples for part in training.parts)
+    if max(last_step, num_records) > _MOST:
+        raise UsageError(
+            f"{flag}: has room for {_MOST:,} steps and records; the run has {last_step:,}, {num_records:,}"
+        )
+    run = {
+        "format": FORMAT,
+        "model_dir": os.path.realpath(flags.model_dir),
+        "order": json.loads(training.spec.to_json()),
+    }
+    with named(path, "cannot be read"):
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if is_chief and before is not None and before != run:
+        what = next(name for name in run if before.get(name) != run[name])
+        theirs = "" if what == "order" else f" ({before.get(what)})"
+        raise UsageError(
+            f"{flag}: has the losses of a run with another {what}{theirs}, whose rows would be mixed with these; name "
+            "another folder"
+        )
+    if is_chief and before is None:
+        if found := next(iter(_files(folder)), None):
+            raise UsageError(f"{flag}: has {found.name} but no {_HEADER}, which says whose it is; name another folder")
+        with named(path, "cannot be written"):
+            replace(path, f"{json.dumps(run, sort_keys=True)}\n")
+
+
+def _files(folder: str) -> list[pathlib.Path]:
+    return sorted(path for path in pathlib.Path(folder).glob("worker-*.losses") if _NAME.fullmatch(path.name))
+
+
+class LossLog:
+    """Appends to one worker's file. A context manager.
+
+    A run that resumes removes the rows of its steps first, so that no step is there twice. The chief does so, too, in
+    the files of workers that are no longer there.
+    """
+
+    def __init__(self, folder: str, worker: int, workers: int, start_step: int) -> None:
+        """Opens the file, or continues that of an earlier part of the run.
+
+        Raises:
+          DataError: a file cannot be written.
+        """
+        path = pathlib.Path(folder) / f"worker-{worker:05d}.losses"
+        gone = [one for one in _files(folder) if worker == 0 and int(_NAME.fullmatch(one.name)[1]) >= workers]  # type: ignore[index]
+        for each in (path, *gone):
+            with named(each, "cannot be written"), each.open("ab") as file:
+                file.truncate(_rows_before(each, start_step) * ROW.itemsize)
+        self._path = path
+        with named(path, "cannot be written"):
+            self._file: BinaryIO = path.open("ab")
+
+    def append(self, step: int, records: NDArray[Any], losses: NDArray[Any], weights: NDArray[Any]) -> None:
+        """Adds the rows of a global step, those of weight 0 left out.
+
+        Args:
+          step: before the update.
+          records, losses, weights: of all rows of the worker's replicas, of the same shape.
+        """
+        real = weights.reshape(-1) > 0
+        rows = np.empty(int(real.sum()), ROW)
+        rows["step"], rows["record"], rows["loss"] = step, records.reshape(-1)[real], losses.reshape(-1)[real]
+        with named(self._path, "cannot be written"):
+            self._file.write(rows.tobytes())
+
+    def flush(self) -> None:
+        """Hands all rows to the operating system: they survive a kill of the process."""
+        with named(self._path, "cannot be written"):
+            self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with named(self._path, "cannot be written"):
+            self._file.close()
+
+
+def _rows_before(path: pathlib.Path, step: int) -> int:
+    """Returns the number of rows of earlier steps; what follows are rows of steps that are made again, or a cut one."""
+    count = path.stat().st_size // ROW.itemsize
+    if not count:
+        return 0
+    rows: NDArray[Any] = np.memmap(path, ROW, "r", shape=(count,))
+    # Not NumPy's search, which would copy the column of a file of gigabytes.
+    return bisect.bisect_left(range(count), step, key=lambda row: int(rows[row]["step"]))
+
+
+def read(folder: str | os.PathLike[str], first: int = 0, stop: int = _MOST) -> NDArray[Any]:
+    """Returns the rows of all workers from step `first` to before `stop`, by step: `ROW` (rows,).
+
+    Raises:
+      DataError: there is no such log, or it cannot be read.
+    """
+    files = _files(os.fspath(folder))
+    if not files:
+        raise DataError("has no worker-*.losses, which trainer.run --log_losses writes", path=folder)
+    parts: Sequence[NDArray[Any]] = [np.fromfile(path, ROW, path.stat().st_size // ROW.itemsize) for path in files]
+    rows = np.concatenate([part[(part["step"] >= first) & (part["step"] < stop)] for part in parts])
+    return rows[np.argsort(rows["step"], kind="stable")]

@@ -1,0 +1,610 @@
+"""`python -m trainer.replay`: makes a step of a run again, and says what was in its batch; or whether its bits agree.
+
+The input is a function of the step and the update one of the state, so that a checkpoint before the step is all that
+this needs. It only reads the run's folder.
+
+Exit codes: 0 done; 1 the data or a checkpoint is bad, or the bits differ; 2 a flag cannot work; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.commands import commandline
+from pipeline.commands.flags import check, check_all, flag
+from pipeline.commands.text import count_of, table
+from pipeline.errors import DataError, UsageError, named
+from pipeline.inspect import steps as batches
+from trainer import lazy_imports
+from trainer import plan as plans
+from trainer.callbacks.base import Callbacks
+from trainer.callbacks.terminal import Output
+from trainer.checkpoint import files
+from trainer.cluster import tf_config
+from trainer.cluster.interrupt import Interrupt
+from trainer.config import TrainConfig
+from trainer.config.run import PARAMETER_SERVER, AggregationFlags, ClusterFlags
+from trainer.config.train_config import changed_flags
+from trainer.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.reader import Record
+    from trainer.training import AllReduceRun
+
+COMMAND = "trainer.replay"
+_DESCRIPTION = (
+    "Makes a step of a run again from the checkpoint before it, and shows the loss of each row of its batch, the rows "
+    "that stand out, and the gradient's norm; or compares the bits of a run's checkpoints. It only reads the run."
+)
+_NEWEST = "newest"
+_STRATEGIES = ("one_device", "mirrored", "central_storage")
+_WIDE = 5.0  # standard deviations of a normal distribution
+_OF_MAD, _OF_MEAN = 1.4826, 1.2533  # times the median, and the mean, absolute deviation: its standard deviation
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of the names of tensors in a checkpoint
+_UNUSED: dict[str, Any] = {  # flags of a run that shape neither its input nor its steps
+    **{"fresh": False, "log_keys": None, "log_losses": None, "metrics_jsonl": None, "profile": None, "headspace": 0},
+    **{"eval_split": "none", "eval_every": 0, "keep_best": 0, "early_stopping": 0, "all_reduce": "auto"},
+    **{field.name: field.default for kind in (ClusterFlags, AggregationFlags) for field in dataclasses.fields(kind)},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    """Steps are counted from 0, as by pipeline.inspect: the trainer's lines call the state after step 7 `step 8`."""
+
+    model_dir: str = flag(text="folder of a run of trainer.run; it may be training")
+    step: int | None = flag(None, "make this step again, and show its batch", least=0)
+    verify: str | None = flag(
+        None,
+        "FROM:TO, steps of checkpoints: replay from one to the other, and compare the bits of each on the way; 0: the "
+        "first weights; without a value: the two newest",
+        bare=_NEWEST,
+    )
+    from_start: bool = flag(False, "of --step: begin with the first weights, which follow from the seed")
+    context: int = flag(20, "of --step: steps before it whose gradients' norms are shown, too", least=0)
+    rows: int = flag(50, "of --step: the most rows that are listed, by falling loss", least=1)
+    data_dir: str | None = flag(None, "where the run's data are now (None: where they were)")
+    strategy: str | None = flag(None, "that computes (None: the run's; for workers, mirrored)", known=_STRATEGIES)
+    num_replicas: int | None = flag(None, "that compute (None: as many as in the run)", least=1, most=1024)
+    png: str | None = flag(None, "of --step: draw its rows as stored and as trained on, by falling loss")
+    json: bool = flag(False, "print one object of JSON, instead of tables")
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        check_all(lambda: check(self), self._check_one, self._check_png, lambda: self.span)
+
+    def _check_one(self) -> None:
+        if self.step is not None and self.verify is not None:
+            raise UsageError(f"--step={self.step} and --verify={self.verify}: give one of them")
+        if self.step is None and self.verify is None:
+            raise UsageError("--step=NUMBER or --verify: is missing; see --help")
+        for name in ("from_start", "png"):
+            if self.step is None and getattr(self, name):
+                raise UsageError(f"--{name} with --verify={self.verify}: is for --step")
+
+    def _check_png(self) -> None:
+        if self.png is not None and not self.png.endswith(".png"):
+            raise UsageError(f"--png={self.png}: the file's name must end in .png")
+
+    @property
+    def folder(self) -> RunFolder:
+        """The layout of --model_dir."""
+        return RunFolder(pathlib.Path(self.model_dir))
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """FROM and TO of --verify; None: the two newest checkpoints."""
+        if self.verify in (None, _NEWEST):
+            return None
+        match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", self.verify or "")
+        if not match or int(match[1]) >= int(match[2]):
+            raise UsageError(f"--verify={self.verify}: must be FROM:TO, the steps of two checkpoints, such as 400:500")
+        return int(match[1]), int(match[2])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command.
+
+    Raises:
+      PipelineError: whatever a user can cause; DataError if bits differ.
+    """
+    config = commandline.parse(COMMAND, _DESCRIPTION, ReplayConfig, argv)
+    commandline.require("tensorflow")
+    files.check_run_folder(config.folder)
+    files.candidates(config.folder.path, None)
+    with lazy_imports.loading():
+        from trainer.cluster import failures  # noqa: PLC0415, here because it loads TensorFlow
+
+    with failures.in_one_line(1):
+        if config.step is None:
+            _verify(config)
+        else:
+            _show(config, config.step)
+
+
+class Replay:
+    """A run that is made again in this process, from one of its checkpoints or its first weights.
+
+    Attributes:
+      run: with the state, the step and the input of the run.
+      origin: where it began: `ckpt-400`, or `the first weights`.
+      first: the global step of that.
+    """
+
+    def __init__(self, flags: ReplayConfig, record: Record) -> None:
+        """Builds the model and the step as the run that wrote a checkpoint had them.
+
+        Raises:
+          DataError: the data are gone, or have changed.
+          UsageError: the run cannot be made again, or a flag cannot work.
+        """
+        from trainer.checkpoint.manager import CheckpointManager  # noqa: PLC0415, as in `main`
+        from trainer.cluster import rendezvous, strategies  # noqa: PLC0415, as in `main`
+        from trainer.task.base import Task  # noqa: PLC0415, as in `main`
+        from trainer.training import AllReduceRun  # noqa: PLC0415, as in `main`
+
+        config = _config(flags, record)
+        task = lazy_imports.load_task(config.model.task) or Task
+        plan = _plan(flags, config, record, task.parse)
+        strategies.configure(config)
+        alone, output = tf_config.ALONE, Output(is_timed=False)
+        self.run: AllReduceRun = AllReduceRun(
+            config, plan, alone, rendezvous.Ties(alone), Interrupt(COMMAND), output, Callbacks()
+        )
+        self.run.build(task)
+        # As a worker that is not the chief: it writes nothing.
+        self._checkpoints = CheckpointManager(
+            config, plan, self.run.state, self.run.parts, is_chief=False, say=lambda line: print(line, file=sys.stderr)
+        )
+        self.origin, self.first = "the first weights", 0
+
+    @property
+    def step(self) -> int:
+        """The global step that the state has reached."""
+        return self.run.state.step
+
+    @property
+    def where(self) -> str:
+        """The replicas and devices that compute."""
+        return self.run.where.replace(", here", " on")
+
+    def begin(self, upto: int | None) -> None:
+        """Restores the newest checkpoint up to a step; None: begins with the first weights.
+
+        Raises:
+          DataError: no checkpoint can be read.
+          UsageError: the checkpoint is of another model or optimizer than the code now makes.
+        """
+        if upto is None:
+            self.run.state.initialize(self.run.strategy)
+            return
+        restored = self._checkpoints.restore(upto)
+        assert restored is not None
+        self.origin, self.first = restored.name, self.step
+
+    def advance(self, stop: int) -> None:
+        """Makes all updates up to a step.
+
+        Raises:
+          DataError: a loss or weight is NaN or infinite.
+        """
+        if self.step == stop:
+            return
+        iterator, most = self._input(self.step), self.run.config.steps.steps_per_loop
+        while (left := stop - self.step) > 0:
+            _check_finite(self.run.stepper.run(iterator, min(left, most)))
+
+    def norms(self, stop: int) -> dict[int, float]:
+        """Makes the updates up to a step one by one; returns the norm of each one's gradient, before clipping.
+
+        Raises:
+          DataError: a loss or weight is NaN or infinite.
+        """
+        from trainer.step.train_step import NORM  # noqa: PLC0415, as in `main`
+
+        found: dict[int, float] = {}
+        iterator = self._input(self.step) if self.step < stop else iter(())
+        while (step := self.step) < stop:
+            result = self.run.stepper.run(iterator, 1, frozenset([NORM]))
+            _check_finite(result)
+            found[step] = float(result.norm)
+        return found
+
+    def last(self) -> tuple[dict[str, float], float, NDArray[Any], NDArray[Any]]:
+        """Makes one update; returns its values by name, its gradient's norm, and each row's loss and weight."""
+        from trainer.step.train_step import NORM  # noqa: PLC0415, as in `main`
+
+        iterator = self._input(self.step, record_ids=True)
+        result, rows = self.run.stepper.run_one(iterator, frozenset([NORM]), has_records=True)
+        losses, weights = (
+            np.concatenate([one.numpy().reshape(-1) for one in part]) for part in (rows.losses, rows.weights)
+        )
+        values = dict(zip(result.names, result.values.numpy().tolist(), strict=True))
+        return values, float(result.norm), losses, weights
+
+    def save(self, path: str) -> None:
+        """Writes the variables as a checkpoint of the run has them."""
+        import tensorflow as tf  # noqa: PLC0415, as in `main`
+
+        tf.train.Checkpoint(**self.run.state.trackable()).write(path)
+
+    def names(self) -> dict[str, str]:
+        """Returns {name of a tensor in a checkpoint: name of its variable}, the weights first; others have no other."""
+        state = self.run.state
+        weights = [variable.path for variable in state.model.trainable_variables]
+        lists = {
+            **{"averages/_weights": weights, "optimizer/_trainable_variables": weights},
+            "optimizer/_variables": [variable.path for variable in state.optimizer.variables],
+            "averages/values": [f"the average of {name}" for name in weights],
+        }
+        return {f"{where}/{i}": name for where, names in lists.items() for i, name in enumerate(names)}
+
+    def _input(self, step: int, **changes: Any) -> Iterator[Any]:
+        request = dataclasses.replace(self.run.plan.training.request, start_step=step, **changes)
+        return iter(self.run.batches(request))
+
+
+def _check_finite(result: Any) -> None:
+    if not bool(result.finite):
+        step = int(result.step) - 1
+        raise DataError(
+            f"step {step}: its loss, or a weight after it, is NaN or infinite; --step={step} shows its rows"
+        )
+
+
+def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
+    """Returns the config that the run had, computed by the replicas of this process."""
+    stored = TrainConfig.of_stored(record.content["config"])
+    strategy, count = stored.run.strategy, flags.num_replicas or stored.run.num_replicas
+    if strategy == PARAMETER_SERVER:
+        raise UsageError(
+            f"{flags.folder}: is a run with --strategy={PARAMETER_SERVER}, whose steps depend on which worker was "
+            "first; they cannot be made again"
+        )
+    if strategy == "multiworker":
+        count = count or len(ClusterFlags.hosts(stored.cluster.worker_hosts)) or None
+        if count is None and stored.order.virtual_replicas is None:
+            raise UsageError(f"{flags.folder}: its checkpoints do not say how many workers it had; give --num_replicas")
+        strategy = "mirrored"
+    strategy = flags.strategy or ("mirrored" if strategy == "one_device" and (count or 1) > 1 else strategy)
+    given: dict[str, Any] = {"model_dir": flags.model_dir, "strategy": strategy, "num_replicas": count}
+    given |= {} if flags.data_dir is None else {"data_dir": flags.data_dir}
+    # The order is compared here, and what a resumed run was allowed to change was changed on purpose.
+    return TrainConfig.of_stored(record.content["config"], **{**_UNUSED, **given, "allow_order_change": True})
+
+
+def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, parse: Any) -> plans.Plan:
+    """Returns what the run trains on.
+
+    Raises:
+      DataError: the data are gone, or are others than the run's.
+    """
+    advice = "the run's data: if they have moved, give --data_dir"
+    try:
+        plan = plans.make(config, tf_config.ALONE, parse)
+    except DataError as error:
+        raise (error if flags.data_dir else error.advised(advice)) from None
+    changes = [
+        f"{name} was {str(was)[:12]}, is {str(now)[:12]}"
+        for name, (now, was) in plan.training.spec.differences(record.content["order"]).items()
+    ]
+    if changes:
+        raise DataError(
+            f"--data_dir={config.data.data_dir}: is not what {record.path} was trained on: {'; '.join(changes)}; give "
+            "the data that it was trained on"
+        )
+    return plan
+
+
+def _record_of(folder: RunFolder, step: int) -> Record:
+    """Returns the record of the first checkpoint after a step: the run that made the step wrote it; else the newest.
+
+    Raises:
+      DataError: no checkpoint can be read.
+    """
+    from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
+
+    saved = files.steps_in(folder.path)
+    later = [one for one in saved if one > step]
+    for at in [*later, *reversed(saved)]:
+        try:
+            return reader.read(files.path_of(folder.path, at))
+        except reader.UnreadableError as error:
+            print(error.skipped, file=sys.stderr)
+    raise DataError(f"{folder}: none of its {len(saved)} checkpoints can be read")
+
+
+class Judged(NamedTuple):
+    """Which losses of a step stand out.
+
+    Attributes:
+      median, deviation: of the finite losses; the deviation is the median absolute one, times 1.4826.
+      bound: losses above stand out, and those that are not finite.
+      stands_out: bool (rows,).
+    """
+
+    median: float
+    deviation: float
+    bound: float
+    stands_out: NDArray[np.bool_]
+
+
+def judged(losses: NDArray[Any]) -> Judged:
+    """Returns which losses stand out: above the median by more than 5 times 1.4826 MAD, or not finite.
+
+    MAD is the median absolute deviation from the median, which up to half of the rows cannot move far. It is 0 if more
+    than half of the losses are equal; then 1.2533 times the mean absolute deviation takes its place (Iglewicz and
+    Hoaglin, "How to detect and handle outliers", 1993).
+    """
+    finite = losses[np.isfinite(losses)].astype(np.float64)
+    if not len(finite):
+        return Judged(math.nan, math.nan, math.nan, np.ones(len(losses), bool))
+    median = float(np.median(finite))
+    away = np.abs(finite - median)
+    deviation = float(_OF_MAD * np.median(away)) or float(_OF_MEAN * np.mean(away))
+    bound = median + _WIDE * deviation
+    return Judged(median, deviation, bound, ~np.isfinite(losses) | (losses > bound))
+
+
+def _show(config: ReplayConfig, step: int) -> None:
+    """Makes a step again, and prints what was in its batch."""
+    saved = files.steps_in(config.folder.path)
+    before = [one for one in saved if one <= step]
+    if not before and not config.from_start:
+        raise UsageError(
+            f"--step={step}: {config.folder} has no checkpoint before it, the oldest is ckpt-{saved[0]}; --from_start "
+            "begins with the first weights"
+        )
+    replay = Replay(config, _record_of(config.folder, step))
+    plan = replay.run.plan
+    if step >= plan.last_step:
+        raise UsageError(f"--step={step}: the run ends with step {plan.last_step - 1}")
+    # One that lies before the step, if there is one: then there is a step to compare it with.
+    replay.begin(None if config.from_start else max([one for one in before if one < step], default=step))
+    replay.advance(max(replay.step, step - config.context))
+    norms = replay.norms(step)
+    values, norm, losses, weights = replay.last()
+    rows = batches.rows_of_step(plan.training, step, replay.run.strategy.num_replicas_in_sync)
+    real = weights > 0
+    found = judged(losses[real])
+    stands_out = np.zeros(len(losses), bool)
+    stands_out[real] = found.stands_out
+    # NaN first: it is above all.
+    order = [row for row in np.argsort(-np.nan_to_num(losses, nan=np.inf), kind="stable").tolist() if real[row]]
+    shown = _Shown(replay, step, values, norm, norms, losses, found, stands_out, [rows[row] for row in order])
+    print(json.dumps(shown.as_json(config.model_dir)) if config.json else "\n".join(shown.lines(config.rows)))
+    if config.png is not None:
+        names = plan.training.first.manifest.class_names
+        notes = {row.row: f"loss {losses[row.row]:.2g}" for row in shown.rows}
+        title = f"step {step}, by falling loss: above as stored, below as trained on; framed: stand out"
+        sheet = batches.sheet_of(shown.rows, title, names, notes, np.flatnonzero(stands_out).tolist())
+        with named(f"--png={config.png}", "cannot be written"):
+            sheet.save(config.png)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shown:
+    """A step that was made again: its values, the norms of its gradient and of those before, and its rows' losses.
+
+    `losses` and `stands_out` are of all rows of the batch, `rows` are the real ones, by falling loss.
+    """
+
+    replay: Replay
+    step: int
+    values: dict[str, float]
+    norm: float
+    norms: dict[int, float]
+    losses: NDArray[Any]
+    judged: Judged
+    stands_out: NDArray[np.bool_]
+    rows: list[batches.Row]
+
+    def lines(self, most: int) -> list[str]:
+        training, step = self.replay.run.plan.training, self.step
+        epoch, at = divmod(step, training.steps_per_epoch)
+        count, deviation = int(self.stands_out.sum()), self.judged.deviation / _OF_MAD
+        listed = [
+            [
+                ("loss", f"{_short(self.losses[row.row])}{' *' if self.stands_out[row.row] else '  '}"),
+                *batches.cells_of(row, training),
+            ]
+            for row in self.rows[:most]
+        ]
+        left = len(self.rows) - len(listed)
+        return [
+            f"step {step}, whose update the trainer's lines call step {step + 1}; epoch {epoch}, its step {at} of "
+            f"{training.steps_per_epoch}",
+            f"replayed {count_of(step - self.replay.first, 'step')} from {self.replay.origin}; {self.replay.where}",
+            ", ".join(f"{name} {_short(value)}" for name, value in self.values.items()),
+            f"gradient norm {self.norm:.4g}{self._beside()}",
+            f"{count} of {count_of(len(self.rows), 'row')} {'stand' if count != 1 else 'stands'} out (*): loss above "
+            f"{self.judged.bound:.4g} = median {self.judged.median:.4g} + {_WIDE:g} x {_OF_MAD} x MAD {deviation:.4g}",
+            "",
+            *table(listed, left=("key", "label", "shard")),
+            *(
+                [f"and {count_of(left, 'more row')} of smaller loss: --rows={len(self.rows)} lists them"]
+                if left
+                else []
+            ),
+        ]
+
+    def _beside(self) -> str:
+        if not self.norms:
+            return "; there is no step before it to compare with"
+        norms = list(self.norms.values())
+        median = float(np.median(norms))
+        times = f", {self.norm / median:.3g} times that" if median else ""
+        steps = f"step {next(iter(self.norms))} to {self.step - 1}" if norms[1:] else f"step {self.step - 1}"
+        least = f"{min(norms):.4g} to " if norms[1:] else ""
+        return f"; {steps}: {least}{max(norms):.4g}, median {median:.4g}{times}"
+
+    def as_json(self, model_dir: str) -> dict[str, Any]:
+        training, names = self.replay.run.plan.training, self.replay.run.plan.training.first.manifest.class_names
+        epoch, at = divmod(self.step, training.steps_per_epoch)
+        rows = [
+            {
+                "loss": _number(float(self.losses[row.row])),
+                "stands_out": bool(self.stands_out[row.row]),
+                **batches.json_of(row, names),
+            }
+            for row in self.rows
+        ]
+        rule = {"median": _number(self.judged.median), "mad": _number(self.judged.deviation / _OF_MAD)}
+        return {
+            **{"model_dir": model_dir, "step": self.step, "epoch": epoch, "step_of_epoch": at},
+            **{"from": self.replay.origin, "from_step": self.replay.first},
+            "replicas": self.replay.run.strategy.num_replicas_in_sync,
+            "values": {name: _number(value) for name, value in self.values.items()},
+            "norm": _number(self.norm),
+            "norms_before": {str(step): _number(norm) for step, norm in self.norms.items()},
+            **{**rule, "bound": _number(self.judged.bound), "rows": rows},
+        }
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
+
+
+def _number(value: float) -> float | None:
+    """Returns a number as JSON has it, which lacks NaN and infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _verify(config: ReplayConfig) -> None:
+    """Replays from one checkpoint to another, and compares the bits of each one on the way.
+
+    Raises:
+      DataError: a bit differs, or a checkpoint cannot be read.
+      UsageError: there are no such checkpoints.
+    """
+    from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
+
+    first, stop = _span(config)
+    path = config.folder.path
+    between = [step for step in files.steps_in(path) if first < step <= stop]
+    last = reader.read(files.path_of(path, stop))
+    replay = Replay(config, last)
+    for step in reversed(between):  # the flags of a checkpoint are those of the run that led to it
+        others = changed_flags(reader.read(files.path_of(path, step)).content["config"], replay.run.config)
+        if others:
+            raise UsageError(
+                f"--verify={first}:{stop}: after ckpt-{step} the run went on with other flags ({'; '.join(others)}); "
+                f"verify up to there: --verify={first}:{step}"
+            )
+    replay.begin(first if first in files.steps_in(path) else None)
+    compared: list[dict[str, Any]] = []
+    for step in between:
+        replay.advance(step)
+        with tempfile.TemporaryDirectory(prefix="replay-") as scratch:
+            replay.save(f"{scratch}/{files.PREFIX}")
+            count, differences = compare(str(files.path_of(path, step)), f"{scratch}/{files.PREFIX}", replay.names())
+        found = {"checkpoint": f"ckpt-{step}", "tensors": count, "differences": [one._asdict() for one in differences]}
+        compared.append(found)
+        made = f"ckpt-{step}: {step - replay.first:,} steps after {replay.origin}"
+        if not differences and not config.json:
+            print(f"{made}, all bits of {count_of(count, 'tensor')} agree; {replay.where}", flush=True)
+        if differences:
+            break
+    if config.json:
+        print(json.dumps({"from": replay.origin, "from_step": first, "equal": not differences, "compared": compared}))
+    if differences:
+        many = f"; {len(differences)} of its {count_of(count, 'tensor')} differ"
+        raise DataError(f"{made}, is not what the replay gives: {differences[0]}{many}")
+
+
+def _span(config: ReplayConfig) -> tuple[int, int]:
+    saved = files.steps_in(config.folder.path)
+    if config.span is None:
+        if len(saved) < 2:
+            raise UsageError(
+                f"--verify: {config.folder} has one checkpoint, ckpt-{saved[0]}; --verify=0:{saved[0]} begins with the "
+                "first weights"
+            )
+        return saved[-2], saved[-1]
+    for step in config.span:
+        if step not in saved and not step == config.span[0] == 0:
+            known = ", ".join(map(str, saved))
+            raise UsageError(f"--verify={config.verify}: {config.folder} has no ckpt-{step}; there are {known}")
+    return config.span
+
+
+class Difference(NamedTuple):
+    """A tensor that two checkpoints have in different bits.
+
+    Attributes:
+      tensor: the name of its variable, such as `dense/kernel`; else its own in the checkpoint.
+      problem: why it cannot be compared: it is missing, damaged, of another shape; empty: it can.
+      changed, size: how many of its values differ.
+      most: the largest difference of two of them; NaN where one of them is.
+    """
+
+    tensor: str
+    problem: str = ""
+    changed: int = 0
+    size: int = 0
+    most: float = 0.0
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.tensor} {self.problem}"
+        return f"{self.tensor} differs in {self.changed:,} of {count_of(self.size, 'value')}, by up to {self.most:.3g}"
+
+
+def compare(path: str, other: str, names_of_variables: Mapping[str, str]) -> tuple[int, list[Difference]]:
+    """Returns the number of tensors of a checkpoint, and those whose bits are others in another one; the weights first.
+
+    Args:
+      path: of the checkpoint; without the record of its run and the graph of its objects.
+      other: likewise.
+      names_of_variables: by the names of their tensors, in the order in which they are compared.
+    """
+    import tensorflow as tf  # noqa: PLC0415, as in `main`
+
+    both = [tf.train.load_checkpoint(one) for one in (path, other)]
+    names = [{name for name in one.get_variable_to_shape_map() if name.endswith(_SUFFIX)} for one in both]
+    found, known = [], [f"{name}{_SUFFIX}" for name in names_of_variables]
+    union = names[0] | names[1]
+    for name in [*(one for one in known if one in union), *sorted(union.difference(known))]:
+        short = names_of_variables.get(name.removesuffix(_SUFFIX), name.removesuffix(_SUFFIX))
+        if not all(name in each for each in names):
+            found.append(Difference(short, f"is {'only ' if name in names[0] else 'not '}in the run's checkpoint"))
+            continue
+        try:
+            values, others = (np.asarray(one.get_tensor(name)) for one in both)
+        except (tf.errors.OpError, IndexError, ValueError) as error:
+            found.append(Difference(short, f"cannot be read: {' '.join(str(error).split())[:200]}"))
+            continue
+        if values.shape != others.shape or values.dtype != others.dtype:
+            was, now = (f"{one.dtype} {one.shape}" for one in (values, others))
+            found.append(Difference(short, f"is {was}, the replay's is {now}"))
+        elif values.tobytes() != others.tobytes():
+            found.append(_difference(short, values, others))
+    return len(names[0]), found
+
+
+def _difference(name: str, values: NDArray[Any], others: NDArray[Any]) -> Difference:
+    as_bytes = [one.reshape(-1, 1).view(np.uint8) for one in map(np.ascontiguousarray, (values, others))]
+    count = int((as_bytes[0] != as_bytes[1]).any(axis=1).sum())
+    with np.errstate(all="ignore"):
+        most = float(np.max(np.abs(values.astype(np.float64) - others.astype(np.float64))))
+    return Difference(name, "", count, values.size, most)
+
+
+def entry_point() -> NoReturn:
+    """The console script."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()
