@@ -196,8 +196,9 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
     mirrored, by_operation = None, operations.can_resize() and not is_read_by_graph(request)
     if cropping := cropping_of(recipe):
         crop = cropping.crop(resolved.order.training)
-        if by_operation and resolved.order.training and request.distort_on == HOST:
-            mirrored, recipe = cropping.mirrored, of_flipped(recipe)
+        if by_operation and request.distort_on == HOST:
+            mirrored = cropping.mirrored if resolved.order.training else None
+            recipe = of_flipped(recipe)
     return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop, by_operation, mirrored)), recipe
 
 

@@ -17,6 +17,7 @@ from pipeline.bench import measure
 from pipeline.bench.measure import READY, Part, Reads, decoding, taking
 from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Stage, of_prefixes
 from pipeline.decode import PixelRows, Serialized
+from pipeline.distort.composed import cropping_of
 from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request
 from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays
@@ -30,6 +31,7 @@ from pipeline.read.window import RECORD_ID, Columns, LocalReader, gather
 from pipeline.resolved import ResolvedRequest
 
 _RAW = "raw images are copied as they are"
+_CROPPED = "crops, resizes and flips, too"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -202,7 +204,7 @@ class Subject:
             Stage(
                 "decode",
                 decode_terms,
-                "" if decode_terms else _RAW,
+                self._decode_note() if decode_terms else _RAW,
                 at_all.get(DECODE, pixels),
                 self._decodes_once(),
             ),
@@ -216,7 +218,7 @@ class Subject:
             Stage(
                 "distort",
                 found.get(DISTORT, {}),
-                "" if DISTORT in found else "left to the steps" if self.batches.on_device else "no recipe is given",
+                "" if DISTORT in found else self._undistorted_note(),
                 at_all.get(DISTORT),
             ),
             Stage("batch", found["batch"], "with tf.data's own work for each batch", batch),
@@ -234,6 +236,15 @@ class Subject:
         elif self.reader.assigns_rows:
             notes.append("puts pixels into place, too")
         return "; ".join(notes)
+
+    def _decode_note(self) -> str:
+        form, cropping = self.chosen.form, cropping_of(self.batches.recipe)
+        return _CROPPED if cropping and isinstance(form, Serialized) and form.decoder.mirrored else ""
+
+    def _undistorted_note(self) -> str:
+        if self.batches.on_device:
+            return "left to the steps"
+        return "done while images are decoded" if cropping_of(self.batches.recipe) else "no recipe is given"
 
     def _copy_stage(self, row_bytes: float) -> Stage:
         if self.strategy is None:

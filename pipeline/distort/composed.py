@@ -105,7 +105,7 @@ def cropping_of(recipe: Recipe | None) -> CroppingRecipe | None:
     return first if isinstance(first, CroppingRecipe) else None
 
 
-def of_flipped(recipe: Recipe) -> Recipe:
+def of_flipped(recipe: Recipe | None) -> Recipe:
     """Returns a recipe that decodes a part of each image, for images that are flipped already."""
     cropping = cropping_of(recipe)
     assert cropping is not None
