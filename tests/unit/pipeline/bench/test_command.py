@@ -50,7 +50,13 @@ def photographs(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("windows", [[], ["--shuffle_bytes=2000000", "--streams=2"]], ids=["in memory", "in windows"])
+@pytest.mark.parametrize(
+    "windows",
+    [
+        pytest.param([], id="in memory", marks=pytest.mark.slow),
+        pytest.param(["--shuffle_bytes=2000000", "--streams=2"], id="in windows"),
+    ],
+)
 def test_decoding_and_distorting_jpegs_are_stages_of_their_own(windows, photographs, capsys):
     """These have half a millisecond of pixels to decode, and 8x8 to normalise."""
     recipe = "random_resized_crop(size=8, normalize=False) | normalize"
