@@ -66,7 +66,7 @@ static void make_spans(int64_t before, int64_t after, Spans *spans) {
 
 /* Transposes eight vectors in place: value i of vector k becomes value k of vector i. */
 INLINED void transpose(Words *v) {
-    Words t[ABREAST];
+    Words t[ABREAST] = {{0}};
 #ifdef SHUFFLED
     for (int k = 0; k < ABREAST; k += 2) {
         t[k] = SHUFFLED(v[k], v[k + 1], 0, 8, 1, 9, 4, 12, 5, 13);
@@ -194,8 +194,8 @@ static uint8_t *take_spans(int64_t before, int64_t after, uint8_t *room, Spans *
     return room + of_spans(before, after);
 }
 
-KERNEL void resize_image(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after,
-                         int64_t channels, int mirrored, void *room) {
+KERNEL static void resize(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after,
+                          int64_t channels, int mirrored, void *room) {
     Spans down, across;
     Sizes sizes = sizes_of(before, after, channels);
     uint8_t *rest = take_spans(before.height, after.height, room, &down);
@@ -219,4 +219,10 @@ KERNEL void resize_image(const uint8_t *image, int64_t stride, Extent before, ui
         }
         write_lines(words, result, to, count);
     }
+}
+
+/* Not `resize` itself: of a function with several builds, clang finds only one in its own file. */
+void resize_image(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after, int64_t channels,
+                  int mirrored, void *room) {
+    resize(image, stride, before, to, after, channels, mirrored, room);
 }
