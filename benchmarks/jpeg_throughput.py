@@ -174,7 +174,12 @@ def read(folder: str, split: str, scaled: bool, seed: int) -> Any:
 
     training = split == "train"
     recipe = f"random_resized_crop(size={_CROP}, min_area=0.5, central=1.0, scaled_decoding={scaled})"
-    options = {"training": training, "epochs": _EPOCHS if training else 1, "seed": seed, "distort": recipe}
+    options: dict[str, Any] = {
+        "training": training,
+        "epochs": _EPOCHS if training else 1,
+        "seed": seed,
+        "distort": recipe,
+    }
     return input_fn(f"{folder}/data", split, global_batch_size=_ROWS, weights="mean" if training else "mask", **options)
 
 
