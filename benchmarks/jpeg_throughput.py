@@ -7,13 +7,21 @@ a random part of each, in a parallel map with one call per core. Rounds alternat
 its median is printed. On a shared machine, processor time says more than wall time. `random_resized_crop` is
 compared with the same crops of one size, so the ratio includes the cost of resizing. Last, `scaled_decoding` against
 none: its speed, and how far the same crops differ (PSNR, over some batches).
+
+    python -m benchmarks.jpeg_throughput --cifar10=DIR [--images=4000] [--rounds=3]
+
+With CIFAR-10 as Parquet files in DIR, nothing of that is measured, but what scaled decoding does to a model: some of
+its images are enlarged to 256x256, and a small network is trained on crops of 32x32 with it and without, from the same
+seeds, and tested both ways.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import pathlib
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +38,7 @@ COMMAND = "benchmarks.jpeg_throughput"
 _WINDOWS = 4  # per epoch, about
 _COMPARED = 4  # batches
 _FEW = 32  # crops that are yielded at once, so that taking them costs nothing
+_ENLARGED, _CROP, _EPOCHS, _ROWS = 256, 32, 8, 64  # of the training: sides in pixels, rows of a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +46,7 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str = flag("", "JPEGs as converted with --image_encoding=source; default: made for the run")
+    cifar10: str = flag("", "CIFAR-10 as Parquet files: train with scaled decoding and without, and measure only that")
     images: int = flag(4_000, "images to make", least=1)
     height: int = flag(375, "of the images to make, pixels", least=1)
     width: int = flag(500, "of the images to make, pixels", least=1)
@@ -53,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints one line per recipe."""
     config = commandline.parse(COMMAND, "Measure crops of JPEGs against libjpeg-turbo alone.", BenchmarkConfig, argv)
     commands.say_processor()
+    if config.cifar10:
+        compare_accuracy(config)
+        return
     with inputs.data_set(config.data_dir, lambda folder: make_data(folder, config)) as data_dir:
         for name in ("random_crop", "random_resized_crop"):
             compare(config, data_dir, f"{name}(size={config.size}, normalize=False)")
@@ -95,6 +108,79 @@ def compare_scaled(config: BenchmarkConfig, data_dir: str) -> None:
         f"  its crops differ from these by a PSNR of {middle:.0f} dB; of 5% of them by less than {least:.0f}",
         flush=True,
     )
+
+
+def compare_accuracy(config: BenchmarkConfig) -> None:
+    """Trains with scaled decoding and without, a seed per round; prints the accuracy of each model tested both ways."""
+    commandline.require("tensorflow", "apache_beam", "pyarrow")
+    keras = inputs.load_tensorflow().keras
+    found: dict[tuple[bool, bool], list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        source = enlarge(pathlib.Path(config.cifar10), pathlib.Path(folder) / "source", config.images)
+        commands.convert("image_folder", source, pathlib.Path(folder) / "data", "--image_encoding=source")
+        for seed in range(config.rounds):
+            for trained in (False, True):
+                keras.utils.set_random_seed(seed)
+                model = network(keras)
+                model.fit(read(folder, "train", trained, seed), verbose=0)
+                for tested in (False, True):
+                    _, accuracy = model.evaluate(read(folder, "test", tested, seed), verbose=0)
+                    found.setdefault((trained, tested), []).append(accuracy)
+                    way = ["in full", "scaled"]
+                    print(f"  seed {seed}, trained {way[trained]}, tested {way[tested]}: {accuracy:.3f}", flush=True)
+    for tested in (False, True):
+        full, scaled = (np.array(found[trained, tested]) for trained in (False, True))
+        print(
+            f"tested {['in full', 'scaled'][tested]}: {full.mean():.3f} trained in full, {scaled.mean():.3f} scaled; "
+            f"difference {(scaled - full).mean():+.3f} ({min(scaled - full):+.3f} to {max(scaled - full):+.3f})",
+            flush=True,
+        )
+
+
+def enlarge(cifar10: pathlib.Path, folder: pathlib.Path, count: int) -> pathlib.Path:
+    """Writes the first images of each split, a quarter as many of `test`, enlarged, as JPEGs; returns `folder`."""
+    import PIL.Image  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    for split, images in (("train", count), ("test", count // 4)):
+        [path] = cifar10.glob(f"*{split}*.parquet")
+        for number, row in enumerate(pq.read_table(path).slice(0, images).to_pylist()):
+            small = PIL.Image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")
+            file = folder / split / f"{row['label']}" / f"{number:06}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            small.resize((_ENLARGED, _ENLARGED), PIL.Image.Resampling.BICUBIC).save(file, quality=90)
+    return folder
+
+
+def network(keras: Any) -> Any:
+    """Returns a small network for crops, compiled."""
+    layers = [keras.Input((_CROP, _CROP, 3))]
+    for width in (32, 64, 64):
+        layers += [
+            keras.layers.Conv2D(width, 3, padding="same", use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.MaxPooling2D(),
+        ]
+    model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, weighted_metrics=["accuracy"])
+    return model
+
+
+def read(folder: str, split: str, scaled: bool, seed: int) -> Any:
+    """Returns the batches of a split: random crops of half of the area or more, or for `test` all of it."""
+    from pipeline import input_fn  # noqa: PLC0415
+
+    training = split == "train"
+    recipe = f"random_resized_crop(size={_CROP}, min_area=0.5, central=1.0, scaled_decoding={scaled})"
+    options: dict[str, Any] = {
+        "training": training,
+        "epochs": _EPOCHS if training else 1,
+        "seed": seed,
+        "distort": recipe,
+    }
+    return input_fn(f"{folder}/data", split, global_batch_size=_ROWS, weights="mean" if training else "mask", **options)
 
 
 def crop_alone(files: list[str], size: int) -> Take:

@@ -14,6 +14,7 @@ from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
 from pipeline.decode import Examples, Form, PixelRows
 from pipeline.distort.base import ImageStatistics, Recipe, Undistorted, UserDistorted
 from pipeline.distort.composed import Distortion, cropping_of
+from pipeline.distort.geometry import CroppingRecipe
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.files.paths import PathLike
@@ -125,7 +126,7 @@ class Batches:
     @property
     def hands_on(self) -> bool:
         """Whether images are handed on as they are, undistorted."""
-        return self.on_device or isinstance(self.recipe, Undistorted)
+        return self.on_device or (isinstance(self.recipe, Undistorted | CroppingRecipe) and self.recipe.hands_on)
 
     @property
     def alias_window(self) -> bool:

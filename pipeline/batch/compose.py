@@ -18,7 +18,7 @@ from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
 from pipeline.decode import ExampleParser, Form, ImageDecoder, PixelRows, Serialized, Stretched, UserParsed
 from pipeline.distort.base import Crop, Recipe
-from pipeline.distort.composed import cropping_of
+from pipeline.distort.composed import cropping_of, of_flipped
 from pipeline.errors import DataError, UsageError
 from pipeline.files import remote
 from pipeline.files.paths import folder
@@ -37,7 +37,7 @@ from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
 from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
 from pipeline.records import tf_example
-from pipeline.request import NOT_PORTABLE, Request
+from pipeline.request import HOST, NOT_PORTABLE, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, of_source, resolve_all
 
 _READY_STEPS = 2  # joined elements made ahead; each source makes some ahead, too
@@ -123,8 +123,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     request, manifest, segments = resolved.request, resolved.manifest, resolved.selection.segments
     data_dir = request.folder
     corruption = Corruption(os.fspath(data_dir), request.on_corrupt, request.max_corrupt)
-    recipe = recipe_of(resolved)
-    batches = Batches(resolved, _form(resolved, recipe), recipe)
+    batches = Batches(resolved, *_form_and_recipe(resolved))
     if is_read_by_graph(request):
         _check_graph(request)
         shards = Shards.found(data_dir, segments, corruption)
@@ -192,16 +191,20 @@ def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
         raise error.at(shards.file(int(segment)), number) from None
 
 
-def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
-    request, made = resolved.request, resolved.manifest
+def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
+    """Returns how records become examples, and the recipe for these: flips may be done while parts are resized."""
+    request, made, recipe = resolved.request, resolved.manifest, recipe_of(resolved)
     if request.parse is not None:
-        return UserParsed(user_function.as_given(request.parse))
+        return UserParsed(user_function.as_given(request.parse)), recipe
     parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
     crop: Crop | None = Stretched(request.size) if request.size else None
+    mirrored, by_operation = None, operations.can_resize() and not is_read_by_graph(request)
     if cropping := cropping_of(recipe):
         crop = cropping.crop(resolved.order.training)
-    by_operation = operations.can_resize() and not is_read_by_graph(request)
-    return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop, by_operation))
+        if by_operation and request.distort_on == HOST:
+            mirrored = cropping.mirrored if resolved.order.training else None
+            recipe = of_flipped(recipe)
+    return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop, by_operation, mirrored)), recipe
 
 
 @tf.autograph.experimental.do_not_convert

@@ -18,6 +18,7 @@ from pipeline.bench.measure import READY, Part, Reads, decoding, taking
 from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Stage, of_prefixes
 from pipeline.commands.text import count_of
 from pipeline.decode import PixelRows, Serialized
+from pipeline.distort.composed import cropping_of
 from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request
 from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays
@@ -31,6 +32,7 @@ from pipeline.read.window import RECORD_ID, Columns, LocalReader, gather
 from pipeline.resolved import ResolvedRequest
 
 _RAW = "raw images are copied as they are"
+_CROPPED = "crops, resizes and flips, too"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -204,7 +206,7 @@ class Subject:
             Stage(
                 "decode",
                 decode_terms,
-                "" if decode_terms else _RAW,
+                self._decode_note() if decode_terms else _RAW,
                 at_all.get(DECODE, pixels),
                 self._decodes_once(),
             ),
@@ -218,7 +220,7 @@ class Subject:
             Stage(
                 "distort",
                 found.get(DISTORT, {}),
-                "" if DISTORT in found else "left to the steps" if self.batches.on_device else "no recipe is given",
+                "" if DISTORT in found else self._undistorted_note(),
                 at_all.get(DISTORT),
             ),
             Stage("batch", found["batch"], "with tf.data's own work for each batch", batch),
@@ -236,6 +238,15 @@ class Subject:
         elif self.reader.assigns_rows:
             notes.append("puts pixels into place, too")
         return "; ".join(notes)
+
+    def _decode_note(self) -> str:
+        form, cropping = self.chosen.form, cropping_of(self.batches.recipe)
+        return _CROPPED if cropping and isinstance(form, Serialized) and form.decoder.mirrored else ""
+
+    def _undistorted_note(self) -> str:
+        if self.batches.on_device:
+            return "left to the steps"
+        return "done while images are decoded" if cropping_of(self.batches.recipe) else "no recipe is given"
 
     def _copy_stage(self, row_bytes: float) -> Stage:
         if self.strategy is None:

@@ -105,6 +105,16 @@ def cropping_of(recipe: Recipe | None) -> CroppingRecipe | None:
     return first if isinstance(first, CroppingRecipe) else None
 
 
+def of_flipped(recipe: Recipe | None) -> Recipe:
+    """Returns a recipe that decodes a part of each image, for images that are flipped already."""
+    cropping = cropping_of(recipe)
+    assert cropping is not None
+    flipped = dataclasses.replace(cropping, flip=False)
+    if isinstance(recipe, Composed):
+        return dataclasses.replace(recipe, recipes=(flipped, *recipe.recipes[1:]))
+    return flipped
+
+
 def crop_first_of(recipe: Recipe | None) -> CropFirst | None:
     """Returns the recipe that begins by taking a crop of each image, if there is one."""
     first = recipe.recipes[0] if isinstance(recipe, Composed) else recipe

@@ -354,6 +354,18 @@ class CroppingRecipe(_FlippedNormalised):
         """Returns the part of each image to decode."""
         raise NotImplementedError
 
+    @property
+    def hands_on(self) -> bool:  # type: ignore[override]
+        return not self.flip and not self.normalize
+
+    @property
+    def compiled(self) -> bool:  # type: ignore[override]
+        return not self.hands_on
+
+    def mirrored(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns which images are flipped in training: bool, of the shape of `keys`, which are those of `distort`."""
+        return self._is_flipped(keys) if self.flip else tf.zeros_like(keys, tf.bool)
+
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         del image_shape
         return self._flips(statistics, training)

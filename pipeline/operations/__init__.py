@@ -73,18 +73,32 @@ def distort(images: tf.Tensor, program: tf.Tensor, parameters: tf.Tensor, floats
     return distorted
 
 
-def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    """Returns the same bytes as `pipeline.decode.resize`.
+def resize(image: tf.Tensor, part: tf.Tensor, size: tuple[int, int], mirrored: tf.Tensor | bool = False) -> tf.Tensor:
+    """Returns a part of an image resized: the same bytes as `pipeline.decode.resize` of it.
 
     Args:
-      image: uint8 (h, w, channels), each at least 1.
+      image: uint8 (h, w, channels).
+      part: its top, left, height and width, pixels, the last two at least 1; int32 (4,).
       size: (height, width) of the result, pixels.
+      mirrored: whether to mirror it from left to right, after resizing; bool scalar.
 
     Raises:
-      tf.errors.InvalidArgumentError: a height or width of 0, or of more than 524,288.
+      tf.errors.InvalidArgumentError: a part that is not in the image, or a height or width of 0, or more than 524,288.
     """
-    resized: tf.Tensor = _operations().stepfeed_resize(image, tf.constant(size, tf.int32))
+    resized: tf.Tensor = _operations().stepfeed_resize(image, part, tf.constant(size, tf.int32), mirrored)
     return resized
+
+
+def jpeg_sizes(images: tf.Tensor) -> tf.Tensor:
+    """Returns the height and width of JPEG files, in pixels, from their headers; of other bytes, zeros.
+
+    Args:
+      images: string (rows,).
+
+    Returns:
+      int32 (rows, 2).
+    """
+    return tf.ensure_shape(_operations().stepfeed_jpeg_sizes(images), (images.shape[0], 2))
 
 
 def copy_records(memory: tf.Tensor, bounds: tf.Tensor) -> tf.Tensor:
@@ -114,4 +128,4 @@ def _operations() -> Any:
         found = tf.load_op_library(library.origin)
     except (tf.errors.OpError, OSError, RuntimeError):  # compiled for another system or processor
         return None
-    return found if hasattr(found, "stepfeed_resize") else None
+    return found if hasattr(found, "stepfeed_jpeg_sizes") else None

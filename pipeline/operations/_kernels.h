@@ -10,4 +10,6 @@
 #ifndef KERNEL
 #define KERNEL
 #endif
+/* Marks what these functions call: a function that is not inlined has no second build. */
+#define INLINED static inline __attribute__((always_inline))
 #endif

@@ -1,5 +1,5 @@
-/* Operations of TensorFlow, which pipeline/operations/__init__.py describes: they copy crops of images, distort images,
- * and copy records out of the memory that they were read into.
+/* Operations of TensorFlow, which pipeline/operations/__init__.py describes: they copy crops of images, distort and
+ * resize images, find the sizes of JPEG files, and copy records out of the memory that they were read into.
  *
  * They are written against TensorFlow's C interface (tensorflow/c), whose functions are looked up when TensorFlow loads
  * this library: so it compiles without TensorFlow, and one build serves its versions. Where a function is missing,
@@ -16,7 +16,7 @@
 #include "_resize.h"
 
 enum { OK = 0, INVALID_ARGUMENT = 3, RESOURCE_EXHAUSTED = 8 }; /* TF_Code */
-enum { FLOAT = 1, UINT8 = 4, STRING = 7 };                     /* TF_DataType */
+enum { FLOAT = 1, INT32 = 3, UINT8 = 4, STRING = 7 };          /* TF_DataType */
 enum { LINE = 64 };                                            /* bytes of a line of the cache */
 enum { MOST_INPUTS = 5, MOST_RANK = 8, MOST_RESIZED = 1 << 19 };
 
@@ -173,38 +173,45 @@ static const char *floats(void *const *inputs, void *context, void **output, voi
 
 /* ---- sizes ---- */
 
-enum { IMAGE, NEW_SIZE, RESIZE_INPUTS };
+enum { IMAGE, PART, NEW_SIZE, MIRRORED, RESIZE_INPUTS };
 
 static Computation resized;
 static const char *resized(void *const *inputs, void *context, void **output, void *status) {
-    if (TF_NumDims(inputs[IMAGE]) != 3 || TF_NumDims(inputs[NEW_SIZE]) != 1 || TF_Dim(inputs[NEW_SIZE], 0) != 2)
-        return "an image must have three dimensions, and a new size must be two numbers";
-    const int32_t *size = TF_TensorData(inputs[NEW_SIZE]);
-    Extent before = {TF_Dim(inputs[IMAGE], 0), TF_Dim(inputs[IMAGE], 1)}, after = {size[0], size[1]};
+    if (TF_NumDims(inputs[IMAGE]) != 3 || TF_NumDims(inputs[PART]) != 1 || TF_Dim(inputs[PART], 0) != 4 ||
+        TF_NumDims(inputs[NEW_SIZE]) != 1 || TF_Dim(inputs[NEW_SIZE], 0) != 2 || TF_NumDims(inputs[MIRRORED]))
+        return "an image must have three dimensions, its part must be four numbers, a new size two";
+    const int32_t *part = TF_TensorData(inputs[PART]), *size = TF_TensorData(inputs[NEW_SIZE]);
+    Extent before = {part[2], part[3]}, after = {size[0], size[1]};
     int64_t channels = TF_Dim(inputs[IMAGE], 2), sides[] = {before.height, before.width, after.height, after.width};
     for (int i = 0; i < 4; i++)
         if (sides[i] < 1 || sides[i] > MOST_RESIZED) return "an image must have a height and width of 1 to 524288";
     if (channels < 1 || channels > MOST_CHANNELS) return "an image must have 1 to 65536 channels";
-    int64_t dimensions[3] = {after.height, after.width, channels};
+    if (part[0] < 0 || part[0] + before.height > TF_Dim(inputs[IMAGE], 0) || part[1] < 0 ||
+        part[1] + before.width > TF_Dim(inputs[IMAGE], 1))
+        return "a part must lie in its image";
+    int64_t dimensions[3] = {after.height, after.width, channels}, stride = TF_Dim(inputs[IMAGE], 1) * channels;
     size_t bytes = (size_t)(after.height * after.width * channels);
     *output = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, bytes, status);
     if (TF_GetCode(status) != OK) return NULL;
     void *room = aligned_alloc(LINE, (size_t)room_to_resize(before, after, channels));
+    const uint8_t *image = (const uint8_t *)TF_TensorData(inputs[IMAGE]) + part[0] * stride + part[1] * channels;
     if (room)
-        resize_image(TF_TensorData(inputs[IMAGE]), before, TF_TensorData(*output), after, channels, room);
+        resize_image(image, stride, before, TF_TensorData(*output), after, channels,
+                     *(const uint8_t *)TF_TensorData(inputs[MIRRORED]), room);
     else
         TF_SetStatus(status, RESOURCE_EXHAUSTED, "no memory to resize an image in");
     free(room);
     return NULL;
 }
 
-/* ---- records ---- */
+/* ---- strings ---- */
 
 enum { MEMORY, BOUNDS, RECORDS_INPUTS };
 
 /* A string of TensorFlow, TF_TString in xla/tsl/platform/ctstring_internal.h: a short one lies in place, a longer one
- * in memory of malloc. The lowest two bits of the first byte tell which. */
-enum { SHORT = 0, LONG = 1, KIND_BITS = 2, MOST_SHORT = 22, ALIGNED = 16 };
+ * in memory of malloc, or in another's memory, or somewhere behind itself. The lowest two bits of the first byte tell
+ * which. */
+enum { SHORT, LONG, BEHIND, KIND_BITS = 2, MOST_SHORT = 22, ALIGNED = 16 };
 typedef union {
     struct {
         uint8_t size;
@@ -214,6 +221,13 @@ typedef union {
         size_t size, capacity;
         char *bytes;
     } elsewhere;
+    struct {
+        size_t size;
+        const char *bytes;
+    } of_another;
+    struct {
+        uint32_t size, offset;
+    } behind;
 } String;
 
 /* Makes an empty string one of these bytes. Returns 0 where there is no memory. */
@@ -258,6 +272,69 @@ static const char *records(void *const *inputs, void *context, void **output, vo
     return NULL;
 }
 
+static const uint8_t *bytes_of(const String *string, size_t *size) {
+    switch (string->in_place.size & ((1 << KIND_BITS) - 1)) {
+        case SHORT:
+            *size = string->in_place.size >> KIND_BITS;
+            return (const uint8_t *)string->in_place.bytes;
+        case LONG:
+            *size = string->elsewhere.size >> KIND_BITS;
+            return (const uint8_t *)string->elsewhere.bytes;
+        case BEHIND:
+            *size = string->behind.size >> KIND_BITS;
+            return (const uint8_t *)string + string->behind.offset;
+        default:
+            *size = string->of_another.size >> KIND_BITS;
+            return (const uint8_t *)string->of_another.bytes;
+    }
+}
+
+/* Markers of JPEG: ITU T.81, B.1. Those of frames are SOF0 to SOF15, but for three. */
+enum { SOF0 = 0xC0, DHT = 0xC4, JPG = 0xC8, DAC = 0xCC, SOF15 = 0xCF, RST0 = 0xD0, SOI = 0xD8, SOS = 0xDA, TEM = 1 };
+enum { MARKER = 0xFF, OF_FRAME = 7 };
+
+static int32_t two_bytes(const uint8_t *at) { return at[0] << 8 | at[1]; }
+
+/* Finds the height and width in a JPEG file's header; leaves zeros where it is none. */
+static void find_size(const uint8_t *at, size_t size, int32_t *found) {
+    const uint8_t *end = at + size;
+    if (size < 2 || at[0] != MARKER || at[1] != SOI) return;
+    for (at += 2;;) {
+        while (at < end && *at != MARKER) at++;
+        while (at < end && *at == MARKER) at++;
+        if (end - at < 1 + OF_FRAME) return;
+        int marker = *at++, length = two_bytes(at);
+        if (marker == SOS) return;
+        if (marker >= SOF0 && marker <= SOF15 && marker != DHT && marker != JPG && marker != DAC) {
+            found[0] = two_bytes(at + 3); /* behind the length and the bits of a value */
+            found[1] = two_bytes(at + 5);
+            return;
+        }
+        if (marker == 0 || marker == TEM || (marker >= RST0 && marker <= SOI)) continue; /* nothing follows these */
+        if (length > end - at) return;
+        at += length;
+    }
+}
+
+enum { FILES, SIZES_INPUTS };
+
+static Computation sizes;
+static const char *sizes(void *const *inputs, void *context, void **output, void *status) {
+    if (TF_NumDims(inputs[FILES]) != 1) return "images must have one dimension";
+    int64_t dimensions[2] = {TF_Dim(inputs[FILES], 0), 2}, count = dimensions[0];
+    *output = TF_AllocateOutput(context, 0, INT32, dimensions, 2, sizeof(int32_t) * 2 * (size_t)count, status);
+    if (TF_GetCode(status) != OK || !count) return NULL;
+    const String *strings = TF_TensorData(inputs[FILES]);
+    int32_t *found = TF_TensorData(*output);
+    memset(found, 0, sizeof *found * 2 * (size_t)count);
+    for (int64_t i = 0; i < count; i++) {
+        size_t size;
+        const uint8_t *bytes = bytes_of(strings + i, &size);
+        find_size(bytes, size, found + 2 * i);
+    }
+    return NULL;
+}
+
 /* ---- what TensorFlow calls ---- */
 
 static void compute(Computation *computation, int count, void *context) {
@@ -284,6 +361,7 @@ COMPUTES(pixels, DISTORT_INPUTS)
 COMPUTES(floats, DISTORT_INPUTS)
 COMPUTES(resized, RESIZE_INPUTS)
 COMPUTES(records, RECORDS_INPUTS)
+COMPUTES(sizes, SIZES_INPUTS)
 
 static void infer(void *context, void *status) { TF_ShapeInferenceContextSetUnknownShape(context, status); }
 
@@ -327,11 +405,13 @@ __attribute__((constructor)) static void register_operations(void) {
                                                        "size: int32"};
     static const char *const of_records[RECORDS_INPUTS] = {"memory: uint8", "bounds: int64"};
     static const char *const of_pixels[DISTORT_INPUTS] = {"images: uint8", "program: int32", "parameters: int32"};
-    static const char *const of_resized[RESIZE_INPUTS] = {"image: uint8", "size: int32"};
+    static const char *const of_resized[RESIZE_INPUTS] = {"image: uint8", "part: int32", "size: int32", "mirrored: bool"};
+    static const char *const of_sizes[SIZES_INPUTS] = {"images: string"};
     if (!found()) return;
     register_operation("StepfeedGatherCrops", of_crops, CROPS_INPUTS, "crops: uint8", compute_crops);
     register_operation("StepfeedDistort", of_pixels, DISTORT_INPUTS, "distorted: uint8", compute_pixels);
     register_operation("StepfeedDistortToFloats", of_pixels, DISTORT_INPUTS, "distorted: float", compute_floats);
     register_operation("StepfeedResize", of_resized, RESIZE_INPUTS, "resized: uint8", compute_resized);
     register_operation("StepfeedCopyRecords", of_records, RECORDS_INPUTS, "records: string", compute_records);
+    register_operation("StepfeedJpegSizes", of_sizes, SIZES_INPUTS, "sizes: int32", compute_sizes);
 }

@@ -1,7 +1,8 @@
 /* Bilinear resizing, antialiased if an image is made smaller: the bytes of TensorFlow's ScaleAndTranslate with the
  * triangle kernel, whose float operations it repeats in their order
- * (tensorflow/core/kernels/image/scale_and_translate_op.cc), rounded to whole numbers. TensorFlow's passes cost three
- * times as much, since they write whole images of floats. */
+ * (tensorflow/core/kernels/image/scale_and_translate_op.cc), rounded to whole numbers. TensorFlow's passes write whole
+ * images of floats. Here eight lines of the result are made at a time: their sums of lines are transposed, so that the
+ * sums of pixels, of which there are too few side by side for vectors, are made for all eight at once. */
 #include "_resize.h"
 
 #include <math.h>
@@ -9,16 +10,19 @@
 
 #include "_kernels.h"
 
-typedef float Four __attribute__((vector_size(16)));
-
-enum { RGB = 3, LINE = 64 };
+enum { RGB = 3, LINE = 64, ABREAST = 8, IN_STRIP = 4, STRIP = IN_STRIP * ABREAST, IN_WORD = 4 };
 static const float TO_WHOLE =
     8388608.0f; /* 2^23: a float as large has no fraction, so adding it rounds, halves to even */
 
-/* For each pixel in a line of the result: the first pixel that it sums, how many it sums, and up to `span` weights. */
+typedef float Floats __attribute__((vector_size(4 * ABREAST), may_alias));
+typedef uint32_t Words __attribute__((vector_size(4 * ABREAST), may_alias));
+typedef uint32_t Anywhere __attribute__((vector_size(4 * ABREAST), aligned(1), may_alias));
+
+/* For each pixel in a line of the result: the first pixel that it sums, and `most` weights. Those behind the last pixel
+ * that it sums are 0, as many for all pixels, so that no branch depends on the pixel. */
 typedef struct {
-    int64_t span;
-    int32_t *starts, *counts;
+    int64_t span, most;
+    int32_t *starts;
     float *weights;
 } Spans;
 
@@ -32,13 +36,13 @@ static int64_t span_of(int64_t before, int64_t after) {
 
 static int64_t within(int64_t value, int64_t most) { return value < 0 ? 0 : value > most ? most : value; }
 
-static void make_spans(int64_t before, int64_t after, const Spans *spans) {
+static void make_spans(int64_t before, int64_t after, Spans *spans) {
     float inverse = scale_of(before, after), radius = inverse > 1.0f ? inverse : 1.0f, narrower = 1.0f / radius;
     memset(spans->weights, 0, sizeof(float) * (size_t)(after * spans->span));
+    spans->most = 1;
     for (int64_t x = 0; x < after; x++) {
         float *weights = spans->weights + x * spans->span, place = ((float)x + 0.5f) * inverse, total = 0.0f;
-        spans->starts[x] = 0;
-        spans->counts[x] = 1;
+        spans->starts[x] = x ? spans->starts[x - 1] : 0;
         if (place < 0.0f || place > (float)before) continue;
         int64_t first = within((int64_t)ceilf(place - radius - 0.5f), before - 1);
         int64_t end = within((int64_t)floorf(place + radius - 0.5f), before - 1) + 1;
@@ -50,68 +54,175 @@ static void make_spans(int64_t before, int64_t after, const Spans *spans) {
         float share = 1.0f / total;
         for (int64_t i = first; i < end; i++) weights[i - first] *= share;
         spans->starts[x] = (int32_t)first;
-        spans->counts[x] = (int32_t)(end - first);
+        if (end - first > spans->most) spans->most = end - first;
     }
 }
 
-static inline void sum_lines(const uint8_t *restrict first, int64_t lanes, const float *restrict weights, int64_t count,
-                             float *restrict sums) {
-    for (int64_t i = 0; i < lanes; i++) sums[i] = weights[0] * (float)first[i];
-    for (int64_t t = 1; t < count; t++)
-        for (int64_t i = 0; i < lanes; i++) sums[i] += weights[t] * (float)first[t * lanes + i];
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLED __builtin_shufflevector
+#endif
+#endif
+
+/* Transposes eight vectors in place: value i of vector k becomes value k of vector i. */
+INLINED void transpose(Words *v) {
+    Words t[ABREAST] = {{0}};
+#ifdef SHUFFLED
+    for (int k = 0; k < ABREAST; k += 2) {
+        t[k] = SHUFFLED(v[k], v[k + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        t[k + 1] = SHUFFLED(v[k], v[k + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int k = 0; k < ABREAST; k += 4)
+        for (int i = 0; i < 2; i++) {
+            v[k + 2 * i] = SHUFFLED(t[k + i], t[k + i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            v[k + 2 * i + 1] = SHUFFLED(t[k + i], t[k + i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int k = 0; k < ABREAST / 2; k++) {
+        t[k] = SHUFFLED(v[k], v[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        t[k + 4] = SHUFFLED(v[k], v[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+#else
+    for (int i = 0; i < ABREAST; i++)
+        for (int k = 0; k < ABREAST; k++) t[i][k] = v[k][i];
+#endif
+    for (int k = 0; k < ABREAST; k++) v[k] = t[k];
 }
 
-static inline void sum_pixels(const float *restrict first, int64_t channels, const float *restrict weights,
-                              int64_t count, float *restrict sums) {
-    if (channels == RGB) { /* the fourth lane is overwritten by the next pixel */
-        Four all = {0}, next;
-        for (int64_t t = 0; t < count; t++) {
-            memcpy(&next, first + t * RGB, sizeof next);
-            all += next * weights[t];
+/* ---- eight lines of the result ---- */
+
+/* Writes a strip of lines as floats, side by side; what is behind their lanes, as zeros. */
+INLINED void read_strip(const uint8_t *from, int64_t stride, int64_t lanes, int64_t lines, float *restrict to) {
+    for (int64_t n = 0; n < lines; n++, from += stride, to += STRIP) {
+        __builtin_prefetch(from + 4 * STRIP); /* a strip of many lines at a time is nothing that processors foresee */
+        uint8_t last[STRIP];
+        const uint8_t *bytes = from;
+        if (lanes < STRIP) {
+            memset(last, 0, sizeof last);
+            bytes = memcpy(last, from, (size_t)lanes);
         }
-        memcpy(sums, &all, sizeof all);
+        for (int i = 0; i < STRIP; i++) to[i] = (float)bytes[i];
+    }
+}
+
+/* Writes sums of lines: value r of vector i of `sums` is lane i of line r of the result. `floats` has room for a strip
+ * of each line that is summed. */
+INLINED void sum_lines(const uint8_t *restrict from, int64_t stride, int64_t lanes, int64_t lines, const Spans *down,
+                       const int64_t *rows, Floats *restrict floats, Floats *restrict sums) {
+    for (int64_t at = 0; at < lanes; at += STRIP, from += STRIP, sums += STRIP) {
+        read_strip(from, stride, lanes - at, lines, (float *)floats);
+        for (int r = 0; r < ABREAST; r++) {
+            const float *weights = down->weights + rows[r] * down->span;
+            const Floats *line = floats + (down->starts[rows[r]] - down->starts[rows[0]]) * IN_STRIP;
+            Floats all[IN_STRIP];
+            for (int k = 0; k < IN_STRIP; k++) all[k] = line[k] * weights[0];
+            for (int64_t t = 1; t < down->most; t++)
+                for (int k = 0; k < IN_STRIP; k++) all[k] += line[t * IN_STRIP + k] * weights[t];
+            for (int k = 0; k < IN_STRIP; k++) sums[k * ABREAST + r] = all[k];
+        }
+        for (int k = 0; k < IN_STRIP; k++) transpose((Words *)sums + k * ABREAST);
+    }
+}
+
+/* Writes the channels of a pixel of eight lines, as whole numbers in the lowest bytes of words. */
+INLINED void sum_pixel(const Floats *restrict first, int64_t channels, const float *restrict weights, int64_t count,
+                       Words *restrict to) {
+    if (channels == RGB) {
+        Floats r = first[0] * weights[0], g = first[1] * weights[0], b = first[2] * weights[0];
+        for (int64_t t = 1; t < count; t++) {
+            first += RGB;
+            r += first[0] * weights[t];
+            g += first[1] * weights[t];
+            b += first[2] * weights[t];
+        }
+        to[0] = (Words)(r + TO_WHOLE);
+        to[1] = (Words)(g + TO_WHOLE);
+        to[2] = (Words)(b + TO_WHOLE);
     } else
-        for (int64_t c = 0; c < channels; c++) {
-            sums[c] = 0.0f;
-            for (int64_t t = 0; t < count; t++) sums[c] += first[t * channels + c] * weights[t];
+        for (int64_t c = 0; c < channels; c++, first++) {
+            Floats all = first[0] * weights[0];
+            for (int64_t t = 1; t < count; t++) all += first[t * channels] * weights[t];
+            to[c] = (Words)(all + TO_WHOLE);
         }
 }
 
-static inline void round_all(const float *restrict values, int64_t count, uint8_t *restrict to) {
-    for (int64_t i = 0; i < count; i++) to[i] = (uint8_t)(int32_t)((values[i] + TO_WHOLE) - TO_WHOLE);
+/* Writes the lowest bytes of words to lines: of value r of vector i to byte i of line r. */
+INLINED void write_lines(const Words *restrict words, int64_t count, uint8_t *restrict to, int64_t lines) {
+    for (int64_t at = 0; at < count; at += STRIP) {
+        Words packed[ABREAST];
+        for (int k = 0; k < ABREAST; k++, words += IN_WORD)
+            packed[k] = (words[0] & UINT8_MAX) | words[1] << 8 | words[2] << 16 | words[3] << 24;
+        transpose(packed);
+        if (lines == ABREAST && at + STRIP <= count)
+            for (int r = 0; r < ABREAST; r++) *(Anywhere *)(to + r * count + at) = packed[r];
+        else
+            for (int64_t r = 0; r < lines; r++)
+                memcpy(to + r * count + at, packed + r, count - at < STRIP ? (size_t)(count - at) : STRIP);
+    }
 }
 
-/* Behind a line there is room for a lane more. */
+/* Behind numbers there is room for a line of the cache more. */
 static int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE + LINE; }
 
+static int64_t strips(int64_t lanes) { return (lanes + STRIP - 1) / STRIP * STRIP; }
+
 static int64_t of_spans(int64_t before, int64_t after) {
-    return 2 * aligned(4 * after) + aligned(4 * after * span_of(before, after));
+    return aligned(4 * after) + aligned(4 * after * span_of(before, after));
+}
+
+/* The parts of the room, in bytes: strips of the lines that eight lines sum, their sums, and words. */
+typedef struct {
+    int64_t floats, sums, words;
+} Sizes;
+
+static Sizes sizes_of(Extent before, Extent after, int64_t channels) {
+    int64_t lines = (int64_t)ceilf(ABREAST * scale_of(before.height, after.height)) + 2;
+    lines = (lines < before.height ? lines : before.height) + span_of(before.height, after.height);
+    int64_t lanes = strips(before.width * channels) + channels * span_of(before.width, after.width);
+    return (Sizes){aligned(4 * STRIP * lines), aligned(4 * ABREAST * lanes),
+                   aligned(4 * ABREAST * strips(after.width * channels))};
 }
 
 int64_t room_to_resize(Extent before, Extent after, int64_t channels) {
-    return of_spans(before.height, after.height) + of_spans(before.width, after.width) +
-           aligned(4 * before.width * channels) + aligned(4 * after.width * channels);
+    Sizes sizes = sizes_of(before, after, channels);
+    return of_spans(before.height, after.height) + of_spans(before.width, after.width) + sizes.floats + sizes.sums +
+           sizes.words;
 }
 
 static uint8_t *take_spans(int64_t before, int64_t after, uint8_t *room, Spans *spans) {
-    int64_t numbers = aligned(4 * after);
-    *spans =
-        (Spans){span_of(before, after), (int32_t *)room, (int32_t *)(room + numbers), (float *)(room + 2 * numbers)};
+    *spans = (Spans){span_of(before, after), 1, (int32_t *)room, (float *)(room + aligned(4 * after))};
     make_spans(before, after, spans);
     return room + of_spans(before, after);
 }
 
-KERNEL void resize_image(const uint8_t *image, Extent before, uint8_t *to, Extent after, int64_t channels, void *room) {
+KERNEL static void resize(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after,
+                          int64_t channels, int mirrored, void *room) {
     Spans down, across;
+    Sizes sizes = sizes_of(before, after, channels);
     uint8_t *rest = take_spans(before.height, after.height, room, &down);
     rest = take_spans(before.width, after.width, rest, &across);
+    Floats *floats = (Floats *)rest, *sums = (Floats *)(rest + sizes.floats);
+    Words *words = (Words *)(rest + sizes.floats + sizes.sums);
     int64_t lanes = before.width * channels, result = after.width * channels;
-    float *line = (float *)rest, *sums = (float *)(rest + aligned(4 * lanes));
-    for (int64_t y = 0; y < after.height; y++, to += result) {
-        sum_lines(image + down.starts[y] * lanes, lanes, down.weights + y * down.span, down.counts[y], line);
-        for (int64_t x = 0; x < after.width; x++)
-            sum_pixels(line + across.starts[x] * channels, channels, across.weights + x * across.span, across.counts[x],
-                       sums + x * channels);
-        round_all(sums, result, to);
+    /* Weights of 0 are multiplied with what is behind the last line and pixel, which must not be infinite. */
+    memset(floats, 0, (size_t)sizes.floats);
+    memset(sums + strips(lanes), 0, (size_t)(sizes.sums - 4 * ABREAST * strips(lanes)));
+    memset(words + result, 0, (size_t)(sizes.words - 4 * ABREAST * result));
+    for (int64_t y = 0; y < after.height; y += ABREAST, to += ABREAST * result) {
+        int64_t rows[ABREAST], count = within(after.height - y, ABREAST);
+        for (int r = 0; r < ABREAST; r++) rows[r] = y + within(r, count - 1); /* the last line several times */
+        int64_t first = down.starts[y], end = within(down.starts[rows[ABREAST - 1]] + down.most, before.height);
+        sum_lines(image + first * stride, stride, lanes, end - first, &down, rows, floats, sums);
+        for (int64_t i = 0; i < after.width; i++) {
+            int64_t x = mirrored ? after.width - 1 - i : i;
+            sum_pixel(sums + across.starts[x] * channels, channels, across.weights + x * across.span, across.most,
+                      words + i * channels);
+        }
+        write_lines(words, result, to, count);
     }
+}
+
+/* Not `resize` itself: of a function with several builds, clang finds only one in its own file. */
+void resize_image(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after, int64_t channels,
+                  int mirrored, void *room) {
+    resize(image, stride, before, to, after, channels, mirrored, room);
 }

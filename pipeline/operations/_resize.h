@@ -10,6 +10,8 @@ typedef struct {
 /* Returns how many bytes of memory `resize_image` needs. */
 int64_t room_to_resize(Extent before, Extent after, int64_t channels);
 
-/* Writes an image of another size; `room` is aligned to 64 bytes. */
-void resize_image(const uint8_t *image, Extent before, uint8_t *to, Extent after, int64_t channels, void *room);
+/* Writes an image of another size, mirrored from left to right or not. `stride` is the bytes from line to line of the
+ * image, which may be a part of a larger one; `room` is aligned to 64 bytes. */
+void resize_image(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after, int64_t channels,
+                  int mirrored, void *room);
 #endif

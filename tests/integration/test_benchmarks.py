@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import commands, feeding, sources, tfds_cifar
@@ -122,6 +124,21 @@ def test_crops_out_of_jpegs_are_measured_against_decoding_alone():
     assert 25 < int(less[2]) <= int(less[1]) < 60
     for line, name in zip(lines[-2:], ("random_crop", "random_resized_crop"), strict=True):
         assert re.fullmatch(rf"{name}\(size=64, normalize=False\), against decode_and_crop_jpeg of{BOTH}", line), line
+
+
+@pytest.mark.slow
+def test_models_are_trained_with_scaled_decoding_and_without(tmp_path):
+    for split, count in (("train", 64), ("test", 16)):
+        made = pq.read_table(sources.parquet(tmp_path / "made", count, (32, 32), "JPEG"))
+        images = [{"bytes": image, "path": ""} for image in made["image"].to_pylist()]
+        pq.write_table(pa.table({"img": images, "label": made["label"]}), tmp_path / f"cifar10-{split}.parquet")
+    flags = (f"--cifar10={tmp_path}", "--images=64", "--rounds=1")
+    *each, full, scaled = lines_of(run(*flags, benchmark="jpeg_throughput"))
+    ways = [(trained, tested) for trained in ("in full", "scaled") for tested in ("in full", "scaled")]
+    for line, (trained, tested) in zip(each[-4:], ways, strict=True):
+        assert re.fullmatch(rf"  seed 0, trained {trained}, tested {tested}: [01]\.\d+", line)
+    for line, tested in ((full, "in full"), (scaled, "scaled")):
+        assert re.match(rf"tested {tested}: [01]\.\d+ trained in full, [01]\.\d+ scaled; difference [+-]", line)
 
 
 @pytest.mark.slow

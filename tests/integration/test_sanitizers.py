@@ -82,8 +82,15 @@ FAULTS = {
         "lanes_of(size) > lanes_of(pass->after)",
         "lanes_of(size) < lanes_of(pass->after)",
     ),
-    "weights are of a line below the resized image": (R, "down.counts[y]", "down.span"),
-    "there are no weights for the last pixel": (R, "aligned(4 * after * span_of(before, after))", "aligned(4 * after)"),
+    "the floats have no room for all lines": (R, "aligned(4 * STRIP * lines)", "aligned(4 * STRIP)"),
+    "the last strip of a part is as wide as others": (R, "if (lanes < STRIP)", "if (lanes < 1)"),
+    "a line below the part is summed": (
+        R,
+        "within(down.starts[rows[ABREAST - 1]] + down.most, before.height)",
+        "down.starts[rows[ABREAST - 1]] + down.most",
+    ),
+    "a frame may end before its size": (O, "end - at < 1 + OF_FRAME", "end - at < 1"),
+    "there is no room for the last pixel": (R, "ABREAST * strips(after.width * channels)", "ABREAST * channels"),
     "the size of the crops overflows": (O, OVERFLOW, f"(bytes = {VOLUME}, 0)"),
 }
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 TYPES = {"float": 1, "int32": 3, "uint8": 4, "string": 7, "int64": 9, "bool": 10}
 DTYPES = {"float": np.float32, "int32": np.int32, "uint8": np.uint8, "int64": np.int64, "bool": np.bool_}
+DTYPES |= {"string": np.object_}  # of bytes
 _NUMBER, _BUFFER, _ALIAS, _FILE = range(4)
 
 
@@ -84,8 +85,11 @@ class Tensor:
     array: Array
 
     def to_bytes(self) -> bytes:
-        array = np.ascontiguousarray(self.array, DTYPES[self.kind])
         shape = self.array.shape
+        if self.kind == "string":
+            strings = b"".join(_numbers(len(value)) + value for value in self.array.reshape(-1).tolist())
+            return _numbers(TYPES[self.kind], len(shape), *shape, self.array.size) + strings
+        array = np.ascontiguousarray(self.array, DTYPES[self.kind])
         return _numbers(TYPES[self.kind], len(shape), *shape, array.nbytes) + array.tobytes()
 
 

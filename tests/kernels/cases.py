@@ -259,11 +259,33 @@ def _distorted(rng: Random, floats: bool) -> list[Array]:
 
 def _resized(rng: Random) -> list[Array]:
     shape = [int(pick(rng, (1, 2, 3, 7, 40))) for _ in range(2)]
-    return [rng.integers(0, 256, (*shape, int(pick(rng, (1, 2, 3, 3))))), rng.integers(1, 60, 2)]
+    corner = rng.integers(0, shape)
+    sides = np.array(shape) - corner
+    part = np.concatenate([corner, sides if is_rare(rng, 2) else rng.integers(1, sides + 1)])
+    image = rng.integers(0, 256, (*shape, int(pick(rng, (1, 2, 3, 3)))))
+    return [image, part, rng.integers(1, 60, 2), np.array(is_rare(rng, 2))]
+
+
+def _jpegs(rng: Random) -> list[Array]:
+    """Returns headers of JPEG files, such as end too early, too."""
+    files = np.empty(int(rng.integers(0, 5)), object)
+    for i in range(len(files)):
+        markers = [int(pick(rng, (0xC0, 0xC2, 0xC4, 0xD0, 0xDA, 0xE0, 0xE1, 0xFE, 1, 0))) for _ in range(4)]
+        parts = [b"\xff" * int(rng.integers(1, 3)) + bytes([marker]) + _segment(rng) for marker in markers]
+        whole = b"\xff\xd8" + b"".join(parts)
+        files[i] = whole[: int(rng.integers(len(whole) + 1))] if is_rare(rng, 2) else whole
+    return [files]
+
+
+def _segment(rng: Random) -> bytes:
+    size = int(pick(rng, (0, 1, 5, 6, 7, 20, 200)))
+    length = int(pick(rng, (0, 1, 65_535))) if is_rare(rng, 8) else size + 2
+    return length.to_bytes(2, "big") + rng.bytes(size)
 
 
 OPERATIONS: dict[str, tuple[Callable[[Random], list[Array]], str]] = {
     "StepfeedResize": (_resized, "uint8"),
+    "StepfeedJpegSizes": (_jpegs, "int32"),
     "StepfeedDistort": (functools.partial(_distorted, floats=False), "uint8"),
     "StepfeedDistortToFloats": (functools.partial(_distorted, floats=True), "float"),
     "StepfeedGatherCrops": (_crops, "uint8"),
@@ -293,4 +315,4 @@ def _changed(rng: Random, array: Array, dtype: Any) -> Array:
     if way == 1:
         return array[..., None] if is_rare(rng, 2) else array.reshape(-1)
     shape = tuple(int(rng.integers(0, 4)) for _ in range(int(rng.integers(0, 6))))
-    return rng.integers(0, 100, shape).astype(dtype)
+    return np.full(shape, b"a", object) if dtype is np.object_ else rng.integers(0, 100, shape).astype(dtype)

@@ -44,7 +44,12 @@ typedef union {
         size_t size, capacity;
         char *bytes;
     } elsewhere;
+    struct {
+        size_t size;
+        const char *bytes;
+    } of_another;
 } String;
+enum { SHORT, LONG, OF_ANOTHER = 3, MOST_SHORT = 22 };
 
 static size_t size_of(int type) {
     switch (type) {
@@ -173,13 +178,47 @@ void *fake_dlsym(void *library, const char *name) {
 
 /* ---- cases ---- */
 
+/* Takes strings of each kind, whose bytes end where their memory does. */
+static void take_strings(Tensor *tensor, size_t count) {
+    String *string = tensor->data = count ? exact(count * sizeof *string, 0, &tensor->whole) : NULL;
+    for (size_t i = 0; i < count; i++, string++) {
+        size_t size = (size_t)take_number();
+        memset(string, 0, sizeof *string);
+        if (size <= MOST_SHORT) {
+            string->in_place.size = (uint8_t)(size << 2 | SHORT);
+            take(string->in_place.bytes, size);
+            continue;
+        }
+        void *bytes;
+        take(exact(size, 0, &bytes), size);
+        if (size % 2)
+            string->of_another.bytes = bytes;
+        else
+            string->elsewhere.bytes = bytes;
+        string->elsewhere.size = size << 2 | (size % 2 ? OF_ANOTHER : LONG);
+    }
+}
+
 static void take_tensor(Tensor *tensor) {
     tensor->type = (int)take_number();
     tensor->rank = (int)take_number();
     take(tensor->shape, sizeof *tensor->shape * (size_t)tensor->rank);
     size_t size = (size_t)take_number();
+    if (tensor->type == STRING) {
+        take_strings(tensor, size);
+        return;
+    }
     tensor->data = size ? exact(size, 0, &tensor->whole) : NULL;
     take(tensor->data, size);
+}
+
+static void free_tensor(Tensor *tensor) {
+    int64_t values = tensor->type == STRING;
+    for (int i = 0; i < tensor->rank; i++) values *= tensor->shape[i];
+    for (String *string = tensor->data; values; values--, string++)
+        if (string->in_place.size & 3)
+            free((string->in_place.size & 3) == LONG ? string->elsewhere.bytes : (char *)string->of_another.bytes);
+    free(tensor->whole);
 }
 
 static void give_output(const Tensor *output) {
@@ -231,7 +270,7 @@ int main(int argument_count, char **arguments) {
         give_text(context.status.message);
         give_number(context.status.code);
         if (context.status.code == OK) give_output(&context.output);
-        for (int i = 0; i < context.count; i++) free(context.inputs[i].whole);
+        for (int i = 0; i < context.count; i++) free_tensor(&context.inputs[i]);
         free(context.output.whole);
     }
     return fclose(results) != 0;

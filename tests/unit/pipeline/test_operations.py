@@ -1,8 +1,10 @@
-"""The compiled operations, crops of images and copies of records, against NumPy; and what they refuse."""
+"""The compiled operations: crops of images, copies of records, sizes of JPEG files; and what they refuse."""
 
 import importlib.util
+import io
 
 import numpy as np
+import PIL.Image
 import pytest
 import tensorflow as tf
 
@@ -96,6 +98,33 @@ def test_records_outlive_the_memory_and_can_be_changed_like_any_strings(compiled
 def test_what_does_not_lie_in_the_memory_is_no_record(compiled_operation, bounds):
     with pytest.raises(tf.errors.InvalidArgumentError, match="bounds must"):
         operations.copy_records(tf.zeros([2, 5], tf.uint8), tf.constant(bounds, tf.int64))
+
+
+def jpeg(height, width, mode="RGB", **options):
+    stream = io.BytesIO()
+    PIL.Image.fromarray(np.zeros((height, width, 3), np.uint8)).convert(mode).save(stream, "JPEG", **options)
+    return stream.getvalue()
+
+
+def test_sizes_of_jpegs_are_those_that_tensorflow_finds(compiled_operation):
+    exif = PIL.Image.Exif()
+    exif[270] = "a description"
+    files = [jpeg(h, w) for h, w in ((1, 1), (3, 2000), (65_500, 1), (300, 257))]
+    files += [jpeg(40, 30, "L"), jpeg(41, 30, "CMYK"), jpeg(42, 30, progressive=True, quality=30)]
+    files += [jpeg(43, 30, exif=exif), jpeg(44, 30, comment=jpeg(9, 8)), jpeg(45, 30, restart_marker_blocks=1)]
+    files += [files[3][:2] + b"\xff\xff" + files[3][2:], files[3][:2] + b"none" + files[3][2:]]  # may stand between
+    found = operations.jpeg_sizes(tf.constant(files))
+    assert (found.dtype, found.shape) == (tf.int32, (len(files), 2))
+    assert found.numpy().tolist() == [tf.io.extract_jpeg_shape(file)[:2].numpy().tolist() for file in files]
+
+
+def test_what_is_no_jpeg_has_no_size(compiled_operation):
+    whole = jpeg(40, 30)
+    frame = whole.index(b"\xff\xc0")
+    files = [b"", b"\xff", b"GIF89a", whole[:1], whole[:2], whole[2:], *(whole[: frame + i] for i in range(9))]
+    assert not operations.jpeg_sizes(tf.constant(files)).numpy().any()
+    assert operations.jpeg_sizes(tf.constant([whole[: frame + 9]])).numpy().tolist() == [[40, 30]]
+    assert operations.jpeg_sizes(tf.zeros([0], tf.string)).shape == (0, 2)
 
 
 @pytest.mark.parametrize("origin", [None, "text.so"])

@@ -8,7 +8,8 @@ from pipeline.bench import __main__ as bench
 from pipeline.bench import measure
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
-from tests.datasets import write_dataset
+from pipeline.operations import can_resize
+from tests.datasets import Kind, write_dataset
 
 SHORT = ["--global_batch_size=8", "--rounds=2", "--steps=2"]
 STAGES = ["read", "check", "decode", "order", "gather", "distort", "batch", "copy to device"]
@@ -41,6 +42,39 @@ def test_the_object_has_every_stage_and_adds_up(folder, capsys):
     assert (found["spec"]["seed"], found["spec"]["global_batch_size"], found["distort"]) == (3, 8, "shift")
     assert found["images_per_second"]["median"] > 0
     assert set(found["sections"]) == {"planning", "making batches"}
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("photographs")
+    write_dataset(path, (9, 7), (240, 320, 3), kind=Kind("jpeg", varied=True))
+    return path
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        pytest.param([], id="in memory", marks=pytest.mark.slow),
+        pytest.param(["--shuffle_bytes=2000000", "--streams=2"], id="in windows"),
+    ],
+)
+def test_decoding_and_distorting_jpegs_are_stages_of_their_own(windows, photographs, capsys):
+    """These have half a millisecond of pixels to decode, and 8x8 to normalise."""
+    recipe = "random_resized_crop(size=8, normalize=False) | normalize"
+    bench.main([str(photographs), "--json", f"--distort={recipe}", *windows, *SHORT])
+    stages = {stage["stage"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
+    assert stages["decode"]["occurs"] == stages["distort"]["occurs"] == "each epoch"
+    assert stages["decode"]["note"] == ("crops, resizes and flips, too" if can_resize() else "")
+    costs = {name: stages[name]["processor_us_per_image"]["median"] for name in ("decode", "distort")}
+    assert costs["decode"] > 100
+    assert costs["decode"] > costs["distort"] > 0
+
+
+@pytest.mark.skipif(not can_resize(), reason="without the operation that resizes, flips are a stage of their own")
+def test_what_is_done_while_images_are_decoded_is_no_other_stage(photographs, capsys):
+    bench.main([str(photographs), "--json", "--distort=random_resized_crop(size=8, normalize=False)", *SHORT])
+    stages = {stage["stage"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
+    assert (stages["distort"]["occurs"], stages["distort"]["note"]) == ("absent", "done while images are decoded")
 
 
 def test_the_input_is_that_of_the_flags(folder, capsys):

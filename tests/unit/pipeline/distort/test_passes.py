@@ -115,14 +115,18 @@ def test_what_has_no_pass_is_left_to_xla(data, text):
     assert "StepfeedDistort" not in str(graph_of(dataset))
 
 
-def test_photographs_are_resized_alike_in_this_process_and_for_another_one(tmp_path):
+@pytest.mark.parametrize("text", ["random_resized_crop(size=24)", "random_crop(size=24, normalize=False)"])
+def test_photographs_are_resized_and_flipped_alike_in_this_process_and_for_another_one(text, tmp_path):
     write_dataset(tmp_path, (9, 7), (40, 60, 3), (5,), kind=datasets.Kind("jpeg", varied=True))
     found = {}
     for portable in (False, True):
-        options = {"training": True, "distort": "random_resized_crop(size=24)", "portable": portable}
+        options = {"training": True, "distort": text, "portable": portable}
         dataset = input_fn(tmp_path, "train", global_batch_size=4, **options)
         found[portable] = [images.numpy() for images, *_ in dataset.take(5)]
-        assert ("StepfeedResize" in str(graph_of(dataset))) == (not portable and operations.can_resize())
+        graph, is_resized = str(graph_of(dataset)), not portable and operations.can_resize()
+        assert ("StepfeedResize" in graph) == is_resized
+        if is_resized:  # which flips, too: nothing is left to do for a second pass
+            assert ("StepfeedDistort" in graph) == ("normalize=False" not in text)
     np.testing.assert_allclose(found[False], found[True], rtol=0, atol=1e-5)
 
 
