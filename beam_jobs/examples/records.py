@@ -70,7 +70,9 @@ def make_records(rows: Block) -> Records:
     count = len(rows.labels)
     if _are_matrices(rows):
         images, keys = np.asarray(rows.images), np.ascontiguousarray(rows.keys)
-        label_sizes = 1 + sum((rows.labels >> 7 * n > 0).astype(np.int64) for n in range(1, MAX_LABEL_SIZE))
+        label_sizes = np.ones(count, np.int64)
+        for size in range(1, MAX_LABEL_SIZE):
+            label_sizes += rows.labels >> 7 * size > 0
         layouts = {n: Layout.build(images[0].size, keys.itemsize, n) for n in np.unique(label_sizes).tolist()}
         lengths = np.zeros(MAX_LABEL_SIZE + 1, np.int64)
         for size, layout in layouts.items():
