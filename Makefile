@@ -69,16 +69,17 @@ engines: $(READY)
 test-engines: $(READY)
 	$(BIN)/python -m pytest -m engines tests/integration/test_engines_clusters.py tests/integration/test_engines_sessions.py
 
+# Shorter rounds than benchmarks/RESULTS.md names, so that all end in half an hour on 2 idle cores.
 bench: $(READY)
-	$(BIN)/python -m benchmarks.input_throughput
-	$(BIN)/python -m benchmarks.windowed_throughput
-	$(BIN)/python -m benchmarks.jpeg_throughput
-	$(BIN)/python -m benchmarks.cold_start
-	$(BIN)/python -m benchmarks.distributed_iterator
-	$(BIN)/python -m benchmarks.mixture_throughput
+	$(BIN)/python -m benchmarks.input_throughput --batches=128,1024 --rounds=2 --seconds=0.5
+	$(BIN)/python -m benchmarks.windowed_throughput --rounds=3 --seconds=1
+	$(BIN)/python -m benchmarks.jpeg_throughput --rounds=5 --seconds=2
+	$(BIN)/python -m benchmarks.cold_start --rounds=3
+	$(BIN)/python -m benchmarks.distributed_iterator --rounds=5 --seconds=0.5
+	$(BIN)/python -m benchmarks.mixture_throughput --rounds=3
 	$(BIN)/python -m benchmarks.order_throughput
-	$(BIN)/python -m benchmarks.convert_throughput
-	$(BIN)/python -m benchmarks.topology
+	$(BIN)/python -m benchmarks.convert_throughput --rounds=3 --seconds=30
+	$(BIN)/python -m benchmarks.topology --rounds=5 --seconds=1
 
 clean:
 	rm -rf .venv demo docs/_build build *.egg-info $(COMPILED)

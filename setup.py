@@ -62,14 +62,21 @@ setup(
     package_data={
         **{name: ["py.typed"] for name in ("stepfeed", "pipeline", "trainer", "beam_jobs")},
         "pipeline.operations": ["*.h"],
-        "pipeline.read": ["*.pyi"],
+        "pipeline.read": ["*.pyi", "*.h"],
         "trainer.launching.schedulers": ["*.sh"],
         "trainer.watching": ["*.jinja", "static/*"],
         "beam_jobs.report": ["*.jinja", "*.css"],
     },
     # Optional: without a compiler, NumPy and TensorFlow do the same.
     ext_modules=[
-        Extension("pipeline.read._unpack", ["pipeline/read/_unpack.c"], py_limited_api=STABLE, optional=True),
+        Extension(
+            "pipeline.read._unpack",
+            ["pipeline/read/_unpack.c", "pipeline/read/_planes.c"],
+            depends=["pipeline/read/_planes.h", "pipeline/operations/_kernels.h"],
+            include_dirs=["pipeline/operations"],
+            py_limited_api=STABLE,
+            optional=True,
+        ),
         Extension(
             "pipeline.operations._operations",
             [f"pipeline/operations/{name}.c" for name in ("_operations", "_pixels", "_resize")],

@@ -4,7 +4,9 @@
 
 Parts (--only):
   peers: each contestant of `CONTESTANTS` feeds the same images of CIFAR-10's shape, shuffled, without end, at each
-    batch size, distorted and undistorted; the limit is a frozen C loop;
+    batch size, distorted and undistorted; the limit is a frozen C loop. This input is taken inside a `tf.function`, by
+    a plain `for`, and as arrays of `StepIterator`; `nothing` is what TensorFlow takes to hand out one batch again and
+    again;
   distribute: `pipeline.distribute` on 1, 2 and 4 logical devices against plain iteration on one, at the smallest and
     the largest batch size;
   photographs: each contestant of `PHOTOGRAPHS` crops the same JPEGs of each size to 224x224 and flips them, with and
@@ -43,6 +45,10 @@ _IMAGES = 60_000  # images to make, 10,000 of them in test
 OURS, LIMIT = "ours", "fused_c"
 CONTESTANTS = {
     OURS: Entry("ours"),
+    "ours_in_a_for": Entry("ours", {"taken": "for"}),
+    "ours_as_arrays": Entry("ours", {"taken": "arrays"}),
+    "nothing": Entry("ours", {"nothing": True}),
+    "nothing_in_a_for": Entry("ours", {"nothing": True, "taken": "for"}),
     "ours_windowed": Entry("ours", {"windows": True}),
     "ours_compressed": Entry("ours", {"windows": True, "compression": "GZIP"}),
     "tf_one_by_one": Entry("tf_one_by_one"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import crc32c
 import numpy as np
@@ -14,7 +15,7 @@ from beam_jobs.drafts import Bytes
 from beam_jobs.sources.base import Block
 from pipeline.read import sidecars
 from pipeline.records import framing, members, tf_example
-from pipeline.records.tf_example import MAX_ONE_BYTE, Layout
+from pipeline.records.tf_example import MAX_LABEL_SIZE, MAX_ONE_BYTE, Layout
 
 _BLOCK = 768 << 10  # 768 KiB made at a time, which stay in a core's cache until they are written
 
@@ -67,21 +68,29 @@ class Records:
 def make_records(rows: Block) -> Records:
     """Returns the records of valid rows, in the same order."""
     count = len(rows.labels)
-    if _has_one_layout(rows):
+    if _are_matrices(rows):
         images, keys = np.asarray(rows.images), np.ascontiguousarray(rows.keys)
-        layout = Layout.build(images[0].size, keys.itemsize)
-        stride = framing.HEADER + len(layout.template) + framing.FOOTER
+        label_sizes = np.ones(count, np.int64)
+        for size in range(1, MAX_LABEL_SIZE):
+            label_sizes += rows.labels >> 7 * size > 0
+        layouts = {n: Layout.build(images[0].size, keys.itemsize, n) for n in np.unique(label_sizes).tolist()}
+        lengths = np.zeros(MAX_LABEL_SIZE + 1, np.int64)
+        for size, layout in layouts.items():
+            lengths[size] = framing.HEADER + len(layout.template) + framing.FOOTER
         crcs = np.empty(count, sidecars.CRCS)
-        blocks = functools.partial(_matrices, layout, images, rows.labels, keys, crcs)
-        return Records(blocks, count * stride, count, stride, None, crcs)
+        blocks = functools.partial(_matrices, layouts, label_sizes, images, rows.labels, keys, crcs)
+        return _of_lengths(blocks, lengths[label_sizes], crcs)
     framed = [framing.frame(record) for record in _examples(rows)]
-    lengths = np.array([len(record) for record in framed], np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(sidecars.OFFSETS)
     crcs = np.frombuffer(b"".join(record[-framing.FOOTER :] for record in framed), sidecars.CRCS)
-    made = Records(functools.partial(_joined, framed), int(offsets[-1]), count, None, offsets, crcs)
-    if count and (lengths == lengths[0]).all():
-        return dataclasses.replace(made, stride=int(lengths[0]), offsets=None)
-    return made
+    return _of_lengths(functools.partial(_joined, framed), np.array([len(record) for record in framed], np.int64), crcs)
+
+
+def _of_lengths(blocks: Callable[[], Iterable[Bytes]], lengths: NDArray[np.int64], crcs: NDArray[np.uint32]) -> Records:
+    """Returns records of some lengths, with their frames; int64 (n,)."""
+    if len(lengths) and (lengths == lengths[0]).all():
+        return Records(blocks, int(lengths.sum()), len(lengths), int(lengths[0]), None, crcs)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(sidecars.OFFSETS)
+    return Records(blocks, int(offsets[-1]), len(lengths), None, offsets, crcs)
 
 
 def compressed(records: Records) -> Records:
@@ -105,41 +114,77 @@ def _members(records: Records, offsets: list[int]) -> Iterator[bytes]:
         yield member
 
 
-def _has_one_layout(rows: Block) -> bool:
+def _are_matrices(rows: Block) -> bool:
+    """Whether the records differ in length by their labels alone."""
     if isinstance(rows.images, list) or isinstance(rows.keys, list) or rows.extra or not len(rows.labels):
         return False
     ends = np.ascontiguousarray(rows.keys).view(np.uint8).reshape(len(rows.labels), -1)[:, -1]
-    return bool(rows.labels.max() <= MAX_ONE_BYTE and ends.all())  # NumPy pads shorter keys with zeros
+    return bool(ends.all())  # NumPy pads shorter keys with zeros
 
 
 def _matrices(
-    layout: Layout,
+    layouts: Mapping[int, Layout],
+    label_sizes: NDArray[np.int64],
     images: NDArray[np.uint8],
     labels: NDArray[np.int64],
     keys: NDArray[np.bytes_],
     crcs: NDArray[np.uint32],
-) -> Iterator[NDArray[np.uint8]]:
-    """Yields records of equal length as matrices, one row per record, small enough to stay in the cache.
+) -> Iterator[Bytes]:
+    """Yields framed records in pieces that are small enough to stay in the cache.
 
-    Fills `crcs` with the masked CRC32C of each.
+    Those whose labels take one number of bytes are made as one matrix, with a row per record.
+
+    Args:
+      layouts: of the records with labels of so many bytes.
+      label_sizes: bytes of each label, int64 (n,).
+      images: uint8 (n, ...).
+      labels: int64 (n,).
+      keys: (n,), all of one length.
+      crcs: uint32 (n,), filled with the masked CRC32C of each record.
     """
     flat, key_bytes = images.reshape(len(labels), -1), keys.view(np.uint8).reshape(len(labels), -1)
-    empty = np.frombuffer(framing.frame(layout.template.tobytes()), np.uint8)
-    step = _rows_at_once(len(empty))
+    step = _rows_at_once(max(len(layout.template) for layout in layouts.values()) + framing.OVERHEAD)
     for start in range(0, len(labels), step):
         rows = slice(start, start + step)
-        matrix = np.empty((len(labels[rows]), len(empty)), np.uint8)
-        records = matrix[:, framing.HEADER : -framing.FOOTER]
-        image_end = framing.HEADER + layout.image.stop
-        matrix[:, : framing.HEADER + layout.image.start] = empty[: framing.HEADER + layout.image.start]
-        matrix[:, image_end:] = empty[image_end:]
-        records[:, layout.image] = flat[rows]
-        records[:, layout.key] = key_bytes[rows]
-        records[:, layout.label] = labels[rows, None]
-        plain = np.fromiter(map(crc32c.crc32c, records), np.uint32, len(records))  # rows are not copied
-        crcs[rows] = framing.mask(plain)
-        matrix[:, -framing.FOOTER :] = crcs[rows].view(np.uint8).reshape(-1, framing.FOOTER)
-        yield matrix.reshape(-1)
+        sizes = np.unique(label_sizes[rows]).tolist() if len(layouts) > 1 else [*layouts]
+        if len(sizes) == 1:
+            yield _matrix(layouts[sizes[0]], flat[rows], labels[rows], key_bytes[rows], crcs[rows]).reshape(-1)
+            continue
+        framed: list[Any] = [b""] * len(labels[rows])
+        for size in sizes:
+            which = start + np.flatnonzero(label_sizes[rows] == size)
+            own = np.empty(len(which), np.uint32)
+            matrix = _matrix(layouts[size], flat[which], labels[which], key_bytes[which], own)
+            crcs[which] = own
+            for row, record in zip((which - start).tolist(), matrix, strict=True):
+                framed[row] = record
+        yield b"".join(framed)
+
+
+def _matrix(
+    layout: Layout,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    keys: NDArray[np.uint8],
+    crcs: NDArray[np.uint32],
+) -> NDArray[np.uint8]:
+    """Returns framed records of one layout, uint8 (n, length); fills `crcs`. Images and keys are uint8 (n, bytes)."""
+    empty = np.frombuffer(framing.frame(layout.template.tobytes()), np.uint8)
+    matrix = np.empty((len(labels), len(empty)), np.uint8)
+    records = matrix[:, framing.HEADER : -framing.FOOTER]
+    image_end = framing.HEADER + layout.image.stop
+    matrix[:, : framing.HEADER + layout.image.start] = empty[: framing.HEADER + layout.image.start]
+    matrix[:, image_end:] = empty[image_end:]
+    records[:, layout.image] = images
+    records[:, layout.key] = keys
+    last = layout.label.stop - 1
+    for place, column in enumerate(range(layout.label.start, last + 1)):
+        goes_on = 0 if column == last else MAX_ONE_BYTE + 1
+        records[:, column] = labels >> 7 * place & MAX_ONE_BYTE | goes_on
+    plain = np.fromiter(map(crc32c.crc32c, records), np.uint32, len(records))  # rows are not copied
+    crcs[:] = framing.mask(plain)
+    matrix[:, -framing.FOOTER :] = crcs.view(np.uint8).reshape(-1, framing.FOOTER)
+    return matrix
 
 
 def _joined(framed: list[bytes]) -> Iterator[bytes]:

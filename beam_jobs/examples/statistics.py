@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_VALUES = 3 << 16  # 192 Ki values widened to uint32 at a time, which fit the cache
-_MOST_ROWS = 66_051  # at a time: floor((2^32 - 1) / 255^2), so that sums of squares fit uint32
-_MOST_LANES = 1 << 14  # values of an image that are summed side by side
+from beam_jobs import pixels
 
 
 @dataclasses.dataclass
@@ -35,22 +33,10 @@ class PixelSums:
 
     def add(self, images: NDArray[np.uint8]) -> None:
         """Adds images, uint8 (n, height, width, channels), or one, (height, width, channels)."""
-        lanes = math.prod(images.shape[1:])
-        if lanes > _MOST_LANES:
-            lanes = math.prod(images.shape[-2:])  # row by row, so that many rows fit the cache
-        values = images.reshape(-1, lanes)
-        sums, squares = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
-        # Summed over the first axis, vectorised along a long contiguous one, whose channels are folded at the end.
-        rows = min(max(1, _VALUES // max(1, lanes)), _MOST_ROWS)
-        for start in range(0, len(values), rows):
-            chunk = values[start : start + rows].astype(np.uint32)
-            sums += chunk.sum(axis=0, dtype=np.uint32)
-            chunk *= chunk
-            squares += chunk.sum(axis=0, dtype=np.uint32)
-        self.pixels += values.size // self.channels
-        for channel in range(self.channels):
-            self.sums[channel] += int(sums[channel :: self.channels].sum())
-            self.squares[channel] += int(squares[channel :: self.channels].sum())
+        sums, squares = pixels.sums_of(images, self.channels)
+        self.pixels += images.size // self.channels
+        self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)]
+        self.squares = [a + b for a, b in zip(self.squares, squares, strict=True)]
 
     def merge(self, other: PixelSums) -> None:
         """Adds other sums, of the same number of channels."""

@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs import pixels
 from beam_jobs.sources import base, cifar_pickles, published, row_files, streams
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.row_files import RowFile
@@ -144,9 +145,7 @@ class CifarSource(Source):
                 records = scratch[: len(rows[part])]
                 row_files.fill(records, order[part] - start, descriptors[part].tolist(), offsets[part].tolist())
                 labels[part] = records[:, :count]
-                for channel in range(CHANNELS):  # three times as fast as a transposed copy
-                    begin = count + channel * _PLANE
-                    images[part, :, channel] = records[:, begin : begin + _PLANE]
+                pixels.interleave(records, count, images[part])
         extra = {name: labels[:, i] for i, name in enumerate(self.features)}
         keys = self.parts[split].keys(rows)
         return Block(images.reshape(-1, SIDE, SIDE, CHANNELS), labels[:, -1], keys, extra)

@@ -1,14 +1,20 @@
-"""This input: `pipeline.input_fn`, in memory, in windows, or from compressed shards."""
+"""This input: `pipeline.input_fn`, in memory, in windows, or from compressed shards; taken in other ways, too.
+
+Options:
+  taken: `for`, by a plain loop in Python; `arrays`, from `pipeline.StepIterator`; default: inside a `tf.function`;
+  nothing: True for a dataset that always hands out the same batch, the least that TensorFlow takes for a step.
+"""
 
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import numpy as np
 
 from benchmarks import commands, inputs, sources
 from benchmarks.feeds.feed import Setting
-from benchmarks.rounds import Take
+from benchmarks.rounds import Take, taking
 
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
@@ -40,7 +46,25 @@ def take(setting: Setting) -> Take:
     recipe = "cifar10_tutorial" if setting.distorted else "none"
     if "replicas" in setting.options:
         return _steps(data_dir, setting.rows, recipe, setting.options["replicas"])
-    return inputs.taking_together(inputs.train_input(data_dir, setting.rows, distort=recipe, **options), setting.rows)
+    if setting.options.get("taken") == "arrays":
+        from pipeline import StepIterator  # noqa: PLC0415
+
+        arrays = StepIterator(data_dir, global_batch_size=setting.rows, training=True, distort=recipe, **options)
+        return taking(arrays, setting.rows)
+    dataset = inputs.train_input(data_dir, setting.rows, distort=recipe, **options)
+    if setting.options.get("nothing"):
+        dataset = _repeated(dataset)
+    if setting.options.get("taken") == "for":
+        return taking(iter(dataset), setting.rows)
+    return inputs.taking_together(dataset, setting.rows)
+
+
+def _repeated(dataset: Any) -> Any:
+    """Returns the first element of a dataset, without end, and without a thread that hands it on."""
+    tf = inputs.load_tensorflow()
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations, options.autotune.enabled = False, False
+    return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat().with_options(options)
 
 
 def _steps(data_dir: str, rows: int, recipe: str, replicas: int) -> Take:

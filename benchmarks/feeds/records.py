@@ -35,30 +35,24 @@ def prepare(setting: Setting) -> None:
 
 
 def take(setting: Setting) -> Take:
-    """Returns a Take of all records, in stored order."""
+    """Returns a Take of batches, or of records, epoch after epoch."""
     tf = inputs.load_tensorflow()
     if setting.options["reader"] == "ours":
-        dataset = _ours(setting)
-    elif setting.options["reader"] == "batched":
-        dataset = tf.data.TFRecordDataset(_files(setting), num_parallel_reads=setting.cores).batch(_rows(setting))
-    else:
-        dataset = tf.data.TFRecordDataset(_files(setting), num_parallel_reads=setting.cores)
-
-    @tf.function
-    def read() -> object:
-        return dataset.reduce(tf.constant(0, tf.int64), lambda total, found: total + tf.size(found, tf.int64))
-
-    return lambda: (int(read()), 0.0)
+        return inputs.taking_together(_ours(setting), _rows(setting))
+    records = tf.data.TFRecordDataset(_files(setting), num_parallel_reads=setting.cores).repeat()
+    if setting.options["reader"] == "batched":
+        return inputs.taking_together(records.batch(_rows(setting)), _rows(setting))
+    return inputs.taking_together(records, 1)
 
 
 def _ours(setting: Setting) -> object:
     from pipeline import input_fn  # noqa: PLC0415
 
-    rows = _rows(setting)
-    # Windows of less than the data set, which would be kept otherwise; shuffled, one epoch of them.
-    windows = {"remainder": "drop", "shuffle_bytes": _BYTES // 8, "epochs": 1}
-    dataset = input_fn(setting.own, global_batch_size=rows, training=True, parse=lambda found: found, **windows)
-    return dataset.map(lambda found, _: found)
+    windows = {
+        "remainder": "drop",
+        "shuffle_bytes": _BYTES // 8,
+    }  # less than the data set, which would be kept otherwise
+    return input_fn(setting.own, global_batch_size=_rows(setting), training=True, parse=lambda found: found, **windows)
 
 
 def _rows(setting: Setting) -> int:

@@ -43,12 +43,13 @@ from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, of
 _READY_STEPS = 2  # joined elements made ahead; each source makes some ahead, too
 
 
-def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Dataset:
+def make_dataset(request: Request, replicas: int | None = None, stacked: bool = False) -> tf.data.Dataset:
     """Returns the dataset that `input_fn` documents.
 
     Args:
       request: the arguments of `input_fn`.
       replicas: number of replicas that share each element, which is then a tuple of their parts; None: it is not split.
+      stacked: whether elements that are made in groups may be handed out in groups; see `is_stacked`.
 
     Raises:
       DataError, UsageError: as for `input_fn`.
@@ -58,9 +59,10 @@ def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Datas
     resolved, datasets = resolve_all(request), []
     if not is_read_by_graph(request):
         _check_memory(resolved)
+    stacked = stacked and not request.sources and request.weights != "none"
     for part, source in zip(resolved.parts, request.sources or (None,), strict=True):
         with of_source(request, source):
-            datasets.append(_of(part, None if request.sources else replicas))
+            datasets.append(_of(part, None if request.sources else replicas, stacked))
     if request.weights == "none":  # an evaluation: one data set, whole epochs
         return unpadded(datasets[0], resolved.first.order, request.epochs or 1)
     if not request.sources:
@@ -69,14 +71,20 @@ def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Datas
         return joined(resolved, datasets, replicas)
 
 
-def _of(resolved: ResolvedRequest, replicas: int | None) -> tf.data.Dataset:
+def is_stacked(dataset: tf.data.Dataset) -> bool:
+    """Returns whether each element of a dataset of `make_dataset` is several, with one axis more in front."""
+    # Weights or record ids come last, which have a number per row.
+    return bool(tf.nest.flatten(dataset.element_spec)[-1].shape.rank == 2)
+
+
+def _of(resolved: ResolvedRequest, replicas: int | None, stacked: bool) -> tf.data.Dataset:
     """Returns the dataset of one source."""
     request = resolved.request
     # Another process cannot call NumPy in this one, so the plans of its windows are part of the graph.
     arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
     feed, order = make_feed(resolved.order, as_shard(request.shard), arrays), resolved.order
     resolved.check_pairs(order.global_batch_size // feed.replica_rows)
-    run = Run(feed, request.start_step, resolved.last_step(), replicas)
+    run = Run(feed, request.start_step, resolved.last_step(), replicas, stacked)
     with tf.device("CPU:0"):
         reader, batches = choose(resolved)
         if not isinstance(reader, GraphReader) and _is_resident(feed):

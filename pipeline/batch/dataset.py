@@ -41,12 +41,15 @@ class Run:
       first_step: global step at which the dataset begins.
       last_step: global step before which it ends; MAX_STEP: never.
       replicas: number of replicas that share each element, which is then a tuple of their parts; None: it is not split.
+      stacked: whether elements that are made in groups are handed out in groups, for a consumer that cuts them; not with
+        `replicas`.
     """
 
     feed: Feed
     first_step: int
     last_step: int
     replicas: int | None = None
+    stacked: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -334,7 +337,7 @@ def _group(first: tf.Tensor, size: int, stop: tf.Tensor) -> tf.Tensor:
 
 def _joined(run: Run, together: tuple, between: int | None, count: tf.Tensor) -> tuple:
     """Returns the first `count` elements of a group for `_from_groups`, in the group's memory."""
-    if run.replicas != between:
+    if run.replicas != between or run.stacked:
         return tf.nest.map_structure(lambda c: c[:count], together)
     # For each replica, the rows of all its elements one after the other; `rebatch` cuts them into elements.
     return tf.nest.map_structure(lambda c: tf.reshape(c[:count], [-1, *c.shape[2:]]), split(together, between))
@@ -357,6 +360,8 @@ def _from_groups(run: Run, groups: tf.data.Dataset, between: int | None) -> tf.d
         return slices(together, run.replicas)
 
     groups = groups.prefetch(_READY_GROUPS)
+    if run.stacked:
+        return groups.with_options(_options())
     if run.replicas == between:
         rows = run.feed.replica_rows // (between or 1)
         return _delivered(run, groups.rebatch(rows, drop_remainder=True))
@@ -368,7 +373,10 @@ def _finished(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _delivered(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(run.num_elements))
+    return dataset.apply(tf.data.experimental.assert_cardinality(run.num_elements)).with_options(_options())
+
+
+def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = True
     # Rewriting the graph would copy the captured images, so that the split would be in memory twice. It would gain
@@ -379,7 +387,7 @@ def _delivered(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     # Every worker makes whole global batches and takes its rows of them. With FILE, TensorFlow would want files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return dataset.with_options(options)
+    return options
 
 
 def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:

@@ -141,6 +141,8 @@ class NumpyArrays:
         return values
 
     def permutations(self, keys: Array, sizes: Array) -> Array:
+        if sizes.max(initial=0) <= hashing.SHORT:
+            return hashing.short_permutations(keys, sizes)
         return np.concatenate([self._permutation(int(k), int(n)) for k, n in zip(keys, sizes, strict=True)])
 
 

@@ -17,6 +17,7 @@ GAMMA = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 _BLOCK = 1 << 14  # 128 KiB of uint64, so that a block and its scratch stay in a core's cache
+SHORT = 1 << 12  # numbers of a permutation; a call for each shorter one would cost more than sorting it
 
 
 class Domain(enum.IntEnum):
@@ -85,6 +86,28 @@ def permutation(key: ArrayLike, n: int) -> NDArray[np.int64]:
     tied = numbers[ties]
     numbers[ties] = tied[np.argsort(_hashes(key, tied.copy()).view(np.int64))]
     return numbers.view(np.int64)
+
+
+def short_permutations(keys: U64, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns `permutation` of each key and size, one after the other, sorted as the rows of one matrix.
+
+    Args:
+      keys: uint64 (n,).
+      sizes: int64 (n,), of about one size, `SHORT` at most.
+    """
+    index = np.arange(sizes.max(initial=0), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        numbers = splitmix64(keys[:, None] + index)
+    exists = index < sizes[:, None].astype(np.uint64)
+    low = np.uint64((1 << max(len(index) - 1, 0).bit_length()) - 1)
+    numbers &= ~low
+    numbers |= index
+    numbers[~exists] = np.iinfo(np.int64).max  # they are sorted last
+    numbers.view(np.int64).sort(axis=1)
+    if (((numbers[:, 1:] ^ numbers[:, :-1]) <= low) & exists[:, 1:]).any():  # equal upper bits: hardly ever
+        each = [permutation(key, int(size)) for key, size in zip(keys, sizes, strict=True)]
+        return np.concatenate([np.zeros(0, np.int64), *each])
+    return (numbers & low).view(np.int64)[exists]
 
 
 def _hashes(key: ArrayLike, index: U64) -> U64:

@@ -1,5 +1,5 @@
 /* Checks framed records, and copies images and labels out of them to rows: pipeline/read/frames.py and rows_reader.py
- * describe it, and do the same in NumPy.
+ * describe it, and do the same in NumPy. For beam_jobs/pixels.py it also works on the pixels of raw images.
  *
  * It runs without the interpreter's lock. A CRC is one long chain of instructions that wait for each other. So those of
  * several records are computed abreast, as far as the shortest of them goes; else those of three parts of a record,
@@ -16,6 +16,8 @@
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "_planes.h"
 
 /* What depends on the processor: two instructions for CRC32C, a store past the cache, and a fence behind such stores. */
 #if defined __x86_64__
@@ -459,6 +461,49 @@ static PyObject *py_read(PyObject *Py_UNUSED(module), PyObject *args) {
     return released(of, GIVEN, wrong) ? NULL : PyLong_FromSsize_t(done);
 }
 
+/* ---- pixels of a converter ---- */
+
+static PyObject *py_interleave(PyObject *Py_UNUSED(module), PyObject *args) {
+    enum { SHAPE, PLANES, IMAGES_OF, GIVEN, COUNT = 0, BEFORE, PLANE, NUMBERS };
+    Py_buffer of[GIVEN];
+    if (!PyArg_ParseTuple(args, "y*y*w*", &of[SHAPE], &of[PLANES], &of[IMAGES_OF])) return NULL;
+    const int64_t *shape = of[SHAPE].buf;
+    static const uint8_t sizes[GIVEN] = {8, 1, 1};
+    int64_t pixels, step, bytes;
+    const char *wrong = misplaced(of, sizes, IMAGES_OF, GIVEN);
+    if (!wrong && of[SHAPE].len != NUMBERS * (Py_ssize_t)sizeof *shape) wrong = "shape: not three numbers";
+    if (!wrong && (shape[COUNT] < 0 || shape[BEFORE] < 0 || shape[PLANE] < 0 ||
+                   __builtin_mul_overflow(shape[PLANE], RGB, &pixels) ||
+                   __builtin_add_overflow(pixels, shape[BEFORE], &step) ||
+                   __builtin_mul_overflow(shape[COUNT], step, &bytes) || bytes != of[PLANES].len))
+        wrong = "planes: not of the shape";
+    if (!wrong && shape[COUNT] * pixels != of[IMAGES_OF].len) wrong = "images: not as many bytes as the planes have";
+    if (!wrong && of[IMAGES_OF].len) { /* else there may be no memory */
+        Py_BEGIN_ALLOW_THREADS
+        interleave((const uint8_t *)of[PLANES].buf + shape[BEFORE], step, shape[COUNT], shape[PLANE], of[IMAGES_OF].buf);
+        Py_END_ALLOW_THREADS
+    }
+    if (released(of, GIVEN, wrong)) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_sum(PyObject *Py_UNUSED(module), PyObject *args) {
+    enum { VALUES, SUMS, GIVEN };
+    Py_buffer of[GIVEN];
+    if (!PyArg_ParseTuple(args, "y*w*", &of[VALUES], &of[SUMS])) return NULL;
+    int64_t *sums = of[SUMS].buf;
+    static const uint8_t sizes[GIVEN] = {1, 8};
+    const char *wrong = misplaced(of, sizes, SUMS, GIVEN);
+    if (!wrong && of[SUMS].len != 2 * PERIOD * (Py_ssize_t)sizeof *sums) wrong = "sums: not those of values and of squares";
+    if (!wrong) {
+        Py_BEGIN_ALLOW_THREADS
+        sum_values(of[VALUES].buf, of[VALUES].len, sums, sums + PERIOD);
+        Py_END_ALLOW_THREADS
+    }
+    if (released(of, GIVEN, wrong)) return NULL;
+    Py_RETURN_NONE;
+}
+
 static int prepare(PyObject *Py_UNUSED(module)) {
     if (has_instructions()) {
         make_zeros(large_zeros, LARGE_PART);
@@ -473,6 +518,8 @@ static PyMethodDef methods[] = {
     {"unpack", py_unpack, METH_VARARGS, NULL},
     {"check", py_check, METH_VARARGS, NULL},
     {"read", py_read, METH_VARARGS, NULL},
+    {"interleave", py_interleave, METH_VARARGS, NULL},
+    {"sum", py_sum, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -56,7 +56,7 @@ def test_other_builds_give_the_same(program_of, tmp_path):
 
 
 # One off, or not checked at all: a file, a text of it, and what stands for that then.
-U, O, P, R = "_unpack.c", "_operations.c", "_pixels.c", "_resize.c"  # noqa: E741
+U, V, O, P, R = "_unpack.c", "_planes.c", "_operations.c", "_pixels.c", "_resize.c"  # noqa: E741
 LONGER = "if (length > (size_t)(from->end - from->begin)) return 0;"
 VOLUME = "shape.tall * shape.wide * shape.crops"
 OVERFLOW = "__builtin_mul_overflow(shape.tall * shape.wide, shape.crops, &bytes)"
@@ -67,6 +67,9 @@ FAULTS = {
     "numbers may overlap what is written": (U, 'return "arrays overlap"', "continue"),
     "numbers may lie anywhere": (U, 'return "an array is not aligned"', "continue"),
     "a place may be behind the memory": (U, "|| places[count] > of[MEMORY].len", "&& places[count] > 0"),
+    "images are smaller than their planes": (U, "shape[COUNT] * pixels != of[IMAGES_OF].len", "0"),
+    "pixels before the last ones are too many": (V, "i + WIDE <= plane", "i < plane"),
+    "values are taken behind the last one": (V, "size / PERIOD < MOST ? size / PERIOD : MOST", "MOST"),
     "a row is behind the last image": (O, "rows[i] >= shape->images", "rows[i] > shape->images"),
     "a crop is one line too low": (O, "top + y < shape->height", "top + y <= shape->height"),
     "a record ends one byte behind the memory": (O, "bounds[2 * i + 1] > size", "bounds[2 * i + 1] > size + 1"),
@@ -125,7 +128,7 @@ def test_the_module_is_called_by_python_itself(tmp_path):
     include = f"-I{sysconfig.get_paths()['include']}"
     files = [str(programs.ROOT / file) for file in source.files]
     command = ["cc", *programs.SANITIZED, *source.flags, "-shared", "-fPIC", include, *files, "-o", str(module)]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, cwd=programs.ROOT)
     rng = np.random.default_rng(0)
     calls = [as_plain(cases.call(rng, name)) for name in cases.FUNCTIONS for _ in range(CALLS)]
     (tmp_path / "calls").write_bytes(pickle.dumps(calls))

@@ -121,7 +121,26 @@ def _read(rng: Random) -> list[Array]:
     return [block, begins[:-1][chosen], places, memory, np.zeros(count, np.uint8), np.zeros(count, np.uint32)]
 
 
-FUNCTIONS: dict[str, Callable[[Random], list[Array]]] = {"unpack": _unpack, "check": _check, "read": _read}
+def _interleave(rng: Random) -> list[Array]:
+    shape = [int(pick(rng, sizes)) for sizes in ((0, 1, 2, 5), (0, 1, 2, 7), (0, 1, 15, 16, 17, 40, 64, 100))]
+    count, before, plane = shape
+    planes = rng.integers(0, 256, (count, before + 3 * plane)).astype(np.uint8)
+    return [np.array(shape), planes, np.full((count, 3 * plane), 7, np.uint8)]
+
+
+def _sum(rng: Random) -> list[Array]:
+    size = int(pick(rng, (0, 1, 47, 48, 49, 257 * 48 - 1, 257 * 48, 258 * 48 + 5, 40_000)))
+    values = rng.integers(int(pick(rng, (0, 255))), 256, size).astype(np.uint8)
+    return [values, np.full((2, 48), 7)]
+
+
+FUNCTIONS: dict[str, Callable[[Random], list[Array]]] = {
+    "unpack": _unpack,
+    "check": _check,
+    "read": _read,
+    "interleave": _interleave,
+    "sum": _sum,
+}
 
 
 def call(rng: Random, name: str) -> Case:

@@ -66,6 +66,20 @@ def _check_read(case: Case, given: list[bytes], found: list[bytes], done: int) -
         assert (begins > len(content) - sizes)[done:].any()
 
 
+def _check_interleave(case: Case, given: list[bytes], found: list[bytes], value: int) -> None:
+    del case, value
+    count, before, plane = np.frombuffer(given[0], "q").tolist()
+    planes = _array(given[1], "B").reshape(count, before + 3 * plane)[:, before:].reshape(count, 3, plane)
+    assert found[2] == planes.transpose(0, 2, 1).tobytes()
+
+
+def _check_sum(case: Case, given: list[bytes], found: list[bytes], value: int) -> None:
+    del case, value
+    values = _array(given[0], "B").astype(np.int64)
+    padded = np.append(values, np.zeros(-len(values) % 48, np.int64)).reshape(-1, 48)
+    assert found[1] == np.stack([padded.sum(axis=0), (padded**2).sum(axis=0)]).tobytes()
+
+
 def _compare(memory: Array, places: Array, problems: Array, crcs: Array, stale: Array) -> None:
     for i, problem in enumerate(problems.tolist()):
         frame = memory[places[i] : places[i + 1]].tobytes()
@@ -98,7 +112,13 @@ def _copies(memory: Array, bounds: Array) -> tuple[tuple[int, ...], list[bytes]]
     return bounds.shape[:-1], [data[begin:end] for begin, end in bounds.reshape(-1, 2).tolist()]
 
 
-_FUNCTIONS = {"unpack": _check_unpack, "check": _check_check, "read": _check_read}
+_FUNCTIONS = {
+    "unpack": _check_unpack,
+    "check": _check_check,
+    "read": _check_read,
+    "interleave": _check_interleave,
+    "sum": _check_sum,
+}
 _OPERATIONS: dict[str, Callable[..., tuple[tuple[int, ...], bytes | list[bytes]]]] = {
     "StepfeedGatherCrops": _crops,
     "StepfeedCopyRecords": _copies,

@@ -33,7 +33,7 @@ class Source:
     Attributes:
       name: of the module.
       files: paths from the project's root.
-      flags: that setup.py gives the compiler.
+      flags: that setup.py gives the compiler, in the project's root.
     """
 
     name: str
@@ -51,7 +51,7 @@ def sources() -> list[Source]:
     code = (
         "import setuptools, distutils.core\n"
         "for e in distutils.core.run_setup('setup.py', stop_after='init').ext_modules:\n"
-        "    print(e.name, ','.join(e.sources), *e.extra_compile_args)"
+        "    print(e.name, ','.join(e.sources), *e.extra_compile_args, *('-I' + each for each in e.include_dirs))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     lines = done.stdout.splitlines()
@@ -105,7 +105,7 @@ def build(
         driver, own = "operations_driver.c", ["-Ddlopen=fake_dlopen", "-Ddlsym=fake_dlsym"]
     program = folder / "program"
     command = [compiler, "-std=gnu11", *source.flags, *flags, *own, str(HERE / driver), *files, "-lm"]
-    done = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "-o", str(program)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return program
 

@@ -13,7 +13,9 @@ import tensorflow as tf
 
 import pipeline
 from pipeline import Shard, StepIterator, input_fn
+from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, UsageError
+from pipeline.request import Request
 from tests.datasets import Kind, extra_of, write_dataset
 from tests.raised import at
 
@@ -58,8 +60,11 @@ def test_numbers_lie_in_the_tensors_own_memory_and_stay_there(folder):
     for array in (x["image"], labels, weights):
         assert not array.flags.owndata
         assert not array.flags.writeable
-        assert isinstance(array.base, memoryview)
-        assert np.shares_memory(array, np.asarray(array.base))
+        base = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        assert isinstance(base, memoryview)
+        assert np.shares_memory(array, np.asarray(base))
     assert x["key"].dtype == object
     assert all(type(key) is bytes for key in x["key"])
     before = x["image"].copy()
@@ -68,6 +73,33 @@ def test_numbers_lie_in_the_tensors_own_memory_and_stay_there(folder):
     del batches
     gc.collect()
     assert np.array_equal(x["image"], before)
+
+
+def test_small_batches_are_cut_from_what_is_made_together(folder):
+    arguments = TRAIN | {"epochs": 3, "distort": "shift", "features": ("key",), "record_ids": True}
+    made = {
+        stacked: make_dataset(Request(folder, **arguments), stacked=stacked).element_spec[-1].shape.as_list()
+        for stacked in (False, True)
+    }
+    assert made == {False: [4], True: [None, 4]}
+    found = list(StepIterator(folder, **arguments))
+    assert np.lib.array_utils.byte_bounds(found[0][3])[1] == np.lib.array_utils.byte_bounds(found[1][3])[0]
+    expected = list(input_fn(folder, **arguments))
+    assert len(found) == len(expected) == 9
+    for (x, *others), (features, *tensors) in zip(found, expected, strict=True):
+        for name in features:
+            assert np.array_equal(x[name], features[name].numpy())
+        for array, tensor in zip(others, tensors, strict=True):
+            assert np.array_equal(array, tensor.numpy())
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_a_run_that_begins_in_the_midst_of_a_group_has_the_same_elements(folder, step):
+    found = list(StepIterator(folder, **TRAIN, epochs=2, start_step=step))
+    expected = list(input_fn(folder, **TRAIN, epochs=2))[step:]
+    assert len(found) == len(expected) == 6 - step
+    for arrays, tensors in zip(found, expected, strict=True):
+        assert all(np.array_equal(one, other.numpy()) for one, other in zip(arrays, tensors, strict=True))
 
 
 def test_the_state_is_json_and_is_where_the_user_is_not_what_was_read_ahead(folder):

@@ -6,7 +6,8 @@ import pytest
 
 from beam_jobs.examples.records import compressed, make_records
 from beam_jobs.sources.base import Block
-from pipeline.records import framing
+from pipeline.records import framing, tf_example
+from pipeline.records.tf_example import Layout
 
 # Two records of a 2x2x1 image, written out by the recipe of `by_tensorflow`.
 GOLDEN = (
@@ -109,6 +110,20 @@ def test_records_are_as_tensorflow_writes_them_on_both_paths(case, shape, tmp_pa
         assert made.offsets.tolist() == general.offsets.tolist() == [*places, len(expected)]
     else:
         assert places == [made.stride * i for i in range(made.count)]
+
+
+@pytest.mark.parametrize("labels", [np.arange(3000) * 7 % 1000, np.arange(3000) // 1500 * 200], ids=["mixed", "sorted"])
+def test_labels_of_one_and_two_bytes_are_no_reason_to_encode_each_record(labels, pixels, monkeypatch):
+    given = rows(pixels(3000, (28, 28, 1)), labels, np.array([b"k%04d" % i for i in range(3000)]))
+    general = make_records(as_lists(given))
+    for size in (1, 2):
+        Layout.build(784, 5, size)  # encodes a record for its template, and is kept
+    monkeypatch.setattr(tf_example, "encode", None)
+    made = make_records(given)
+    assert made.data == general.data
+    assert made.crcs.tolist() == general.crcs.tolist()
+    assert made.stride is None
+    assert made.offsets.tolist() == general.offsets.tolist()
 
 
 def test_images_and_keys_that_are_views_of_something_else(pixels):

@@ -24,6 +24,23 @@ def test_permutation_is_one_and_equal_in_tensorflow(n):
     assert np.array_equal(permutation, hashing_tf.permutation(tf.constant(key), n).numpy())
 
 
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 300)), max_size=5))
+@settings(max_examples=50)
+def test_short_permutations_are_those_of_each_key(pairs):
+    keys, sizes = np.array([key for key, _ in pairs], np.uint64), np.array([size for _, size in pairs], np.int64)
+    expected = [number for key, size in pairs for number in hashing.permutation(key, size)]
+    assert hashing.short_permutations(keys, sizes).tolist() == expected
+
+
+def test_short_permutations_order_hashes_with_equal_upper_bits_by_all_bits(monkeypatch):
+    def mix(states):
+        states ^= np.uint64(3)  # only the lower bits differ
+
+    monkeypatch.setattr(hashing, "_mix", mix)
+    found = hashing.short_permutations(np.zeros(2, np.uint64), np.array([8, 7]))
+    assert found.tolist() == [3, 2, 1, 0, 7, 6, 5, 4, 3, 2, 1, 0, 6, 5, 4]
+
+
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
 @settings(max_examples=50)
 def test_keys_are_equal_in_tensorflow(arguments):
