@@ -102,8 +102,11 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
 
 
 def options_of_run(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `Request` for what a run trains on, by its flags: those that have the same names."""
-    names = {field.name for field in dataclasses.fields(Request)} & flags.keys() - {"distort_on", "training"}
+    """Returns the arguments of `Request` for what a run trains on, by its flags: those of the same names.
+
+    Its end is left out, so that steps after it can be shown, too.
+    """
+    names = {field.name for field in dataclasses.fields(Request)} & flags.keys() - {"distort_on", "epochs"}
     found = {name: flags[name] for name in names}
     return {**found, "data_dir": parse_sources(flags["data_dir"]), "split": flags.get("train_split", "train")}
 

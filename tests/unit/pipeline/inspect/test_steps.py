@@ -101,7 +101,14 @@ def test_the_flags_of_a_run_are_those_in_its_folder(strategy, folders, tmp_path,
     hosts = {"worker_hosts": "a:1,b:1", "task_index": 0, "job_name": "worker"}
     where = {"strategy": strategy, **({"num_replicas": 2} if strategy == "mirrored" else hosts)}
     options = {**ORDER, "distort": "pad_crop_flip", "global_batch_size": BATCH}
-    flags = {**options, **where, "train_split": "train[:30]", "data_dir": str(folders / "raw"), "distort_on": "device"}
+    flags = {
+        **options,
+        **where,
+        "train_split": "train[:30]",
+        "data_dir": str(folders / "raw"),
+        "distort_on": "device",
+        "epochs": 1,
+    }
     config = TrainConfig.of(**flags, model_dir=str(tmp_path))
     file.write(config.run.folder.config, {name: vars(getattr(config, name)) for name in vars(config) if name[0] != "_"})
     of_run = shown(capsys, f"--model_dir={tmp_path}", f"--step={STEP}")
