@@ -152,6 +152,7 @@ def test_make_compiles_what_has_changed(tmp_path):
         os.utime(tmp_path / name, (1, 1))
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/.ready").touch()
+    os.utime(tmp_path / ".venv/.ready", (2, 2))
     make = ["make", "PYTHON=python3"]  # else it looks for one, each time
     asked = [*make, "--question", ".venv/.ready"]
     run(asked, tmp_path)
@@ -293,6 +294,7 @@ USES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "train data --model_dir=run --model=cifar10_cnn --global_batch_size=4 --train_steps=4",
     ),
     "remote": (("-c", READ, "BUCKET/digits"), "audit BUCKET/digits --global_batch_size=64"),
+    "page,train": (TRAIN, "watch run --json"),
     "export,train": (TRAIN, "export --model_dir=run --output=exported --format=onnx"),
     "convert,images": (("-c", PHOTOS, "heic", "avif"), CONVERT, "validate data"),
     "convert,demo": ("convert --dataset=digits --data_dir=again", "validate again"),
