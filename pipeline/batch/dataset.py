@@ -41,7 +41,7 @@ class Run:
       first_step: global step at which the dataset begins.
       last_step: global step before which it ends; MAX_STEP: never.
       replicas: number of replicas that share each element, which is then a tuple of their parts; None: it is not split.
-      stacked: whether elements that are made in groups are handed out in groups, for a consumer that cuts them; not with
+      stacked: whether elements that are made together are handed out together, for a consumer that cuts them; not with
         `replicas`.
     """
 
