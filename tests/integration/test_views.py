@@ -100,3 +100,14 @@ def test_a_view_that_cannot_work_is_refused(train, flags, said):
     with pytest.raises(UsageError) as caught:
         train("--train_steps=1", *flags)
     assert said in str(caught.value)
+
+
+@pytest.mark.slow
+def test_two_replicas_end_with_the_same_bits_under_a_view(train, tmp_path):
+    flags = ["--train_steps=8", "--eval_split=none", "--virtual_replicas=4", "--balance=label", "--skip_steps=3:5"]
+    train(*flags, name="one")
+    train(*flags, "--strategy=mirrored", "--num_replicas=2", name="two")
+    one, other = (weights(tmp_path / name) for name in ("one", "two"))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
