@@ -9,6 +9,7 @@ import tensorflow as tf
 from pipeline.audit.__main__ import main as audit
 from pipeline.errors import UsageError
 from pipeline.index.__main__ import main as index
+from tests.runs import finish, start
 from trainer import evaluate, run
 
 
@@ -100,3 +101,16 @@ def test_a_view_that_cannot_work_is_refused(train, flags, said):
     with pytest.raises(UsageError) as caught:
         train("--train_steps=1", *flags)
     assert said in str(caught.value)
+
+
+@pytest.mark.slow
+def test_two_replicas_end_with_the_same_bits_under_a_view(data, tmp_path):
+    flags = ["--model=mlp", "--train_steps=8", "--eval_split=none", "--virtual_replicas=4", "--balance=label"]
+    flags += ["--skip_steps=3:5"]
+    one = start(data, tmp_path / "one", *flags)
+    two = start(data, tmp_path / "two", *flags, "--strategy=mirrored", "--num_replicas=2")
+    assert [code for code, _, _ in finish(one, two)] == [0, 0]
+    one, other = (weights(tmp_path / name) for name in ("one", "two"))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
