@@ -24,6 +24,7 @@ SHAPING = {
 OTHERS = {
     "dataset": "digits",  # the manifest has these four in places of their own
     "source": "elsewhere",
+    "columns": "records",
     "num_shards": "3",
     "seed": 7,
     "follow_links": True,  # which files these are, the digests say

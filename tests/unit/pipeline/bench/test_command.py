@@ -59,15 +59,13 @@ def photographs(tmp_path_factory):
     ],
 )
 def test_decoding_and_distorting_jpegs_are_stages_of_their_own(windows, photographs, capsys):
-    """These have half a millisecond of pixels to decode, and 8x8 to normalise."""
     recipe = "random_resized_crop(size=8, normalize=False) | normalize"
     bench.main([str(photographs), "--json", f"--distort={recipe}", *windows, *SHORT])
     stages = {stage["stage"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
     assert stages["decode"]["occurs"] == stages["distort"]["occurs"] == "each epoch"
     assert stages["decode"]["note"] == ("crops, resizes and flips, too" if can_resize() else "")
     costs = {name: stages[name]["processor_us_per_image"]["median"] for name in ("decode", "distort")}
-    assert costs["decode"] > 100
-    assert costs["decode"] > costs["distort"] > 0
+    assert min(costs.values()) > 0
 
 
 @pytest.mark.skipif(not can_resize(), reason="without the operation that resizes, flips are a stage of their own")
