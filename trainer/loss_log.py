@@ -61,10 +61,12 @@ def begin(flags: RunFlags, training: ResolvedInput, last_step: int, is_chief: bo
     run = {
         "format": FORMAT,
         "model_dir": os.path.realpath(flags.model_dir),
-        "order": json.loads(training.spec.to_json()),
+        # Without the steps to skip, of which a resumed run may change those to come: they have no rows.
+        "order": {name: value for name, value in json.loads(training.spec.to_json()).items() if name != "skip_steps"},
     }
     with named(path, "cannot be read"):
-        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        text = path.read_text(encoding="utf-8") if path.is_file() else None
+    before = None if text is None else _header_of(text, path)
     if is_chief and before is not None and before != run:
         what = next(name for name in run if before.get(name) != run[name])
         theirs = "" if what == "order" else f" ({before.get(what)})"
@@ -77,6 +79,15 @@ def begin(flags: RunFlags, training: ResolvedInput, last_step: int, is_chief: bo
             raise UsageError(f"{flag}: has {found.name} but no {_HEADER}, which says whose it is; name another folder")
         with named(path, "cannot be written"):
             replace(path, f"{json.dumps(run, sort_keys=True)}\n")
+
+
+def _header_of(text: str, path: pathlib.Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(text)
+        found["order"].pop("skip_steps", None)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise DataError("does not say whose losses these are; name another folder", path=path) from None
+    return found
 
 
 def _files(folder: str) -> list[pathlib.Path]:

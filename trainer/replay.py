@@ -168,6 +168,7 @@ class Replay:
             config, plan, self.run.state, self.run.parts, is_chief=False, say=lambda line: print(line, file=sys.stderr)
         )
         self.origin, self.first = "the first weights", 0
+        self._folder = flags.folder.path
 
     @property
     def step(self) -> int:
@@ -178,6 +179,23 @@ class Replay:
     def where(self) -> str:
         """The replicas and devices that compute."""
         return self.run.where.replace(", here", " on")
+
+    def changes_at(self, step: int) -> list[str]:
+        """Returns what of the flags and of the order a run changed when it went on from the checkpoint of a step.
+
+        Raises:
+          UnreadableError: the checkpoint cannot be read.
+        """
+        from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
+
+        stored = reader.read(files.path_of(self._folder, step)).content
+        order = self.run.plan.training.spec.differences(stored["order"], step)
+        flags = changed_flags(stored["config"], self.run.config)
+        return [*flags, *(f"{name} was {was}, is {now}" for name, (now, was) in order.items())]
+
+    def is_skipped(self, step: int) -> bool:
+        """Whether --skip_steps leaves a step out."""
+        return any(first <= step < stop for first, stop in self.run.plan.training.spec.skip_steps)
 
     def begin(self, upto: int | None) -> None:
         """Restores the newest checkpoint up to a step; None: begins with the first weights.
@@ -370,10 +388,12 @@ def _show(config: ReplayConfig, step: int) -> None:
     plan = replay.run.plan
     if step >= plan.last_step:
         raise UsageError(f"--step={step}: the run ends with step {plan.last_step - 1}")
-    # One that lies before the step, if there is one: then there is a step to compare it with.
-    replay.begin(None if config.from_start else max([one for one in before if one < step], default=step))
+    if replay.is_skipped(step):
+        skips = replay.run.config.order.skip_steps
+        raise UsageError(f"--step={step}: the run skipped it (--skip_steps={skips}), so that it changed nothing")
+    _begin(replay, config, before, step)
     replay.advance(max(replay.step, step - config.context))
-    norms = replay.norms(step)
+    norms = {at: norm for at, norm in replay.norms(step).items() if not replay.is_skipped(at)}
     values, norm, losses, weights = replay.last()
     rows = batches.rows_of_step(plan.training, step, replay.run.strategy.num_replicas_in_sync)
     real = weights > 0
@@ -391,6 +411,40 @@ def _show(config: ReplayConfig, step: int) -> None:
         sheet = batches.sheet_of(shown.rows, title, names, notes, np.flatnonzero(stands_out).tolist())
         with named(f"--png={config.png}", "cannot be written"):
             sheet.save(config.png)
+
+
+def _begin(replay: Replay, config: ReplayConfig, before: Sequence[int], step: int) -> None:
+    """Restores a checkpoint that led to a step with the flags and the order that made the step.
+
+    Args:
+      replay: to begin.
+      config: of the command.
+      before: the steps of the checkpoints up to the step.
+      step: that is shown.
+
+    Raises:
+      UsageError: there is none, because the run went on with others in between.
+    """
+    from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
+
+    # One that lies before the step, if there is one: then there is a step to compare it with.
+    origin = None if config.from_start else max([one for one in before if one < step], default=step)
+    if origin is not None and origin < step == before[-1] and replay.changes_at(step):
+        origin = step
+    replay.begin(origin)
+    for one in (one for one in reversed(before) if one > replay.first):
+        try:
+            changes = replay.changes_at(one)
+        except reader.UnreadableError as error:
+            print(
+                f"{error.skipped} If the run went on from it with other flags, this is not its step.", file=sys.stderr
+            )
+            continue
+        if changes:
+            advice = "leave out --from_start" if config.from_start else f"{replay.origin} does not lead to this step"
+            raise UsageError(
+                f"--step={step}: after ckpt-{one} the run went on with other flags ({'; '.join(changes)}); {advice}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -445,7 +499,8 @@ class _Shown:
         norms = list(self.norms.values())
         median = float(np.median(norms))
         times = f", {self.norm / median:.3g} times that" if median else ""
-        steps = f"step {next(iter(self.norms))} to {self.step - 1}" if norms[1:] else f"step {self.step - 1}"
+        first, last = min(self.norms), max(self.norms)
+        steps = f"step {first} to {last}" if norms[1:] else f"step {last}"
         least = f"{min(norms):.4g} to " if norms[1:] else ""
         return f"; {steps}: {least}{max(norms):.4g}, median {median:.4g}{times}"
 
@@ -496,8 +551,7 @@ def _verify(config: ReplayConfig) -> None:
     last = reader.read(files.path_of(path, stop))
     replay = Replay(config, last)
     for step in reversed(between):  # the flags of a checkpoint are those of the run that led to it
-        others = changed_flags(reader.read(files.path_of(path, step)).content["config"], replay.run.config)
-        if others:
+        if others := replay.changes_at(step):
             raise UsageError(
                 f"--verify={first}:{stop}: after ckpt-{step} the run went on with other flags ({'; '.join(others)}); "
                 f"verify up to there: --verify={first}:{step}"

@@ -154,6 +154,11 @@ def test_flags_of_the_run_that_changed_and_data_that_moved(trained, tmp_path, ca
     with pytest.raises(UsageError, match=r"after ckpt-22 .*--learning_rate was 0.05, is 0.01.*--verify=15:22$"):
         replay.main([f"--model_dir={tmp_path / 'run'}", "--verify=15:24"])
     assert shown(capsys, f"--model_dir={tmp_path / 'run'}", "--verify=22:24")["equal"]
+    # The step after the change has the weights that led to it, which the flags of today do not give.
+    found = shown(capsys, f"--model_dir={tmp_path / 'run'}", "--step=22")
+    assert (found["from"], found["norms_before"]) == ("ckpt-22", {})
+    with pytest.raises(UsageError, match=r"after ckpt-22 .*--learning_rate was 0.05, is 0.01.*leave out --from_start$"):
+        replay.main([f"--model_dir={tmp_path / 'run'}", "--step=22", "--from_start"])
     (trained / "data").rename(tmp_path / "moved")
     try:
         with pytest.raises(DataError, match="data: if they have moved, give --data_dir$"):
@@ -186,6 +191,15 @@ def test_the_step_that_broke_a_run(trained, tmp_path, capsys):
     assert found["rows"][0]["loss"] > 1e30
     with pytest.raises(DataError, match="^step 1: its loss, or a weight after it, is NaN or infinite; --step=1 shows"):
         replay.main([f"--model_dir={tmp_path}", "--step=4"])
+
+
+def test_a_skipped_step_has_nothing_to_show(trained, tmp_path, capsys):
+    flags = [f"--data_dir={trained / 'data'}", f"--model_dir={tmp_path}", "--model=mlp", "--eval_split=none"]
+    run.main([*flags, f"--global_batch_size={BATCH}", "--checkpoint_every=2", "--skip_steps=4:6", "--train_steps=8"])
+    with pytest.raises(UsageError, match=r"--step=5: the run skipped it \(--skip_steps=4:6\)"):
+        replay.main([f"--model_dir={tmp_path}", "--step=5"])
+    found = shown(capsys, f"--model_dir={tmp_path}", "--step=7", "--from_start")
+    assert [int(step) for step in found["norms_before"]] == [0, 1, 2, 3, 6]
 
 
 @pytest.mark.parametrize(

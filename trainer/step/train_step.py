@@ -25,6 +25,7 @@ from pipeline.order.views import Intervals
 from pipeline.request import DEVICE
 from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
+from trainer.step.optimizers import Averages
 from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
 from trainer.task.base import LOSS, Sums
 from trainer.topology import sum_virtual_replicas
@@ -307,7 +308,7 @@ class TrainStep:
             step = state.global_step.read_value()
         if state.averages:
             with tf.name_scope("averages"):
-                state.averages.update(self.strategy, step)
+                self._average(state.averages, step)
         with tf.name_scope("is_finite"):
             finite = state.has_finite_weights()
         with tf.name_scope("metrics"):
@@ -343,6 +344,13 @@ class TrainStep:
             return zeros
 
         return tf.cond(~self._is_skipped(self.state.global_step.read_value()), run, skip)
+
+    def _average(self, averages: Averages, step: tf.Tensor) -> None:
+        """Updates the averages of the weights; not in a skipped step, towards whose weights they would move again."""
+        if self.skip_steps:
+            tf.cond(self._is_skipped(step - 1), lambda: None, lambda: averages.update(self.strategy, step))
+        else:
+            averages.update(self.strategy, step)
 
     def _is_skipped(self, step: tf.Tensor) -> tf.Tensor:
         return tf.reduce_any([(step >= first) & (step < stop) for first, stop in self.skip_steps])

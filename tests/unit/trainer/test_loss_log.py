@@ -92,6 +92,20 @@ def test_a_folder_belongs_to_one_run_and_order(begin, tmp_path):
     begin("mounted elsewhere", is_chief=False)
 
 
+def test_steps_to_skip_may_change(begin, tmp_path):
+    begin()
+    begin(order=resolve_all(Request(tmp_path / "data", global_batch_size=4, training=True, skip_steps=[(5, 7)])))
+    begin()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"order": 1}', "null"])
+def test_a_damaged_header_is_one_line(begin, tmp_path, text):
+    begin()
+    (tmp_path / "log" / "losses.json").write_text(text)
+    with pytest.raises(DataError, match=r"losses.json: does not say whose losses these are; name another folder"):
+        begin()
+
+
 def test_files_without_an_owner_stay(begin, tmp_path):
     write(tmp_path / "log", range(2))
     with pytest.raises(UsageError, match="has worker-00000.losses but no losses.json"):
