@@ -125,7 +125,7 @@ def _before(name: str, fields: dict[str, Any], step: int) -> str:
     if name == _SKIPS:
         return skips_text(skipped_before(tuple((int(a), int(b)) for a, b in fields.get(name, ())), step))
     segments = tuple((int(first), tuple(map(int, rows))) for first, rows in fields.get(name, ()))
-    return segments_text(segments_before(segments, max(step, 1)))  # step 0 has rows before any is fed
+    return segments_text(segments_before(segments, step))
 
 
 def _later_changes(mine: dict[str, Any], other: dict[str, Any], step: int) -> str | None:
