@@ -14,7 +14,7 @@ from pipeline.order.order import Spec
 from pipeline.order.sharding import SHUFFLE_BYTES, InputContext, Shard
 from pipeline.order.views import Where
 from pipeline.request import MAX_CORRUPT, OrderOptions, Request, Size, UserDistort, UserParse, ViewOptions
-from pipeline.resolved import parts_of, resolve_all, view_of
+from pipeline.resolved import nominal_steps, parts_of, resolve_all, view_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -26,27 +26,31 @@ def steps_per_epoch(
     *,
     global_batch_size: int,
     remainder: str = "pad",
+    schedule: Any = (),
     **view: Unpack[ViewOptions],
 ) -> int:
     """Returns T, the steps per epoch, which are the same on every replica and in every epoch.
 
-    The epochs of a mixture are those of its first source.
+    The epochs of a mixture are those of its first source; under a schedule they count as many steps as by the rows of
+    the first segment throughout, although the source's own epochs get shorter or longer.
 
     Args:
-      data_dir, split, global_batch_size, remainder: as for `input_fn`.
+      data_dir, split, global_batch_size, remainder, schedule: as for `input_fn`.
       **view: where, limit, balance, weigh, as for `input_fn`.
 
     Raises:
       DataError: no valid data set in `data_dir`.
       UsageError: an unknown split or remainder, a view that cannot work, or an epoch without a step.
     """
-    request = Request(data_dir, split, global_batch_size=global_batch_size, training=True, remainder=remainder, **view)
+    options: Any = {"global_batch_size": global_batch_size, "remainder": remainder, "schedule": schedule, **view}
+    request = Request(data_dir, split, training=True, **options)
     part = parts_of(request)[0]
     manifest = manifests.load(part.folder)
     selection = select(manifest, part.split)
     times, text = view_of(part, manifest, selection)
     count = times.total if times else selection.num_examples
-    return order.checked_steps(part.split, count, part.global_batch_size, remainder, text)
+    steps = order.checked_steps(part.split, count, part.global_batch_size, remainder, text)
+    return nominal_steps(request, count) or steps
 
 
 def order_spec(data_dir: PathLike | Sources, split: str = "train", **options: Unpack[OrderOptions]) -> Spec:
@@ -55,8 +59,8 @@ def order_spec(data_dir: PathLike | Sources, split: str = "train", **options: Un
     Args:
       data_dir, split: as for `input_fn`.
       **options: of `input_fn`: global_batch_size, training, seed, remainder, streams, shuffle_bytes, where, limit,
-        balance, weigh, skip_steps; and distort, resize, parse, which matter if they change the size of an example in
-        memory.
+        balance, weigh, skip_steps, schedule; and distort, resize, parse, which matter if they change the size of an
+        example in memory.
 
     Raises:
       DataError: no valid data set in `data_dir`.
@@ -96,6 +100,7 @@ def input_fn(
     balance: str | None = None,
     weigh: str | None = None,
     skip_steps: Any = (),
+    schedule: Any = (),
 ) -> tf.data.Dataset:
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
@@ -166,6 +171,9 @@ def input_fn(
         of a record are distorted differently.
       skip_steps: pairs of a first step and the one after the last, `[(12300, 12360)]`: the rows of these steps have
         weight 0.
+      schedule: weights of a mixture that change at steps, instead of those in `data_dir`:
+        `[(0, {"a": 0.9, "b": 0.1}), (10_000, {"a": 0.5, "b": 0.5})]`. Sources are named as in `data_dir`. Each goes on
+        in its own epochs where the steps before have left it (docs/views.md).
 
     Returns:
       A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels

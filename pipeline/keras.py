@@ -94,7 +94,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             if changed := self._spec.differences(stored, step):
                 said = ", ".join(f"{name} was {old}, is {new}" for name, (new, old) in changed.items())
                 raise UsageError(f"the order of examples has changed: {said}", path=newest, advice="use another folder")
-            if note := self._spec.later_skips(stored, step):
+            if note := self._spec.later_changes(stored, step):
                 _logger.warning("%s: %s", newest, note)
             if (stored := tf.train.load_variable(newest, _OPTIMIZER).decode()) != self._optimizer:
                 raise UsageError(

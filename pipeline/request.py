@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Required, TypeAlias, TypedDict
 from pipeline.distort import recipes
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
-from pipeline.manifest.sources import Source, Sources, sources_of
+from pipeline.manifest.sources import Source, Sources, in_order_of, schedule_of, sources_of
 from pipeline.order.sharding import (
     SHUFFLE_BYTES,
     InputContext,
@@ -74,6 +74,7 @@ class OrderOptions(ViewOptions, total=False):
     resize: Size
     parse: UserParse | None
     skip_steps: Any
+    schedule: Any
 
 
 class JobOptions(OrderOptions, total=False):
@@ -138,6 +139,7 @@ class Request:
     balance: str | None = None
     weigh: str | None = None
     skip_steps: Any = ()
+    schedule: Any = ()
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Request:
@@ -176,6 +178,7 @@ class Request:
             folder(self.data_dir)
         else:
             self._set("data_dir", sources_of(self.data_dir, self.split))
+        self._set("schedule", in_order_of(schedule_of(self.schedule), self.sources))
         for name in ("training", "record_ids", "portable"):
             self._set(name, truth_value(name, getattr(self, name)))
         if self.sources and not self.training:

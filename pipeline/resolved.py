@@ -27,6 +27,7 @@ from pipeline.order import sharding, shares
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.order.order import MAX_STEP, MixtureSpec, Order, OrderSpec, Spec
 from pipeline.order.sharding import check_pairs
+from pipeline.order.shares import Segments
 from pipeline.order.views import Times
 from pipeline.request import Request
 
@@ -73,14 +74,18 @@ class ResolvedRequest:
         Raises:
           UsageError: the input would begin after its end.
         """
-        start, epochs = self.request.start_step, self.request.epochs
-        if epochs is None and self.order.training:
-            last, run = MAX_STEP, "a run without end ends"
-        else:
-            last, run = (epochs or 1) * self.order.steps_per_epoch, f"{epochs or 1} epochs end"
-        if not start <= last <= MAX_STEP:
-            raise UsageError(f"start_step={start}, epochs={epochs}: {run} at step {min(last, MAX_STEP)}")
-        return last
+        return _last_step(self.request, self.order.steps_per_epoch)
+
+
+def _last_step(request: Request, steps_per_epoch: int) -> int:
+    start, epochs = request.start_step, request.epochs
+    if epochs is None and request.training:
+        last, run = MAX_STEP, "a run without end ends"
+    else:
+        last, run = (epochs or 1) * steps_per_epoch, f"{epochs or 1} epochs end"
+    if not start <= last <= MAX_STEP:
+        raise UsageError(f"start_step={start}, epochs={epochs}: {run} at step {min(last, MAX_STEP)}")
+    return last
 
 
 def resolve(request: Request, record_bytes: int | None = None) -> ResolvedRequest:
@@ -213,12 +218,37 @@ class ResolvedInput:
     @property
     def spec(self) -> Spec:
         """The arguments of the order."""
-        return MixtureSpec(tuple(part.spec for part in self.parts)) if self.request.sources else self.first.spec
+        request = self.request
+        if not request.sources:
+            return self.first.spec
+        return MixtureSpec(tuple(part.spec for part in self.parts), schedule_of(request), request.skip_steps)
 
     @property
     def steps_per_epoch(self) -> int:
-        """T of the first source."""
-        return self.first.order.steps_per_epoch
+        """T of the first source; under a schedule, by its rows in the first segment."""
+        return nominal_steps(self.request, self.first.order.num_records) or self.first.order.steps_per_epoch
+
+    def place(self, source: int, step: int, row: int) -> tuple[int, int]:
+        """Returns the global step and the row of the global batch at which a row of a source's own step is fed."""
+        before, schedule = source, schedule_of(self.request)
+        if schedule:  # the source's own steps are units
+            step, within = shares.step_of_unit(schedule, source, step)
+            rows = [rows for first, rows in schedule if first <= step][-1]
+            units = [count // shares.unit_of(schedule) for count in rows]
+            before = sum(units[:source]) + within
+            blocks = shares.rows_in_blocks([shares.unit_of(schedule)] * sum(units))
+        else:
+            blocks = shares.rows_in_blocks([part.spec.global_batch_size for part in self.parts])
+        return step, int(blocks[before][row])
+
+    def own_step(self, source: int, step: int) -> int:
+        """Returns the step of a source's own order before a global step; under a schedule its steps are units."""
+        schedule = schedule_of(self.request)
+        return shares.units_before(schedule, source, step) if schedule else step
+
+    def last_step(self) -> int:
+        """Returns the global step before which the input ends, like `ResolvedRequest`."""
+        return _last_step(self.request, self.steps_per_epoch)
 
     def check_pairs(self, num_replicas: int = 1) -> None:
         """Raises UsageError if a recipe mixes pairs of rows, but a replica or stream has an odd number of them."""
@@ -281,18 +311,38 @@ def parts_of(request: Request) -> tuple[Request, ...]:
     """
     if not request.sources:
         return (request,)
-    rows = shares.checked_shares(request.global_batch_size, *_weights(request))
+    schedule = schedule_of(request)
+    rows = schedule[0][1] if schedule else shares.checked_shares(request.global_batch_size, *_weights(request))
     numbered = zip(range(len(rows)), request.sources, rows, strict=True)
-    return tuple(_part(request, number, source, share) for number, source, share in numbered)
+    return tuple(_part(request, schedule, number, source, share) for number, source, share in numbered)
 
 
-def _part(request: Request, number: int, source: Source, rows: int) -> Request:
+def schedule_of(request: Request) -> Segments:
+    """Returns the rows of each source in each segment of a mixture's schedule; empty: they never change.
+
+    Raises:
+      UsageError: a source has no row in a segment.
+    """
+    return tuple(
+        (step, shares.checked_shares(request.global_batch_size, *_weights(request, weights)))
+        for step, weights in request.schedule
+    )
+
+
+def _part(request: Request, schedule: Segments, number: int, source: Source, rows: int) -> Request:
+    unit = shares.unit_of(schedule) if schedule else rows
+    skips = request.skip_steps
+    if schedule:  # the source's steps are its units
+        skips = tuple(tuple(shares.units_before(schedule, number, step) for step in pair) for pair in skips)
     with of_source(request, source):
         return dataclasses.replace(
             request,
             data_dir=source.data_dir,
             split=source.split,
-            global_batch_size=rows,
+            schedule=(),
+            start_step=0 if schedule else request.start_step,
+            skip_steps=skips,
+            global_batch_size=unit,
             seed=int(derive_key(Domain.SOURCE, request.seed, number) >> np.uint64(1)) if number else request.seed,
             epochs=None if number else request.epochs,
             shuffle_bytes=max(1, request.shuffle_bytes * rows // request.global_batch_size),
@@ -300,16 +350,24 @@ def _part(request: Request, number: int, source: Source, rows: int) -> Request:
         )
 
 
+def nominal_steps(request: Request, num_records: int) -> int | None:
+    """Returns T under a schedule, from the first source's N and its rows in the first segment; None: no schedule."""
+    schedule = schedule_of(request)
+    return max(1, orders.steps_per_epoch(num_records, schedule[0][1][0], request.remainder)) if schedule else None
+
+
 def check_replicas(request: Request, num_replicas: int, what: str = "replicas") -> None:
     """Raises UsageError if the replicas do not divide the global batch or, in a mixture, each source's rows of it."""
     if not request.sources:
         sharding.check_replicas(request.global_batch_size, num_replicas)
-    else:
-        shares.check_divided(request.global_batch_size, *_weights(request), num_replicas, what)
+    for _, weights in request.schedule or [(0, ())] * bool(request.sources):
+        shares.check_divided(request.global_batch_size, *_weights(request, weights), num_replicas, what)
 
 
-def _weights(request: Request) -> tuple[list[float], list[str]]:
-    return [source.weight for source in request.sources], [str(source) for source in request.sources]
+def _weights(request: Request, scheduled: Sequence[tuple[str, float]] = ()) -> tuple[list[float], list[str]]:
+    """Returns the weights and names of the sources: those of a schedule's segment, or else their own."""
+    given = scheduled or [(str(source), source.weight) for source in request.sources]
+    return [weight for _, weight in given], [name for name, _ in given]
 
 
 @contextlib.contextmanager

@@ -144,7 +144,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
                 f"the state's spec_digest is {state.get('spec_digest')!r}, but that of its spec is "
                 f"{self.spec.digest!r}: it was changed by hand or is corrupt"
             )
-        if note := self.spec.later_skips(dict(state["spec"]), step):
+        if note := self.spec.later_changes(dict(state["spec"]), step):
             _logger.warning("set_state: %s", note)
         if (step, 0) != (self.step, self._given % self._replicas):  # else what was read ahead can be used
             self._seek(step)

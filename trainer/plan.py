@@ -165,6 +165,7 @@ def _request(
         cache_dir=config.data.cache_dir,
         cache_bytes=config.data.cache_bytes,
         skip_steps=order.skip_steps if training else (),
+        schedule=order.mixture_schedule if training else (),
         **(view if training else {"where": data.eval_where, "limit": data.eval_limit}),
     )
 

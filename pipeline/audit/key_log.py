@@ -231,6 +231,10 @@ class SourceLogs:
           DataError: a file cannot be written.
         """
         parts = spec.parts if isinstance(spec, MixtureSpec) else (spec,)
+        if isinstance(spec, MixtureSpec) and spec.schedule:
+            raise UsageError(
+                "--log_keys with --mixture_schedule: a log knows sources with the same rows in all steps; leave it out"
+            )
         places = [pathlib.Path(folder) / (f"source-{i}" if len(parts) > 1 else "") for i in range(len(parts))]
         self._shares = [part.global_batch_size for part in parts]
         self._open = contextlib.ExitStack()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from pipeline.files import remote
 from pipeline.files.paths import folder
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
-from pipeline.order.sharding import as_shard
-from pipeline.order.shares import rows_in_blocks
+from pipeline.order.order import MAX_STEP
+from pipeline.order.sharding import Shard, as_shard
+from pipeline.order.shares import rows_in_blocks, segments_between, units_before
 from pipeline.order.tensors import TENSORS
 from pipeline.read import memory
 from pipeline.read.corruption import Corruption
@@ -38,7 +40,7 @@ from pipeline.read.shards import Shards
 from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
 from pipeline.records import tf_example
 from pipeline.request import HOST, NOT_PORTABLE, Request
-from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, of_source, resolve_all
+from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, of_source, resolve_all, schedule_of
 
 _READY_STEPS = 2  # joined elements made ahead; each source makes some ahead, too
 
@@ -56,13 +58,16 @@ def make_dataset(request: Request, replicas: int | None = None, stacked: bool = 
     """
     if shard := as_shard(request.shard):
         check_replicas(request, shard.num_replicas)
+    if request.schedule:
+        return _scheduled(request, shard, replicas)
     resolved, datasets = resolve_all(request), []
     if not is_read_by_graph(request):
         _check_memory(resolved)
     stacked = stacked and not request.sources and request.weights != "none"
     for part, source in zip(resolved.parts, request.sources or (None,), strict=True):
         with of_source(request, source):
-            datasets.append(_of(part, None if request.sources else replicas, stacked))
+            made = _maker(part, None if request.sources else replicas, stacked)
+            datasets.append(made(request.start_step, part.last_step()))
     if request.weights == "none":  # an evaluation: one data set, whole epochs
         return unpadded(datasets[0], resolved.first.order, request.epochs or 1)
     if not request.sources:
@@ -71,28 +76,79 @@ def make_dataset(request: Request, replicas: int | None = None, stacked: bool = 
         return joined(resolved, datasets, replicas)
 
 
+def _scheduled(request: Request, shard: Shard | None, replicas: int | None) -> tf.data.Dataset:
+    """Returns the dataset of a mixture with a schedule: that of each segment, one after the other.
+
+    A source is read unit by unit. A segment joins as many of its units as each step takes, from the first on that the
+    steps before have left.
+    """
+    local = shard.local_replicas if shard else 1
+    # An element is cut into the rows of the local replicas when it is whole: they take turns step by step, not by unit.
+    whole = dataclasses.replace(request, shard=Shard(shard.index, shard.count) if shard else None)
+    resolved, schedule, makers = resolve_all(whole), schedule_of(request), []
+    resolved.check_pairs(shard.num_replicas if shard else 1)
+    if not is_read_by_graph(request):
+        _check_memory(resolved)
+    for part, source in zip(resolved.parts, request.sources, strict=True):
+        with of_source(request, source):
+            makers.append(_maker(part, None, stacked=True))
+    last, found = resolved.last_step(), []
+    with tf.device("CPU:0"):
+        for first, stop, taken in segments_between(schedule, request.start_step, last):
+            datasets = []
+            for number, (make, units) in enumerate(zip(makers, taken, strict=True)):
+                begin, end = (units_before(schedule, number, step) for step in (first, stop))
+                made = make(begin, min(end, MAX_STEP))
+                datasets.append(_of_units(made, units, stop - first))
+            found.append(joined(resolved, datasets, local if local > 1 else replicas, taken))
+        dataset = functools.reduce(lambda one, other: one.concatenate(other), found)
+        dataset = dataset if local == 1 else dataset.flat_map(_one_by_one)
+        count = tf.data.INFINITE_CARDINALITY if last == MAX_STEP else local * (last - request.start_step)
+        return dataset.apply(tf.data.experimental.assert_cardinality(count))
+
+
+@tf.autograph.experimental.do_not_convert
+def _of_units(made: tf.data.Dataset, units: int, steps: int) -> tf.data.Dataset:
+    """Returns the dataset of `steps` elements that have the rows of some units each, which lie one after the other."""
+    if is_stacked(made):  # then no unit is an element of its own, which would cost most where units are small
+        together = made.rebatch(units, drop_remainder=True).take(steps)
+        return together.map(lambda *e: tf.nest.map_structure(lambda c: tf.reshape(c, [-1, *c.shape[2:]]), e))
+    rows = tf.nest.flatten(made.element_spec)[-1].shape[0]
+    return made if units == 1 else made.rebatch(units * rows, drop_remainder=True)
+
+
+def _one_by_one(*elements: tuple[Any, ...]) -> tf.data.Dataset:
+    return functools.reduce(
+        lambda one, other: one.concatenate(other), [tf.data.Dataset.from_tensors(element) for element in elements]
+    )
+
+
 def is_stacked(dataset: tf.data.Dataset) -> bool:
     """Returns whether each element of a dataset of `make_dataset` is several, with one axis more in front."""
     # Weights or record ids come last, which have a number per row.
     return bool(tf.nest.flatten(dataset.element_spec)[-1].shape.rank == 2)
 
 
-def _of(resolved: ResolvedRequest, replicas: int | None, stacked: bool) -> tf.data.Dataset:
-    """Returns the dataset of one source."""
+def _maker(resolved: ResolvedRequest, replicas: int | None, stacked: bool) -> Callable[[int, int], tf.data.Dataset]:
+    """Returns the function of a first step, and of the one after the last, that makes the dataset of one source."""
     request = resolved.request
     # Another process cannot call NumPy in this one, so the plans of its windows are part of the graph.
     arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
     feed, order = make_feed(resolved.order, as_shard(request.shard), arrays), resolved.order
     resolved.check_pairs(order.global_batch_size // feed.replica_rows)
-    run = Run(feed, request.start_step, resolved.last_step(), replicas, stacked)
     with tf.device("CPU:0"):
         reader, batches = choose(resolved)
         if not isinstance(reader, GraphReader) and _is_resident(feed):
             rows, batches = load(reader, batches)
-            dataset = resident(run, batches, rows)
+            make = functools.partial(resident, batches=batches, rows=rows)
         else:
-            dataset = windowed(run, batches, reader)
-    return dataset
+            make = functools.partial(windowed, batches=batches, reader=reader)
+
+    def made(first: int, last: int) -> tf.data.Dataset:
+        with tf.device("CPU:0"):
+            return make(Run(feed, first, last, replicas, stacked))
+
+    return made
 
 
 def _is_resident(feed: Feed) -> bool:
@@ -216,19 +272,26 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
 
 
 @tf.autograph.experimental.do_not_convert
-def joined(mixture: ResolvedInput, datasets: Sequence[tf.data.Dataset], replicas: int | None) -> tf.data.Dataset:
+def joined(
+    mixture: ResolvedInput,
+    datasets: Sequence[tf.data.Dataset],
+    replicas: int | None,
+    units: Sequence[int] | None = None,
+) -> tf.data.Dataset:
     """Returns the dataset whose elements have the rows of all sources; it ends with the first source.
 
     Args:
       mixture: the request, with its data sets.
       datasets: of each source, with the same number of elements per step.
       replicas: number of replicas that share each element; None: it is not split.
+      units: of each source, which an element has one after the other; None: one.
 
     Raises:
       UsageError: the user's function does not return the same types for all sources.
     """
     numbered = mixture.request.record_ids
-    rows = [dataset.element_spec[-2 if numbered else -1].shape[0] for dataset in datasets]
+    sizes = [dataset.element_spec[-2 if numbered else -1].shape[0] for dataset in datasets]
+    rows = [size // count for size, count in zip(sizes, units or [1] * len(sizes), strict=True) for _ in range(count)]
     _check_elements_alike(mixture, [dataset.element_spec for dataset in datasets])
     counts = [part.selection.num_examples for part in mixture.parts]
     first_ids = [sum(counts[:number]) for number in range(len(counts))]
@@ -243,9 +306,9 @@ def joined(mixture: ResolvedInput, datasets: Sequence[tf.data.Dataset], replicas
 
 
 def _in_blocks(parts: Sequence[Any], rows: Sequence[int]) -> Any:
-    """Returns the rows of all parts in the order of `rows_in_blocks`."""
+    """Returns the rows of all parts in the order of `rows_in_blocks`; a part may have the rows of several units."""
     blocks = math.gcd(*rows)
-    if all(isinstance(part, tf.Tensor) and part.shape.is_fully_defined() for part in parts):
+    if len(parts) == len(rows) and all(isinstance(part, tf.Tensor) and part.shape.is_fully_defined() for part in parts):
         # With static shapes a concatenation is enough, which costs less than gathering rows.
         runs = [
             tf.reshape(part, [blocks, count // blocks, *part.shape[1:]])

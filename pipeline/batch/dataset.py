@@ -373,6 +373,8 @@ def _finished(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _delivered(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    if run.last_step != MAX_STEP and run.last_step % run.feed.order.steps_per_epoch:  # plans are of whole epochs
+        dataset = dataset.take(run.num_elements)
     return dataset.apply(tf.data.experimental.assert_cardinality(run.num_elements)).with_options(_options())
 
 

@@ -24,7 +24,6 @@ from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError, reason_of
 from pipeline.files.paths import folder
 from pipeline.manifest.sources import parse_sources
-from pipeline.order.shares import rows_in_blocks
 from pipeline.random_access import RandomAccess
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest
@@ -106,8 +105,9 @@ def options_of_run(flags: Mapping[str, Any]) -> dict[str, Any]:
 
     Its end is left out, so that steps after it can be shown, too.
     """
-    names = {field.name for field in dataclasses.fields(Request)} & flags.keys() - {"distort_on", "epochs"}
-    found = {name: flags[name] for name in names}
+    own = {"distort_on", "epochs", "schedule"}  # --schedule is that of the learning rate
+    names = {field.name for field in dataclasses.fields(Request)} & flags.keys() - own
+    found = {name: flags[name] for name in names} | {"schedule": flags.get("mixture_schedule") or ()}
     return {**found, "data_dir": parse_sources(flags["data_dir"]), "split": flags.get("train_split", "train")}
 
 
@@ -296,14 +296,13 @@ def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, 
     """
     part, total = resolved.parts[source], resolved.request.global_batch_size
     contract = Contract.of(part)
-    rows = rows_in_blocks([one.spec.global_batch_size for one in resolved.parts])[source]
     steps, size, found = contract.steps_per_epoch, contract.global_batch_size, []
     block = max(1, _BLOCK // size)
     for begin in range(0, steps, block):
         records, real = contract.epoch(epoch).batches(range(begin, min(begin + block, steps)), range(size))
         for t, own in np.argwhere(records == record).tolist():
-            row = int(rows[own])
-            found.append(Fed(epoch * steps + begin + t, row, row * replicas // total, not real[t, own]))
+            step, row = resolved.place(source, epoch * steps + begin + t, own)
+            found.append(Fed(step, row, row * replicas // total, not real[t, own]))
     return found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import operator
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from pipeline.files.paths import PathLike, folder
 
 Sources = Sequence[tuple[PathLike, float] | tuple[PathLike, float, Mapping[str, Any]]]
 VIEWS = ("where", "limit", "balance", "weigh")  # options that a source may have of its own
+Weights = tuple[tuple[int, tuple[tuple[str, float], ...]], ...]  # (first step, (source, weight)...) of each segment
 
 # The text after the last colon is a split only if it looks like one: `gs://bucket/x` and `C:\x` are folders.
 _SLICE = r"\w+(\[[^\[\]]*\])?"
@@ -76,13 +79,17 @@ def _checked(one: Any, split: str) -> Source:
     folder(source)
     match = _WITH_SPLIT.fullmatch(source) if isinstance(source, str) else None
     data_dir, own = (match["folder"], match["split"]) if match else (source, split)
+    return Source(data_dir, own, _number(source, weight), dict(options))
+
+
+def _number(source: PathLike, weight: Any) -> float:
     try:
         number = math.nan if isinstance(weight, bool | str) else float(weight)
     except (TypeError, ValueError):
         number = math.nan
     if not 0 < number < math.inf:
         raise UsageError(f"source {os.fspath(source)!r}: its weight, {weight!r}, must be a number above 0")
-    return Source(data_dir, own, number, dict(options))
+    return number
 
 
 def parse_sources(text: str, flag: str = "--data_dir") -> str | list[tuple[PathLike, float]]:
@@ -108,3 +115,68 @@ def _weighted(part: str, flag: str, text: str) -> tuple[PathLike, float]:
         return os.path.expanduser(source), float(weight)
     except ValueError:
         raise UsageError(f"{flag}={text}: the weight of {source!r}, {weight!r}, is no number") from None
+
+
+def schedule_of(given: Any) -> Weights:
+    """Returns the weights of a mixture from each step on, as far as they can be checked without the sources.
+
+    Args:
+      given: pairs of a first step and {source: weight}, or a text such as `0:a=0.9,b=0.1;10000:a=0.5,b=0.5`.
+
+    Raises:
+      UsageError: it is none of these; the first step is not 0, or they do not increase; a weight is no number above 0.
+    """
+    try:
+        pairs = [_segment(part, given) for part in given.split(";") if part] if isinstance(given, str) else given or ()
+        named = [(operator.index(step), dict(weights).items()) for step, weights in pairs]
+        found = tuple(
+            (step, tuple((os.fspath(source), _number(source, weight)) for source, weight in weights))
+            for step, weights in named
+        )
+    except (TypeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(
+            f"schedule={given!r}: must be pairs of a first step and the sources' weights, such as "
+            "[(0, {'a': 0.9, 'b': 0.1}), (10000, {'a': 0.5, 'b': 0.5})]"
+        ) from None
+    steps = [step for step, _ in found]
+    if steps and (steps[0] or steps[-1] >= 1 << 62 or any(b <= a for a, b in itertools.pairwise(steps))):
+        raise UsageError(f"schedule: its first steps are {steps}; they must begin with 0, increase, and be below 2^62")
+    return found
+
+
+def in_order_of(schedule: Weights, sources: Sequence[Source]) -> Weights:
+    """Returns a schedule with all sources, as `DIR:SPLIT`, in their order in every segment.
+
+    Raises:
+      UsageError: there is no mixture, or a segment does not name each of its sources once.
+    """
+    if schedule and not sources:
+        raise UsageError("schedule: changes the weights of a mixture; give data_dir several sources")
+    found = []
+    for step, weights in schedule:
+        own: dict[str, float] = {}
+        for name, weight in weights:
+            matching = [str(one) for one in sources if name in (str(one), os.fspath(one.data_dir))]
+            if not matching:
+                raise unknown(f"schedule, step {step}: source", name, [os.fspath(one.data_dir) for one in sources])
+            if len(matching) > 1 or matching[0] in own:
+                raise UsageError(
+                    f"schedule, step {step}: {name!r} does not name one source that has no weight yet; write it as "
+                    "DIR:SPLIT, each source once"
+                )
+            own[matching[0]] = weight
+        for source in map(str, sources):
+            if source not in own:
+                raise UsageError(f"schedule, step {step}: the source {source!r} has no weight; give it one above 0")
+        found.append((step, tuple((str(one), own[str(one)]) for one in sources)))
+    return tuple(found)
+
+
+def _segment(text: str, given: str) -> tuple[int, list[tuple[PathLike, float]]]:
+    step, _, weights = text.strip().partition(":")
+    parts = [_weighted(part.strip(), "schedule", given) for part in weights.split(",")]
+    if len(dict(parts)) < len(parts):
+        raise UsageError(f"schedule={given}: step {step} names a source twice")
+    return int(step), parts

@@ -24,6 +24,7 @@ from pipeline.order.sharding import (  # noqa: F401, some are imported from here
     check_streams,
     divisors,
 )
+from pipeline.order.shares import Segments, segments_before, segments_text
 from pipeline.order.views import Intervals, Times, skipped_before, skips_text
 
 ORDER_VERSION = 1
@@ -34,6 +35,7 @@ MAX_STEP = 1 << 62  # at which an endless run ends
 
 I64 = NDArray[np.int64]
 _SKIPS = "skip_steps"
+_AHEAD = (_SKIPS, "schedule")  # fields that may differ in steps that lie ahead
 _OPTIONAL = {"optional": True}  # as in a manifest: what is stored may lack the field
 _OMITTED = ("view", _SKIPS)  # fields that are not stored if they are empty
 MIXTURE_VERSION = 1  # of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
@@ -102,28 +104,37 @@ class OrderSpec:
             return {"sources": (1, other["sources"])}
         return _differing(self.fields(), other, step)
 
-    def later_skips(self, other: dict[str, Any], step: int) -> str | None:
-        """Returns, in words, how the steps to skip differ from those of a stored spec from a step on; None: nowhere."""
-        return _later_skips(self.skip_steps, other, step)
+    def later_changes(self, other: dict[str, Any], step: int) -> str | None:
+        """Returns, in words, which `_AHEAD` fields of a stored spec differ, but only from a step on; None: none."""
+        return _later_changes(self.fields(), other, step)
 
 
 def _differing(mine: dict[str, Any], other: dict[str, Any], step: int | None) -> dict[str, tuple[Any, Any]]:
     other = {name: value for name, value in other.items() if value or name not in _OMITTED}
-    names = sorted((mine.keys() | other.keys()) - {_SKIPS})
+    names = sorted((mine.keys() | other.keys()) - set(_AHEAD))
     found = {name: (mine.get(name), other.get(name)) for name in names if mine.get(name) != other.get(name)}
-    here, there = (skipped_before(_skips_of(fields), MAX_STEP if step is None else step) for fields in (mine, other))
-    return found if here == there else {**found, _SKIPS: (skips_text(here), skips_text(there))}
+    for name in _AHEAD:
+        here, there = (_before(name, fields, MAX_STEP if step is None else step) for fields in (mine, other))
+        if here != there:
+            found[name] = here, there
+    return found
 
 
-def _skips_of(fields: dict[str, Any]) -> Intervals:
-    return tuple((int(first), int(stop)) for first, stop in fields.get(_SKIPS, ()))
+def _before(name: str, fields: dict[str, Any], step: int) -> str:
+    """Returns, in words, the part of a field of `_AHEAD` that lies before a step."""
+    if name == _SKIPS:
+        return skips_text(skipped_before(tuple((int(a), int(b)) for a, b in fields.get(name, ())), step))
+    segments = tuple((int(first), tuple(map(int, rows))) for first, rows in fields.get(name, ()))
+    return segments_text(segments_before(segments, step))
 
 
-def _later_skips(here: Intervals, other: dict[str, Any], step: int) -> str | None:
-    there = _skips_of(other)
-    if here == there or skipped_before(here, step) != skipped_before(there, step):
-        return None
-    return f"{_SKIPS} was {skips_text(there)}, is {skips_text(here)}, which differ only from step {step} on"
+def _later_changes(mine: dict[str, Any], other: dict[str, Any], step: int) -> str | None:
+    found = []
+    for name in _AHEAD:
+        here, there = (_before(name, fields, MAX_STEP) for fields in (mine, other))
+        if here != there and _before(name, mine, step) == _before(name, other, step):
+            found.append(f"{name} was {there}, is {here}, which differ only from step {step} on")
+    return "; ".join(found) or None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,15 +283,20 @@ class MixtureSpec:
     """The arguments of the order of several sources.
 
     Attributes:
-      parts: of each source; its `global_batch_size` is its share of G.
+      parts: of each source; its `global_batch_size` is its share of G, or the unit of a schedule, whose units its
+        `skip_steps` count.
+      schedule: (first step, rows of each source) of each segment; empty: the same rows in all steps.
+      skip_steps: (first, end) of global steps that are not trained on.
     """
 
     parts: tuple[OrderSpec, ...]
+    schedule: Segments = ()
+    skip_steps: Intervals = ()
 
     @property
     def global_batch_size(self) -> int:
         """G."""
-        return sum(part.global_batch_size for part in self.parts)
+        return sum(self.schedule[0][1] if self.schedule else (part.global_batch_size for part in self.parts))
 
     def to_json(self) -> str:
         """Returns the spec as one line of JSON with sorted keys."""
@@ -288,14 +304,8 @@ class MixtureSpec:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of `to_json()`, hexadecimal; without `skip_steps`, like that of `OrderSpec`."""
-        rest = MixtureSpec(tuple(dataclasses.replace(part, skip_steps=()) for part in self.parts))
-        return hashlib.sha256(rest.to_json().encode()).hexdigest()
-
-    @property
-    def skip_steps(self) -> Intervals:
-        """(first, end) of global steps that are not trained on, which all sources have in common."""
-        return self.parts[0].skip_steps
+        """SHA-256 of `to_json()`, hexadecimal; without what may change ahead, like that of `OrderSpec`."""
+        return hashlib.sha256(MixtureSpec(self.parts).to_json().encode()).hexdigest()
 
     def differences(self, other: dict[str, Any], step: int | None = None) -> dict[str, tuple[Any, Any]]:
         """Returns {field: (here, other's)} of the fields in which a stored spec differs, like `OrderSpec`."""
@@ -304,9 +314,9 @@ class MixtureSpec:
             return {"sources": (mine["sources"], other.get("sources", 1))}
         return _differing(mine, other, step)
 
-    def later_skips(self, other: dict[str, Any], step: int) -> str | None:
-        """Returns how the steps to skip differ, like `OrderSpec`."""
-        return _later_skips(self.skip_steps, other, step)
+    def later_changes(self, other: dict[str, Any], step: int) -> str | None:
+        """Returns how the steps to skip and the schedule differ, like `OrderSpec`."""
+        return _later_changes(self.fields(), other, step)
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields that are stored."""
@@ -316,8 +326,8 @@ class MixtureSpec:
             for name, value in part.fields().items()
             if name != _SKIPS
         }
-        skips = {_SKIPS: self.skip_steps} if self.skip_steps else {}
-        return {"mixture_version": MIXTURE_VERSION, "sources": len(self.parts), **each, **skips}
+        ahead = {name: getattr(self, name) for name in _AHEAD if getattr(self, name)}
+        return {"mixture_version": MIXTURE_VERSION, "sources": len(self.parts), **each, **ahead}
 
 
 Spec: TypeAlias = OrderSpec | MixtureSpec

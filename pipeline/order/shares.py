@@ -1,4 +1,4 @@
-"""The share of each source of a mixture in the rows of every step, whatever the number of replicas."""
+"""The share of each source of a mixture in the rows of a step, whatever the number of replicas, and its changes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from pipeline.errors import UsageError
 
 _LOOKED_AT = 4096  # batch sizes to try on either side, for an error to name one that works
 _LARGEST = 1 << 20  # rows of the largest batch that an error suggests
+
+Segments: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]  # (first step, rows of each source), from step 0 on
 
 
 def shares_of(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
@@ -104,3 +107,44 @@ def _nearest_rows(rows: int, weights: Sequence[float], parts: int) -> list[int]:
     below = range(first, max(0, first - parts * _LOOKED_AT), -parts)
     above = range(first + parts, first + parts * _LOOKED_AT, parts)
     return [size for sizes in (below, above) for size in [next(filter(works, sizes), None)] if size]
+
+
+def unit_of(segments: Segments) -> int:
+    """Returns U, the rows of a unit: the greatest common divisor of all sources' rows in all segments."""
+    return math.gcd(*(count for _, rows in segments for count in rows))
+
+
+def units_before(segments: Segments, source: int, step: int) -> int:
+    """Returns the units of a source that the steps before a global step take."""
+    stops, unit = [first for first, _ in segments[1:]] + [step], unit_of(segments)
+    each = zip(segments, stops, strict=True)
+    return sum(max(0, min(stop, step) - first) * rows[source] // unit for (first, rows), stop in each)
+
+
+def step_of_unit(segments: Segments, source: int, number: int) -> tuple[int, int]:
+    """Returns the global step that takes a unit of a source, and how many of that source the step takes before it."""
+    unit = unit_of(segments)
+    first, rows = [one for one in segments if units_before(segments, source, one[0]) <= number][-1]
+    steps, before = divmod(number - units_before(segments, source, first), rows[source] // unit)
+    return first + steps, before
+
+
+def segments_between(segments: Segments, start: int, stop: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Returns (first step, the one after the last, units of each source per step) of the segments of some steps."""
+    stops, unit = [first for first, _ in segments[1:]] + [stop], unit_of(segments)
+    found = [
+        (max(first, start), min(end, stop), tuple(count // unit for count in rows))
+        for (first, rows), end in zip(segments, stops, strict=True)
+    ]
+    # If nothing is left to feed, the last segment says how the elements look.
+    return [one for one in found if one[0] < one[1]] or [(start, start, found[-1][2])]
+
+
+def segments_before(segments: Segments, step: int) -> Segments:
+    """Returns the segments that begin before a step."""
+    return tuple(one for one in segments if one[0] < step)
+
+
+def segments_text(segments: Segments) -> str:
+    """Returns the rows of each source from each step on: `0:115+13,10000:64+64`, or `none`."""
+    return ",".join(f"{first}:{'+'.join(map(str, rows))}" for first, rows in segments) or "none"

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.audit import __main__ as audit
 from pipeline.errors import UsageError
+from pipeline.inspect import __main__ as inspect
 from tests.datasets import edit_manifest, write_dataset
 from tests.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
 from trainer import evaluate, run
@@ -102,6 +103,37 @@ def test_a_resumed_run_has_the_same_sources_and_shares(folders, mixture, tmp_pat
     assert capsys.readouterr().out.count("; the run saw just that") == 2
     with pytest.raises(UsageError, match="the run's order has global_batch_size=16, not 12"):
         audit.main([f"{folders}/a=1,{b}", f"--observed={logs}", "--global_batch_size=24"])
+
+
+def test_a_schedule_may_change_ahead_and_resumes_with_the_same_bits(folders, mixture, tmp_path, capsys):
+    a, b = f"{folders}/a", f"{folders}/b:train[:39]"
+    changed = f"--mixture_schedule=0:{a}=2,{b}=1;3:{a}=1,{b}=1;7:{a}=1,{b}=2"
+    flags = ("--eval_split=none", "--checkpoint_every=5")
+    run.main(flags_of(mixture, tmp_path / "whole", *flags, changed))
+    first = f"--mixture_schedule=0:{a}=2,{b}=1;3:{a}=1,{b}=1;6:{a}=1,{b}=5"
+    run.main(flags_of(mixture, tmp_path / "run", *flags, first, "--train_steps=5"))
+    with pytest.raises(
+        UsageError, match=r"has changed: schedule was 0:16\+8,3:12\+12, is 0:16\+8,4:12\+12; use the old"
+    ):
+        run.main(flags_of(mixture, tmp_path / "run", *flags, first.replace(";3:", ";4:")))
+    capsys.readouterr()
+    run.main(flags_of(mixture, tmp_path / "run", *flags, changed))
+    assert (
+        "changed since ckpt-5: schedule was 0:16+8,3:12+12,6:4+20, is 0:16+8,3:12+12,7:8+16, which differ only from "
+        "step 5 on"
+    ) in capsys.readouterr().out
+    assert checkpoint_bytes(tmp_path / "run", STEPS) == checkpoint_bytes(tmp_path / "whole", STEPS)
+    inspect.main([f"--model_dir={tmp_path}/run", "--step=8", "--json"])
+    shown = json.loads(capsys.readouterr().out)["rows"]
+    assert [sum(row["source"] == source for row in shown) for source in (0, 1)] == [8, 16]
+    row, places = next(row for row in shown if row["source"] == 1 and row["weight"]), []
+    for epoch in range(3):
+        inspect.main([f"--model_dir={tmp_path}/run", f"--key={row['key']}", f"--epoch={epoch}", "--json"])
+        found = [one for one in json.loads(capsys.readouterr().out)["records"] if one["source"] == 1]
+        places += [(one["step"], one["row"]) for one in found[0]["rows"]]
+    assert (8, row["row"]) in places
+    with pytest.raises(UsageError, match="--log_keys with --mixture_schedule"):
+        run.main(flags_of(mixture, tmp_path / "logged", *flags, changed, f"--log_keys={tmp_path}/logs"))
 
 
 def test_a_source_without_the_split_is_not_evaluated(folders, tmp_path, capsys):

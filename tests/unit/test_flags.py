@@ -169,6 +169,7 @@ SEEN: dict[str, dict[str, str]] = {
         "eval_where": "integration/test_views.py::test_a_run_sees_just_what_its_view_says",
         "eval_limit": "integration/test_views.py::test_a_run_sees_just_what_its_view_says",
         "skip_steps": "integration/test_views.py::test_a_skipped_step_changes_nothing_but_its_number",
+        "mixture_schedule": "integration/test_mixtures.py::test_a_schedule_may_change_ahead_and_resumes_with_the_same_bits",
     },
     "trainer.launch": {
         "num_workers": "integration/test_launch.py::test_two_workers_to_the_end",
@@ -409,8 +410,10 @@ SEEN: dict[str, dict[str, str]] = {
         "balance": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
         "weigh": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
         "skip_steps": "unit/pipeline/test_views.py::test_rows_of_skipped_steps_have_no_weight_and_others_are_as_before",
+        "schedule": "unit/pipeline/test_schedule.py::test_a_source_goes_on_in_its_own_units_across_a_change",
     },
     "steps_per_epoch": {
+        "schedule": "unit/pipeline/test_schedule.py::test_an_epoch_is_counted_by_the_first_segment",
         "global_batch_size": "unit/pipeline/test_mixture.py::test_the_epoch_is_that_of_the_first_source",
         "remainder": "unit/pipeline/test_mixture.py::test_the_epoch_is_that_of_the_first_source",
     },

@@ -129,7 +129,7 @@ class RunSpec:
     def changes(self, stored: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the training options that differ from the stored ones: `--learning_rate was 0.05, is 0.01`."""
         model, flags = map(str, self._model_changes(stored)), changed_flags(stored["config"], self.config)
-        skips = self.spec.later_skips(stored["order"], stored[STEP]) if STEP in stored else None
+        skips = self.spec.later_changes(stored["order"], stored[STEP]) if STEP in stored else None
         return (*self._order_changes(stored), *([skips] if skips else []), *flags, *model)
 
     def keep_rate(self, stored: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pipeline import request
 from pipeline.commands.flags import check, check_all
 from pipeline.distort import recipes
-from pipeline.manifest.sources import parse_sources, sources_of
+from pipeline.manifest.sources import parse_sources, schedule_of, sources_of
 from pipeline.order import sharding
 from pipeline.order.views import View, checked_skips
 from pipeline.request import parse_size
@@ -137,6 +137,11 @@ class OrderFlags:
     skip_steps: str = flag(
         "", "steps that are not trained on, such as 12300:12360,20000:20010 (end excluded)", parameter_server=_NO_VIEWS
     )
+    mixture_schedule: str = flag(
+        "",
+        "weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5' (docs/views.md)",
+        parameter_server="workers plan one data set",
+    )
     allow_order_change: bool = flag(False, "resume although the order of examples differs from the checkpoint's")
 
     def __post_init__(self) -> None:
@@ -146,6 +151,7 @@ class OrderFlags:
             self._check_streams,
             lambda: View(self.where, self.limit, self.balance, self.weigh),
             lambda: checked_skips(self.skip_steps),
+            lambda: schedule_of(self.mixture_schedule),
         )
 
     def _check_streams(self) -> None:

@@ -69,7 +69,10 @@ class Data:
         Raises:
           UsageError: so many workers and replicas cannot share a batch.
         """
-        return tuple(_read(part, step, workers, replicas, step >= self.last_step) for part in self.training.parts)
+        return tuple(
+            _read(part, self.training.own_step(source, step), workers, replicas, step >= self.last_step)
+            for source, part in enumerate(self.training.parts)
+        )
 
 
 @functools.lru_cache(maxsize=8)

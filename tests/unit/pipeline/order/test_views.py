@@ -413,9 +413,9 @@ def test_steps_to_skip_may_change_from_the_step_on_at_which_a_run_resumes():
     stored = json.loads(was.to_json())
     assert now.differences(stored) == {"skip_steps": ("3:6,9:12", "3:6")}
     assert now.differences(stored, 9) == {}
-    assert now.later_skips(stored, 9) == "skip_steps was 3:6, is 3:6,9:12, which differ only from step 9 on"
+    assert now.later_changes(stored, 9) == "skip_steps was 3:6, is 3:6,9:12, which differ only from step 9 on"
     assert now.differences(stored, 10) == {"skip_steps": ("3:6,9:10", "3:6")}
-    assert now.later_skips(stored, 10) is None
+    assert now.later_changes(stored, 10) is None
     assert SPEC.differences(stored, 3) == {}
     assert SPEC.differences(stored, 4) == {"skip_steps": ("none", "3:4")}
     assert now.digest == was.digest == SPEC.digest

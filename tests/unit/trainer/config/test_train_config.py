@@ -58,7 +58,7 @@ def test_flags_and_their_defaults_stay():
         },
         **{"headspace": 0, "log_device_placement": False},
         **{"global_batch_size": 100, "streams": None, "shuffle_bytes": 1 << 30, "remainder": "pad", "prefetch": 2},
-        **{"where": None, "limit": None, "balance": None, "weigh": None, "skip_steps": ""},
+        **{"where": None, "limit": None, "balance": None, "weigh": None, "skip_steps": "", "mixture_schedule": ""},
         **{"eval_where": None, "eval_limit": None},
         **{"train_steps": None, "epochs": None, "steps_per_loop": 20, "max_to_keep": 5},
         "log_epochs": None,
