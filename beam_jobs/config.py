@@ -12,6 +12,7 @@ from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources.base import SourceOptions
 from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError, unknown
+from pipeline.index import columns
 from pipeline.manifest import naming
 
 _IMAGE_ENCODINGS = ("source", "raw", "png", "jpeg")
@@ -118,6 +119,8 @@ class ConvertConfig:
                 f"--columns={self.columns} with --data_dir={self.data_dir}: columns are added to a local or mounted "
                 "folder; convert there, then copy all of it"
             )
+        if self.columns:
+            columns.check(self.columns, "--columns")
 
     def _check_channels(self) -> None:
         if self.channels not in (0, 1, 3):

@@ -61,14 +61,16 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     with replacing(sink, plan, config.overwrite) as staged:
         if staged is None:
             print(f"{sink.data_dir}: already holds this data set, made with the same options; nothing to do")
-            _add_columns(config, sink)
-            return
-        _say_begin(plan, sink.shown, workers, lowered)
-        resumed, began = job.finished_part(staged), time.monotonic()
-        job.run_passes(staged, options)
-        seconds = time.monotonic() - began
-        images = facts_of_plan(staged)
-        no_card = card.write_card(staged.data_dir, command, arguments, images)
+        else:
+            _say_begin(plan, sink.shown, workers, lowered)
+            resumed, began = job.finished_part(staged), time.monotonic()
+            job.run_passes(staged, options)
+            seconds = time.monotonic() - began
+            images = facts_of_plan(staged)
+            no_card = card.write_card(staged.data_dir, command, arguments, images)
+    if staged is None:
+        _add_columns(config, sink)
+        return
     made, total = manifest.load(sink.data_dir), time.monotonic() - started
     url = sink.data_dir.url if sink.data_dir.is_remote else ""
     print(summary(made, sink.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images, url=url))

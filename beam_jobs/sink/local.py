@@ -66,7 +66,7 @@ class LocalSink:
             raise UsageError(f"--data_dir={self.data_dir}: cannot be opened: {reason_of(error)}") from None
         with locked(descriptor) as is_free:  # if folders cannot be locked, each plan still has its own inner folder
             if not is_free:
-                raise UsageError(f"--data_dir={self.data_dir}: another conversion is writing there; wait until it ends")
+                raise UsageError(f"--data_dir={self.data_dir}: another command is writing there; wait until it ends")
             yield
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:

@@ -7,11 +7,12 @@ manifest last.
 from __future__ import annotations
 
 import io
+import keyword
 import os
 import pathlib
 import re
 import runpy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from pipeline import manifest as manifests
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, of_user, unknown
 from pipeline.files.paths import folder
-from pipeline.index.command import drafts_in
+from pipeline.index.command import alone_in, drafts_in
 from pipeline.manifest import Column, Manifest, naming
-from pipeline.manifest.columns import FROM_RECORDS, encode
+from pipeline.manifest.columns import FROM_RECORDS, MOST_STRINGS, encode
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
 
@@ -47,6 +48,12 @@ def add(data_dir: str, source: str) -> None:
       DataError: there is no valid data set, a file cannot be read, or values are missing.
       UsageError: `source` cannot work.
     """
+    check(source, "--add_columns")
+    with alone_in(pathlib.Path(data_dir)):
+        _add(data_dir, source)
+
+
+def _add(data_dir: str, source: str) -> None:
     manifest = manifests.load(data_dir)
     kind, _, names = source.partition(":")
     found: Mapping[str, Mapping[str, Any]]
@@ -55,6 +62,8 @@ def add(data_dir: str, source: str) -> None:
         found = of_records(data_dir, manifest, Scalars(manifest, wanted))
         if missing := [name for name in wanted if _identifier(name) not in found]:
             raise unknown("--add_columns: feature", missing[0], found)
+        if not wanted:
+            found = dict(_without_names(found))
     elif match := _FUNCTION.fullmatch(source):
         found = of_records(data_dir, manifest, _function(match["file"], match["name"]))
     else:
@@ -66,6 +75,34 @@ def add(data_dir: str, source: str) -> None:
         print(f"  {name}: {kinds}, for {', '.join(column.files)}")
     example = next(iter(found))
     print(f"{data_dir}: {count_of(len(found), 'column')} added; choose by them: input_fn(..., where='{example} ...')")
+
+
+def _without_names(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the columns, but those of more strings than one would choose by, such as names of files."""
+    for name, splits in found.items():
+        texts = {value for values in splits.values() for value in values if isinstance(value, str | bytes)}
+        if len(texts) <= MOST_STRINGS:
+            yield name, splits
+        else:
+            print(f"  {name}: left out, has {len(texts):,} different strings; a column has {MOST_STRINGS:,} at most")
+
+
+def check(source: str, flag: str) -> None:
+    """Checks the value of a flag that says where columns are, as far as it can be without the data set.
+
+    Raises:
+      UsageError: it is none of what `add` takes, or names a file that is not there.
+    """
+    match = _FUNCTION.fullmatch(source)
+    file = match["file"] if match else source
+    if source.partition(":")[0] == FROM_RECORDS:
+        return
+    if not match and not source.endswith(".parquet"):
+        raise UsageError(
+            f"{flag}={source}: must be FILE.parquet, {FROM_RECORDS}, {FROM_RECORDS}:NAME,... or FILE.py:FUNCTION"
+        )
+    if not os.path.isfile(file):
+        raise UsageError(f"{flag}={source}: there is no file {file}")
 
 
 def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, Any]]) -> Manifest:
@@ -82,6 +119,9 @@ def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, An
     """
     columns: dict[str, Column] = dict(manifest.columns)
     place = pathlib.Path(data_dir)
+    for name in found:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise UsageError(f"column {name!r}: must be a name of letters, digits and _, and no word of Python")
     with drafts_in(place) as drafts:
         for name, splits in found.items():
             try:
@@ -152,13 +192,17 @@ def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[s
 
 def _values(of_record: OfRecord, record: bytes, file: object, number: int, offset: int) -> Mapping[str, Any]:
     try:
-        return of_record(record)
+        found = of_record(record)
     except tf_example.BadExampleError as error:
         raise error.at(file, number, offset) from None
     except DataError:
         raise
     except Exception as error:
         raise DataError(of_user(error), path=file, record=number, offset=offset) from error
+    if not isinstance(found, Mapping):
+        text = f"the function returned {type(found).__name__}, must be {{column: value}}"
+        raise DataError(text, path=file, record=number, offset=offset)
+    return found
 
 
 class Scalars:
@@ -203,7 +247,9 @@ def _is_scalar(name: str, value: Any) -> bool:
 
 def _identifier(name: str) -> str:
     """Returns a feature's name as that of a column: `image/height` is `image_height`."""
-    return _NOT_IDENTIFIER.sub("_", name)
+    found = _NOT_IDENTIFIER.sub("_", name)
+    found = f"_{found}" if found[:1].isdigit() else found
+    return f"{found}_" if keyword.iskeyword(found) else found
 
 
 def _size(values: Mapping[str, Any]) -> tuple[int, int]:
@@ -239,6 +285,8 @@ def _of_file(data_dir: str, manifest: Manifest, file: str) -> dict[str, dict[str
             f"--add_columns={file}: must have a column {_KEY!r} and others; it has {', '.join(table) or 'none'}"
         )
     keys = [_plain(key) for key in table.pop(_KEY)]
+    if not keys:
+        raise DataError("has no rows", path=file)
     rows = {key: row for row, key in enumerate(keys)}
     if len(rows) < len(keys):
         twice = next(key for row, key in enumerate(keys) if rows[key] != row)
@@ -250,7 +298,9 @@ def _of_file(data_dir: str, manifest: Manifest, file: str) -> dict[str, dict[str
     at = {split: np.array(found, np.int64) for split, found in index.items() if max(found, default=-1) >= 0}
     matched = sum(int((found >= 0).sum()) for found in at.values())
     if not matched:
-        raise DataError(f"none of its {count_of(len(keys), 'key')}, such as {keys[0]!r}, is in {data_dir}", path=file)
+        raise DataError(
+            f"none of its {count_of(len(keys), 'key')}, such as {str(keys[0])!r}, is in {data_dir}", path=file
+        )
     total = sum(len(found) for found in at.values())
     left = f"{total - matched:,} records of {', '.join(at)} are not in it"
     print(f"{file}: {matched:,} of its {count_of(len(keys), 'key')} match; {left}")
@@ -279,16 +329,10 @@ def _joined(file: str, name: str, values: NDArray[Any], rows: NDArray[np.int64])
 
 def _table(file: str) -> dict[str, NDArray[Any]]:
     """Returns the columns of a Parquet file as arrays."""
-    if not file.endswith(".parquet"):
-        raise UsageError(
-            f"--add_columns={file}: must be FILE.parquet, {FROM_RECORDS}, {FROM_RECORDS}:NAME,... or FILE.py:FUNCTION"
-        )
     try:
         import pyarrow.parquet  # noqa: PLC0415, only this flag needs it
     except ImportError:
         raise UsageError(f"--add_columns={file}: reading Parquet needs pyarrow: pip install pyarrow") from None
-    if not os.path.exists(file):
-        raise DataError("there is no such file", path=file)
     try:
         table = pyarrow.parquet.read_table(file)
     except (OSError, pyarrow.ArrowException) as error:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, named
-from pipeline.files.paths import StoragePath, folder
+from pipeline.files.paths import StoragePath, folder, locked
 from pipeline.files.reading import OpenFile
 from pipeline.files.write import sync
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
@@ -49,6 +49,11 @@ def make_index(data_dir: str, splits: Sequence[str], compression: str, overwrite
       DataError: a file cannot be read or written, or a record is corrupt.
       UsageError: a flag that cannot work, or a manifest that must not be replaced.
     """
+    with alone_in(pathlib.Path(data_dir)):
+        _make_index(data_dir, splits, compression, overwrite)
+
+
+def _make_index(data_dir: str, splits: Sequence[str], compression: str, overwrite: bool) -> None:
     place = pathlib.Path(data_dir)
     chosen = _choose(data_dir, splits)
     earlier = _earlier(place, overwrite)
@@ -378,6 +383,22 @@ class Drafts:
                     path.rmdir()
             raise
         sync(self._folder)
+
+
+@contextlib.contextmanager
+def alone_in(folder: pathlib.Path) -> Iterator[None]:
+    """Context that keeps other commands from writing to a data set, conversions too.
+
+    Raises:
+      DataError: the folder cannot be opened.
+      UsageError: another command is writing there.
+    """
+    with named(folder, "cannot be opened"):
+        descriptor = os.open(folder, os.O_RDONLY)
+    with locked(descriptor) as is_free:
+        if not is_free:
+            raise UsageError("another command is writing there; wait until it ends", path=folder)
+        yield
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from pipeline.manifest.splits import Selection
 
 Values = NDArray[Any]
 FROM_RECORDS = "records"  # in place of a file: the values are in the shards
+MOST_STRINGS = 1 << 16  # of a column, since each process reads them with the manifest
 _INTEGERS = ("int8", "int16", "int32", "int64")
 _CRC_BLOCK = 4 << 20  # 4 MiB
 _MADE_BY = "python -m pipeline.index {} --add_columns=" + FROM_RECORDS
@@ -38,12 +39,14 @@ def encode(splits: Mapping[str, Sequence[Any] | Values]) -> tuple[Column, dict[s
     Raises:
       ValueError: the values are of several kinds, or of none of these.
     """
-    arrays = {split: np.asarray(values) for split, values in splits.items()}
+    arrays = {split: _array(values) for split, values in splits.items()}
     kinds = {array.dtype.kind for array in arrays.values()}
     names: tuple[str, ...] = ()
     if kinds <= set("OUS"):
         texts = {split: [_text(value) for value in array.tolist()] for split, array in arrays.items()}
         names = tuple(sorted(set().union(*map(set, texts.values()))))
+        if len(names) > MOST_STRINGS:
+            raise ValueError(f"{len(names):,} different strings, at most {MOST_STRINGS:,}, which the manifest lists")
         codes = {name: code for code, name in enumerate(names)}
         arrays = {split: np.array([codes[text] for text in found], np.int64) for split, found in texts.items()}
     elif not kinds <= set("biuf"):
@@ -51,6 +54,14 @@ def encode(splits: Mapping[str, Sequence[Any] | Values]) -> tuple[Column, dict[s
     dtype = _dtype_of(list(arrays.values()))
     files = {split: _npy(array.astype(dtype)) for split, array in arrays.items()}
     return Column(dtype, {split: f"{crc32c.crc32c(data):08x}" for split, data in files.items()}, names), files
+
+
+def _array(values: Sequence[Any] | Values) -> Values:
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"each record needs one value, not {array.shape[1:]}")
+    # NumPy would make strings of the numbers beside them, and cut bytes off at trailing zeros.
+    return np.array(list(values), object) if array.dtype.kind in "US" else array
 
 
 def _text(value: Any) -> str:
@@ -175,6 +186,9 @@ class Columns(Mapping[str, Values]):
                 raise UsageError(f"column {name!r}: has no values for the split {split!r}")
             files[split] = _load(self.data_dir, self.manifest, split, name, column)
         self.used[name] = "+".join(column.files[split] for split in files)
+        if column.values:  # the files have their numbers alone
+            text = "\0".join(column.values).encode(errors="surrogateescape")
+            self.used[name] += f" of {crc32c.crc32c(text):08x}"
         found = [files[split][start:stop] for split, start, stop in parts]
         return found[0] if len(found) == 1 else np.concatenate(found)
 

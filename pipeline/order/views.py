@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import operator
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -252,7 +253,7 @@ class View:
             )
         # Half a unit rounds up, as docs/views.md says. Most weights take 32 bits, half of the memory of 64.
         most = float(weights.max()) if len(weights) else 0.0
-        if most * len(weights) >= _MOST_POSITIONS:
+        if float(weights.sum(dtype=np.float64)) >= _MOST_POSITIONS:
             raise UsageError(f"weigh={self.weigh!r}: weights up to {most:g} make too long an epoch; divide them")
         fixed: NDArray[Any] = np.empty(len(weights), np.uint32 if most < (1 << 32 - ONE_BITS) - 1 else np.int64)
         for at in range(0, len(weights), _BLOCK):
@@ -478,8 +479,11 @@ class _Expression:
 
     def mask(self) -> NDArray[np.bool_]:
         """Returns which records it keeps, bool (records,)."""
-        with np.errstate(all="ignore"):
-            return np.broadcast_to(self._truth(_parsed(self._text)), self._count)
+        try:
+            with np.errstate(all="ignore"):
+                return np.broadcast_to(self._truth(_parsed(self._text)), self._count)
+        except RecursionError:
+            raise UsageError(f"where={self._text[:80]!r}...: is nested too deeply; write it shorter") from None
 
     def _error(self, problem: str) -> UsageError:
         return UsageError(f"where={self._text!r}: {problem}")
@@ -510,7 +514,7 @@ class _Expression:
         if isinstance(operator, ast.In | ast.NotIn):
             if not isinstance(right, ast.Tuple | ast.List) or not right.elts:
                 raise self._error(f"after 'in' comes a list of values, such as (3, 5), not {ast.unparse(right)!r}")
-            found = functools.reduce(np.logical_or, [self._equal(left, each) for each in right.elts])
+            found = functools.reduce(np.logical_or, (self._equal(left, each) for each in right.elts))
             return np.logical_not(found) if isinstance(operator, ast.NotIn) else found
         if isinstance(operator, ast.Eq):
             return self._equal(left, right)
@@ -562,8 +566,20 @@ class _Expression:
             value = _wide(self._number(node.operand))
             return -value if isinstance(node.op, ast.USub) else value
         if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-            return _ARITHMETIC[type(node.op)](_wide(self._number(node.left)), _wide(self._number(node.right)))
+            return self._computed(node)
         raise self._refused(node)
+
+    def _computed(self, node: ast.BinOp) -> Any:
+        compute = _ARITHMETIC[type(node.op)]
+        left, right = _wide(self._number(node.left)), _wide(self._number(node.right))
+        if isinstance(node.op, ast.Div | ast.Mod) and np.ndim(right) == 0 and right == 0:
+            raise self._error(f"{ast.unparse(node)!r} divides by 0")
+        found = compute(left, right)
+        if np.asarray(found).dtype.kind in "iuO":
+            near = compute(np.asarray(left, np.float64), np.asarray(right, np.float64))
+            if np.any(np.abs(near) >= 1 << 63):
+                raise self._error(f"{ast.unparse(node)!r} leaves the range of signed 64-bit integers")
+        return found
 
 
 def _wide(value: Any) -> Any:
@@ -588,14 +604,15 @@ def checked_skips(given: Any) -> Intervals:
     pairs = list(_pairs(given)) if isinstance(given, str) else given
     found: list[tuple[int, int]] = []
     try:
-        for first, stop in sorted((int(first), int(stop)) for first, stop in pairs):
+        whole = int if isinstance(given, str) else operator.index
+        for first, stop in sorted((whole(first), whole(stop)) for first, stop in pairs):
             if not 0 <= first < stop < 1 << 62:
                 raise UsageError(f"skip_steps: {first}:{stop} has no step; give the first and the one after the last")
             if found and first <= found[-1][1]:
                 found[-1] = found[-1][0], max(stop, found[-1][1])
             else:
                 found.append((first, stop))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(

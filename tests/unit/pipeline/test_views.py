@@ -17,13 +17,15 @@ from pipeline import skipped_records
 from pipeline.audit.__main__ import main as audit
 from pipeline.errors import DataError, UsageError
 from pipeline.index.__main__ import main as index
+from pipeline.index.command import alone_in
 from pipeline.input import input_fn, order_spec, steps_per_epoch
+from pipeline.inspect import steps
 from pipeline.manifest.columns import Columns
 from pipeline.manifest.splits import select
 from pipeline.order.sharding import Shard
 from pipeline.read.shards import Shards
 from pipeline.request import Request
-from pipeline.resolved import resolve
+from pipeline.resolved import resolve, resolve_all
 from pipeline.step_iterator import StepIterator
 from tests.datasets import Kind, edit_manifest, write_dataset
 
@@ -142,6 +144,14 @@ def test_a_mixture_has_views_of_its_sources_and_common_ones(data):
         "limit: 4 per label",
         "where: label == 2; limit: 4 per label",
     ]
+
+
+def test_all_copies_of_a_key_are_found(data):
+    options = {"global_batch_size": 10, "training": True, "balance": "label", "where": "rare < 70 or label == 0"}
+    resolved = resolve_all(Request(data("raw"), **options))
+    ids, _, _ = fed(data("raw"), balance="label", where="rare < 70 or label == 0")
+    record = int(np.bincount(ids).argmax())
+    assert len(steps.fed_in_epoch(resolved, 0, record, 0, 1)) == (ids == record).sum() > 1
 
 
 def test_an_option_that_no_source_has_is_named(data):
@@ -369,6 +379,7 @@ def test_values_that_a_file_lacks_are_nan_false_or_empty(tmp_path, capsys):
         ({"key": ["a"], "n": [1.0]}, "none of its 1 key, such as 'a', is in"),
         ({"name": ["a"], "n": [1.0]}, "must have a column 'key' and others; it has name, n"),
         ({"key": ["train#00000"], "a b": [1.0]}, "the column 'a b' must be a name"),
+        ({"key": [], "n": []}, "has no rows"),
     ],
 )
 def test_a_file_that_cannot_be_joined_is_refused_and_nothing_is_written(tmp_path, columns, said):
@@ -497,3 +508,64 @@ def test_the_audit_finds_a_view_that_counts_wrongly(data, monkeypatch):
 def test_resolving_reads_only_the_columns_that_it_needs(data):
     found = resolve(Request(data("raw"), global_batch_size=4, training=True, where="rare > 3"))
     assert found.spec.view.count("column") == 1
+
+
+FUNCTIONS = """
+def none(record): return None
+def pair(record): return {"a": [1, 2]}
+def mixed(record): return {"a": 1 if record[-1] % 2 else "x"}
+def hyphen(record): return {"my-score": 1.0}
+def keyword(record): return {"class": 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "said"),
+    [
+        ("none", DataError, "the function returned NoneType, must be {column: value}"),
+        ("pair", UsageError, r"column 'a': each record needs one value, not \(2,\)"),
+        ("mixed", UsageError, "column 'a': "),
+        ("hyphen", UsageError, "column 'my-score': must be a name of letters, digits and _"),
+        ("keyword", UsageError, "column 'class': must be a name of letters, digits and _, and no word of Python"),
+    ],
+)
+def test_what_a_function_returns_is_checked_and_nothing_is_written(tmp_path, function, error, said):
+    folder = tmp_path / "data"
+    write_dataset(folder, (6, 5), classes=5)
+    before = (folder / "manifest.json").read_bytes()
+    (tmp_path / "of.py").write_text(FUNCTIONS)
+    with pytest.raises(error, match=said):
+        index([str(folder), f"--add_columns={tmp_path / 'of.py'}:{function}"])
+    assert (folder / "manifest.json").read_bytes() == before
+    assert not list(folder.rglob("*.npy"))
+
+
+def test_other_strings_of_the_same_numbers_are_another_spec(tmp_path):
+    folder = tmp_path / "data"
+    write_dataset(folder, (6, 5), classes=5)
+    specs = []
+    for names in (("a", "b"), ("b", "c")):
+        (tmp_path / "of.py").write_text(f"def city(record): return {{'city': {names}[record[-1] % 2]}}")
+        index([str(folder), f"--add_columns={tmp_path / 'of.py'}:city"])
+        specs.append(order_spec(folder, global_batch_size=4, training=True, where="city == 'b'"))
+    assert specs[0].digest != specs[1].digest
+
+
+def test_one_command_writes_to_a_folder_at_a_time(tmp_path):
+    folder = tmp_path / "data"
+    write_dataset(folder, (6, 5), classes=5)
+    with alone_in(folder), pytest.raises(UsageError, match="another command is writing there; wait until it ends"):
+        index([str(folder), "--add_columns=records"])
+    index([str(folder), "--add_columns=records"])
+
+
+def test_columns_of_too_many_strings_are_left_out_or_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pipeline.manifest.columns.MOST_STRINGS", 10)
+    monkeypatch.setattr("pipeline.index.columns.MOST_STRINGS", 10)
+    folder = tmp_path / "data"
+    write_dataset(folder, (6, 5), classes=5, kind=Kind(extra=True))
+    (tmp_path / "of.py").write_text("import zlib\ndef name(record): return {'name': str(zlib.crc32(record))}")
+    with pytest.raises(UsageError, match="column 'name': 15 different strings, at most 10"):
+        index([str(folder), f"--add_columns={tmp_path / 'of.py'}:name"])
+    index([str(folder), "--add_columns=records"])
+    assert set(manifests.load(folder).columns) >= {"label", "bytes"}
