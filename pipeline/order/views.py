@@ -604,7 +604,7 @@ def checked_skips(given: Any) -> Intervals:
     pairs = list(_pairs(given)) if isinstance(given, str) else given
     found: list[tuple[int, int]] = []
     try:
-        whole = int if isinstance(given, str) else operator.index
+        whole: Any = int if isinstance(given, str) else operator.index
         for first, stop in sorted((whole(first), whole(stop)) for first, stop in pairs):
             if not 0 <= first < stop < 1 << 62:
                 raise UsageError(f"skip_steps: {first}:{stop} has no step; give the first and the one after the last")
