@@ -133,5 +133,6 @@ def test_a_short_token_is_refused(runs, monkeypatch):
 def test_a_token_that_no_cookie_can_carry_is_refused(runs, monkeypatch, token):
     pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
     monkeypatch.setenv(watch.TOKEN, token)
+    monkeypatch.setattr("trainer.watching.server.serve", lambda *_: None)
     with pytest.raises(UsageError, match="STEPFEED_WATCH_TOKEN: has characters other than printable ASCII"):
         watch.main([*runs, "--host=0.0.0.0", "--port=0"])
