@@ -65,11 +65,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = commandline.parse(COMMAND, "Show runs on a page, while they train and afterwards.", WatchConfig, argv)
     from trainer.watching.source import RunSource  # noqa: PLC0415, NumPy, after --help
 
-    paths = [pathlib.Path(run) for run in dict.fromkeys(config.runs)]
-    names = [path.resolve().name for path in paths]
+    folders = {pathlib.Path(run).resolve(): pathlib.Path(run) for run in config.runs}
+    last = [whole.name for whole in folders]
     sources = [
-        RunSource(path, name if names.count(name) == 1 else str(path)) for path, name in zip(paths, names, strict=True)
+        RunSource(path, whole.name if last.count(whole.name) == 1 else str(whole)) for whole, path in folders.items()
     ]
+    names = [source.name for source in sources]
     if config.json:
         from trainer.watching.snapshot import as_json  # noqa: PLC0415, as above
 
@@ -78,20 +79,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     commandline.require("starlette", "uvicorn", "jinja2")
     from trainer.watching import server  # noqa: PLC0415, starlette and uvicorn
 
-    token = None if server.is_loopback(config.host) else _token()
+    token, is_given = (None, False) if server.is_loopback(config.host) else _token()
     with _listening(config) as listener:
-        url, shown = server.links(listener, config.host, token), ", ".join(source.name for source in sources)
-        print(f"{url} shows {shown}", flush=True)
+        # Whoever has given a token knows it; a log that others read would keep it.
+        url, shown = server.link(listener, config.host, None if is_given else token), ", ".join(names)
+        print(f"{url} shows {shown}" + (f"; add ?token= with that of ${TOKEN}" if is_given else ""), flush=True)
         server.serve(server.Site(sources), listener, config.host, token)
 
 
-def _token() -> str:
+def _token() -> tuple[str, bool]:
+    """Returns the token, and whether the environment gives it."""
     given = os.environ.get(TOKEN, "").strip()
     if given and len(given) < _SHORTEST:
         raise UsageError(
             f"{TOKEN}: has {len(given)} characters; must have {_SHORTEST} or more, so that nobody guesses it"
         )
-    return given or secrets.token_urlsafe(24)
+    if not (given.isascii() and given.isprintable()):
+        raise UsageError(
+            f"{TOKEN}: has characters other than printable ASCII, which no header can carry; leave them out"
+        )
+    return given or secrets.token_urlsafe(24), bool(given)
 
 
 def _listening(config: WatchConfig) -> socket.socket:

@@ -97,7 +97,6 @@ class Heartbeat(Callback):
 
     def __init__(self, path: str | None = None) -> None:
         self._path = pathlib.Path(path) if path else None
-        self._copy: pathlib.Path | None = None
         now = time.time()
         self._beat = Beat(os.getpid(), now, started=now, host=socket.gethostname())
         self._written, self._achieved_at = -math.inf, time.monotonic()
@@ -106,7 +105,7 @@ class Heartbeat(Callback):
         self._seen: collections.deque[Progress] = collections.deque(maxlen=_WINDOW)
         self._progress: Progress | None = None
         self._lock, self._ended, self._is_beating = threading.RLock(), threading.Event(), False
-        self._copying = threading.Lock()
+        self._copier: threading.Thread | None = None
 
     @classmethod
     def of_environment(cls) -> Heartbeat:
@@ -129,10 +128,13 @@ class Heartbeat(Callback):
                 return
             if is_chief:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock:
-                self._copy = path
+            copier = threading.Thread(
+                target=self._run_copies, args=(path,), name="copies of the heartbeat", daemon=True
+            )
+            with self._lock:  # for which the thread waits
+                copier.start()
+                self._copier = copier
                 self._start()
-            threading.Thread(target=self._run_copies, name="copies of the heartbeat", daemon=True).start()
 
     def on_devices(self, devices: Sequence[str]) -> None:
         """Tells what the process computes on."""
@@ -206,7 +208,8 @@ class Heartbeat(Callback):
             code = 0 if error is None else getattr(error, "exit_code", EXIT_DATA)
             self._beat = dataclasses.replace(self._beat, exit_code=code, error=line_of(error) if error else None)
             self.on_lost(error.lost if isinstance(error, PipelineError) else self._beat.lost)
-        self._write_copy()
+        if self._copier:
+            self._copier.join(_HANGS)
 
     def on_lost(self, names: Sequence[str]) -> None:
         """Writes the names before stderr has the line about them: the launcher holds that line back."""
@@ -224,19 +227,17 @@ class Heartbeat(Callback):
                 if not self._ended.is_set():
                     self._write()
 
-    def _run_copies(self) -> None:
-        while not self._ended.is_set():
-            self._write_copy()
+    def _run_copies(self, path: pathlib.Path) -> None:
+        is_last = False
+        while not is_last:
+            with self._lock:  # which `__exit__` holds until the last beat is complete
+                is_last, beat = self._ended.is_set(), self._beat
+            with contextlib.suppress(OSError):  # a full disk, or the chief has not made the folder yet
+                replace(path, json.dumps(dataclasses.asdict(beat)), ".new")
             self._ended.wait(_BETWEEN)
 
-    def _write_copy(self) -> None:
-        if self._copy and self._copying.acquire(timeout=_HANGS):
-            with contextlib.suppress(OSError):  # a full disk, or the chief has not made the folder yet
-                replace(self._copy, json.dumps(dataclasses.asdict(self._beat)), ".new")
-            self._copying.release()
-
     def _write(self) -> None:
-        if not (self._path or self._copy):
+        if not (self._path or self._copier):
             return
         self._written = time.monotonic()
         self._beat = dataclasses.replace(self._beat, time=time.time(), beats=self._beat.beats + 1, **self._speeds())

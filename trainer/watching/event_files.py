@@ -189,23 +189,40 @@ class MetricsLines:
 
     def _take(self, line: bytes) -> None:
         try:
-            content = json.loads(line)
+            content = parsed(line)
             step, time = int(content.pop("step")), float(content.pop("time"))
             for tag, value in content.items():
                 self.series.setdefault(tag, Series()).add(step, time, math.nan if value is None else float(value))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             self.problems[self._path.name] = "has a line that is not this trainer's"
 
 
 def _flags_in(texts: Iterable[bytes]) -> Mapping[str, Mapping[str, Any]] | None:
     for text in texts:
         try:
-            content = json.loads(text)
+            content = parsed(text)
         except ValueError:
             continue
         if isinstance(content, dict) and all(isinstance(group, dict) for group in content.values()):
             return content
     return None
+
+
+def parsed(text: bytes) -> Any:
+    """Returns what JSON says; a whole number that has more than 64 bits as a float.
+
+    Raises:
+      ValueError: it is not JSON, or nested too deep.
+    """
+    try:
+        return json.loads(text, parse_int=_int_of)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _int_of(digits: str) -> int | float:
+    number = int(digits) if len(digits) <= 20 else math.inf  # Python refuses to convert thousands of digits
+    return number if abs(number) < 1 << 64 else float(digits)
 
 
 def _size_of(path: pathlib.Path) -> int:
@@ -220,7 +237,7 @@ def lines_of(path: pathlib.Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in file:
             try:
-                content = json.loads(line)
+                content = parsed(line)
             except ValueError:
                 continue
             if isinstance(content, dict):

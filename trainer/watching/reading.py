@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import os
 from collections.abc import Sequence
@@ -75,15 +74,8 @@ class Data:
         )
 
 
-@functools.lru_cache(maxsize=8)
-def data_of(config: TrainConfig, attempt: int) -> Data | str:
-    """Returns the data that flags name, or why they are not known.
-
-    Args:
-      config: of the run.
-      attempt: another one reads the manifest again.
-    """
-    del attempt
+def data_of(config: TrainConfig) -> Data | str:
+    """Returns the data that the flags of a run name, or why they are not known."""
     try:
         return Data.of(config)
     except (PipelineError, OSError) as error:

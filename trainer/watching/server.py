@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import hashlib
 import hmac
+import json
 import pathlib
 import socket
 import threading
@@ -17,7 +19,7 @@ import jinja2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,7 +28,7 @@ from trainer.watching import batch
 from trainer.watching.snapshot import EvaluationRow, Snapshot, as_json, as_metrics
 from trainer.watching.source import RunSource
 
-_COOKIE = "stepfeed_token"
+_COOKIE = "stepfeed_token_{}"  # with a digest of the token
 _AGE = 0.7  # seconds for which a snapshot serves all who ask
 _MOST_ROWS = 12  # of evaluations
 _MOST_PICTURES = 8
@@ -59,7 +61,10 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str], token: str | None) -> None:
-        self._app, self._hosts, self._token = app, hosts, token
+        self._app, self._token = app, token
+        self._hosts = [host.lower() for host in hosts]
+        # Browsers keep cookies by host, not by port: the pages of two tokens on one machine need names that differ.
+        self._cookie = _COOKIE.format(hashlib.sha256((token or "").encode()).hexdigest()[:8])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, or passes it on."""
@@ -86,13 +91,17 @@ class Guard:
             return None
         if self._is_right(request.query_params.get("token", "")) and request.url.path == "/":
             answer = RedirectResponse("./", 303)  # the token leaves the address bar
-            answer.set_cookie(_COOKIE, self._token, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
             return answer
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if self._is_right(request.cookies.get(_COOKIE, "")) or (scheme.lower() == "bearer" and self._is_right(given)):
+        if self._is_right(request.cookies.get(self._cookie, "")) or (
+            scheme.lower() == "bearer" and self._is_right(given)
+        ):
             return None
         return PlainTextResponse(
-            "give the token: open the URL that was printed at the start", 401, {"WWW-Authenticate": "Bearer"}
+            "give the token: open the URL that was printed at the start, with ?token=...",
+            401,
+            {"WWW-Authenticate": "Bearer"},
         )
 
     def _is_right(self, given: str) -> bool:
@@ -151,7 +160,7 @@ class Site:
             "X-Curves": ".".join(str(source.version) for source in self._sources),
             "X-Live": str(int(any(one.is_live for one in runs))),
         }
-        return Response(text, media_type="text/html", headers=headers)
+        return Response(_encoded(text), media_type="text/html", headers=headers)
 
     def _number(self, request: Request) -> int:
         """Returns the number of the run that is asked for; that of the first if there is no such run."""
@@ -161,7 +170,11 @@ class Site:
 
     def _curves(self, request: Request) -> Response:
         del request
-        return JSONResponse({"runs": [{"run": one.name, "curves": one.curves()} for one in self._sources]})
+        runs = zip(self._sources, self.snapshots(), strict=True)
+        content = {
+            "runs": [{"run": one.name, "curves": one.curves() if run.state != "unknown" else {}} for one, run in runs]
+        }
+        return Response(json.dumps(content, separators=(",", ":"), allow_nan=False), media_type="application/json")
 
     def _json(self, request: Request) -> Response:
         del request
@@ -169,7 +182,7 @@ class Site:
 
     def _metrics(self, request: Request) -> Response:
         del request
-        return Response(as_metrics(self.snapshots()), media_type="text/plain; version=0.0.4")
+        return Response(_encoded(as_metrics(self.snapshots())), media_type="text/plain; version=0.0.4")
 
     def _image(self, request: Request) -> Response:
         number = request.query_params.get("number", "")
@@ -196,6 +209,10 @@ class Site:
         finally:
             self._drawing.release()
         return Response(png, media_type="image/png", headers={"X-Step": str(step)})
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")  # a file's JSON may have half of a surrogate pair
 
 
 def _static(request: Request) -> Response:
@@ -275,7 +292,10 @@ def _duration(seconds: float | None) -> str | None:
 
 def _clock(when: float) -> str:
     """Returns the time of day on this machine, with the date unless it is today's."""
-    local = datetime.datetime.fromtimestamp(when)
+    try:
+        local = datetime.datetime.fromtimestamp(when)
+    except (ValueError, OverflowError, OSError):  # a number in a file that is no time
+        return "-"
     is_today = local.date() == datetime.datetime.now().date()
     return f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M:%S}"
 
@@ -298,8 +318,8 @@ def is_loopback(host: str) -> bool:
     return all(address[0] == "::1" or str(address[0]).startswith("127.") for *_, address in found)
 
 
-def links(listener: socket.socket, host: str, token: str | None) -> str:
-    """Returns the URL of the page, with the token in it."""
+def link(listener: socket.socket, host: str, token: str | None) -> str:
+    """Returns the URL of the page, with the token in it unless that is None."""
     port = listener.getsockname()[1]
     name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}/" + (f"?token={urllib.parse.quote(token, safe='')}" if token else "")

@@ -169,7 +169,7 @@ class Snapshot:
       time: of this snapshot, seconds since 1970.
       state: `starting`, `training`, `waiting` (before a restart), `stopping`, `done`, `stopped`, `failed`; `silent`:
         nothing gives a sign of life, and nothing says that it has ended; `gone`: a process died without a word;
-        `nothing`: there is no run yet.
+        `nothing`: there is no run yet; `unknown`: its files hold something that the page cannot show.
       kind: the strategy.
       step, last_step, saved_step: global steps: reached, at the end, of the newest checkpoint.
       epoch, epochs: passes over the training data.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -28,13 +27,14 @@ from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.run_folder import RunFolder
 from trainer.watching import reading
-from trainer.watching.event_files import EventFiles, MetricsLines, Series, Start, lines_of
+from trainer.watching.event_files import EventFiles, MetricsLines, Series, Start, lines_of, parsed
 from trainer.watching.snapshot import LATE, Change, EvaluationRow, Event, Member, Snapshot, straggler_of
 
 STATUS = "status.json"  # of trainer.launch, in the run's folder `launch`
 _ENDS = ("done", "stopped", "failed")
 _EVALUATION = re.compile(r"eval/(?P<split>.+)/(?P<name>[^/]+)")
 _PROCESS = re.compile(r"chief|(?:worker|ps)-\d+")  # others are read by a scheduler's script
+_NUMBERED = re.compile(r"(.*)-([0-9]{1,9})")
 _MOST_EVENTS = 400
 _MOST_POINTS = 1500  # of a curve
 _AGAIN = 30.0  # seconds after which a data set that could not be read is tried again
@@ -51,21 +51,28 @@ class RunSource:
     """
 
     def __init__(self, folder: pathlib.Path, name: str = "", clock: Callable[[], float] = time.time) -> None:
-        self.folder, self.name = RunFolder(folder), name or folder.name or str(folder)
+        self.folder, name = RunFolder(folder), name or folder.name or str(folder)
+        self.name = name.encode(errors="backslashreplace").decode()  # a folder's name need not be UTF-8
         self._clock = clock
         self._events = EventFiles(self.folder.logs)
         self._evaluate = EventFiles(self.folder.evaluation_logs)
         self._lines: tuple[str, MetricsLines] | None = None
         self._problems: dict[str, str] = {}
         self._yaml: tuple[float, Mapping[str, Any] | None] = (0.0, None)
+        self._data: tuple[TrainConfig, float, reading.Data | str] | None = None
         self._lock = threading.Lock()
 
     def snapshot(self) -> Snapshot:
         """Returns what the files say now."""
         with self._lock:
             self._problems = {}
-            self._follow()
-            return self._snapshot(self._clock())
+            now = self._clock()
+            try:
+                self._follow()
+                return self._snapshot(now)
+            except Exception as error:  # whatever the files of one run hold, the others on the page are shown
+                why = f"this run cannot be shown: {type(error).__name__}: {' '.join(str(error).split())}"
+                return Snapshot(self.name, now, "unknown", problems=(why,))
 
     def curves(self) -> dict[str, dict[str, list[Any]]]:
         """Returns the scalars: {tag: {"steps": [...], "times": [...], "values": [...]}}, thinned out if there are many.
@@ -79,7 +86,7 @@ class RunSource:
         return {
             tag: {
                 "steps": one.steps,
-                "times": [round(when, 2) for when in one.times],
+                "times": [round(when, 2) if math.isfinite(when) else None for when in one.times],
                 "values": [value if math.isfinite(value) else None for value in one.values],
             }
             for tag, one in thinned.items()
@@ -122,9 +129,10 @@ class RunSource:
         status, beats = self._status(), self._beats()
         if status and not _covers(status, beats, now):
             status = None
+        beats = _of_this_job(status, beats, now)
         members = self._members(status, beats, now)
         config = self._config(status)
-        data = reading.data_of(config, int(now / _AGAIN)) if config else "the flags of the run are not known yet"
+        data = self._data_of(config, now) if config else "the flags of the run are not known yet"
         known = data if isinstance(data, reading.Data) else None
         step = _greatest([_number(status, "step"), *(one.step for one in members), self._last_logged()])
         last_step = _greatest([_number(status, "last_step"), *(beat.last_step for beat in beats.values())])
@@ -185,6 +193,16 @@ class RunSource:
             problems=self._all_problems(),
         )
 
+    def _data_of(self, config: TrainConfig, now: float) -> reading.Data | str:
+        """Returns the data of the run, or why they are not known, which is tried again after a while."""
+        if self._data is not None:
+            of, when, data = self._data
+            if of == config and (isinstance(data, reading.Data) or 0 <= now - when < _AGAIN):
+                return data
+        data = reading.data_of(config)
+        self._data = config, now, data
+        return data
+
     def _status(self) -> dict[str, Any] | None:
         """Returns the launcher's status; None: there is none that can be read."""
         content = self._json(self.folder.launch / STATUS)
@@ -209,15 +227,12 @@ class RunSource:
 
     def _members(self, status: Mapping[str, Any] | None, beats: Mapping[str, Beat], now: float) -> list[Member]:
         if status is None:
-            began = min((beat.started for beat in beats.values() if _is_alive(beat, now)), default=0.0)
-            # Those whose last sign of life is older than all that run are of an earlier job.
-            return [_member(name, beat, {}, now) for name, beat in beats.items() if beat.time >= began]
+            return [_member(name, beat, {}, now) for name, beat in beats.items()]
         found = []
         for one in status["processes"]:
             if isinstance(one, dict) and isinstance(one.get("name"), str):
                 name = one["name"].replace(" ", "-")
-                beat = beats.get(name)
-                found.append(_member(name, beat if beat and beat.pid == one.get("pid") else None, one, now))
+                found.append(_member(name, beats.get(name), one, now))
         return found
 
     def _with_own_steps(self, members: list[Member], beats: Mapping[str, Beat]) -> list[Member]:
@@ -331,7 +346,7 @@ class RunSource:
         try:
             for line in lines_of(self.folder.events):
                 text, when, kind = line.get("text"), line.get("time"), line.get("kind")
-                if isinstance(text, str) and isinstance(when, int | float):
+                if isinstance(text, str) and isinstance(when, int | float) and math.isfinite(when):
                     yield Event(float(when), str(kind or "job"), text)
         except FileNotFoundError:
             return
@@ -360,7 +375,7 @@ class RunSource:
                 content = yaml.safe_load(path.read_text(encoding="utf-8"))
             except ImportError:
                 self._problems[path.name] = "needs PyYAML, which is not installed, to be read"
-            except (OSError, ValueError, yaml.YAMLError):
+            except (OSError, ValueError, RecursionError, yaml.YAMLError):
                 content = None
             is_right = isinstance(content, dict) and all(isinstance(one, dict) for one in content.values())
             self._yaml = written, content if is_right and content else None
@@ -399,7 +414,7 @@ class RunSource:
     def _json(self, path: pathlib.Path) -> dict[str, Any] | None:
         """Returns a JSON object in a file; notes what is wrong with the file, unless it is missing."""
         try:
-            content = json.loads(path.read_bytes())
+            content = parsed(path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -439,12 +454,19 @@ def _beat_of(content: Mapping[str, Any]) -> Beat:
         kind = _KINDS.get(name, (int, float))
         if not isinstance(value, kind) and not (value is None and known[name].default is None):
             raise TypeError(f"{name} is not what a heartbeat has")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise TypeError(f"{name} is not a finite number")
     return Beat(**values)
 
 
 def _by_number(path: pathlib.Path) -> tuple[str, int]:
-    role, _, number = path.stem.rpartition("-")
-    return (role, int(number)) if number.isdigit() else (path.stem, 0)
+    return _numbered(path.stem)
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """Returns `worker` and 1 of `worker-1`; the name and 0 of another one."""
+    match = _NUMBERED.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, 0)
 
 
 def _covers(status: Mapping[str, Any], beats: Mapping[str, Beat], now: float) -> bool:
@@ -453,13 +475,27 @@ def _covers(status: Mapping[str, Any], beats: Mapping[str, Beat], now: float) ->
     return newest - written < _IS_OF_LAUNCHER or now - written < _IS_OF_LAUNCHER
 
 
+def _of_this_job(status: Mapping[str, Any] | None, beats: Mapping[str, Beat], now: float) -> dict[str, Beat]:
+    """Returns the heartbeats without those that an earlier job has left in the folder."""
+    if status is not None:
+        processes = [one for one in status["processes"] if isinstance(one, dict)]
+        pids = {one["name"].replace(" ", "-"): one.get("pid") for one in processes if isinstance(one.get("name"), str)}
+        return {name: beat for name, beat in beats.items() if name in pids and beat.pid == pids[name]}
+    # All processes of a job live at some moment: one that ended before the others began is of another job. Once
+    # none runs, the newest heartbeat tells when the last job began.
+    newest = max(beats.values(), key=lambda beat: beat.time, default=None)
+    alive = [beat.started for beat in beats.values() if _is_alive(beat, now)]
+    began = min(alive, default=newest.started if newest else 0.0)
+    return {name: beat for name, beat in beats.items() if beat.time >= began}
+
+
 def _is_alive(beat: Beat, now: float) -> bool:
     return beat.exit_code is None and now - beat.time <= LATE + beat.quiet
 
 
 def _member(name: str, beat: Beat | None, one: Mapping[str, Any], now: float) -> Member:
     """Returns a process from its last heartbeat and its entry in the launcher's status; each may be missing."""
-    role, _, number = name.rpartition("-") if name[-1:].isdigit() else (name, "", "0")
+    role, number = _numbered(name)
     state = "running"
     if beat and beat.exit_code is not None:
         state = {0: "done", EXIT_RERUN: "stopped"}.get(beat.exit_code, "failed")
@@ -472,7 +508,7 @@ def _member(name: str, beat: Beat | None, one: Mapping[str, Any], now: float) ->
     return Member(
         name=str(one.get("name") or name.replace("-", " ")),
         role=str(one.get("role") or role),
-        index=int(number),
+        index=number,
         host=beat.host if beat else "",
         devices=tuple(map(str, beat.devices)) if beat else (),
         pid=_number(one, "pid") or (beat.pid if beat else None),
@@ -491,7 +527,7 @@ def _member(name: str, beat: Beat | None, one: Mapping[str, Any], now: float) ->
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # the latter: the file has a number that is no process's
         return False
     except OSError:
         pass

@@ -58,6 +58,23 @@ def test_runs_of_one_name_are_told_apart(tmp_path, capsys):
     assert found == [str(tmp_path / "a" / "run"), str(tmp_path / "b" / "run")]
 
 
+def test_a_folder_in_two_spellings_is_shown_once(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("one")
+    watch.main([runs[0], "one/", "./two/../one", "link", "two", "--json"])
+    assert [one["run"] for one in json.loads(capsys.readouterr().out)["runs"]] == ["one", "two"]
+
+
+def test_names_of_different_folders_differ(tmp_path, monkeypatch, capsys):
+    for name in ("x/run", "y/run", "z/link"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("x/run")
+    monkeypatch.chdir(tmp_path)
+    watch.main(["link", "y/run", "z/link", "--json"])
+    found = [one["run"] for one in json.loads(capsys.readouterr().out)["runs"]]
+    assert found == [str(tmp_path / "x" / "run"), str(tmp_path / "y" / "run"), "link"]
+
+
 def test_the_page_is_for_this_machine_alone(runs):
     with served(*runs, "--port=0") as (_, line):
         url, shows = line.split(" ", 1)
@@ -73,7 +90,7 @@ def test_other_machines_need_the_token_that_is_printed(runs):
         url = f"http://127.0.0.1:{url}/"
         with pytest.raises(urllib.error.HTTPError, match="401"):
             fetched(url)
-        assert "<title>" in fetched(url, Cookie=f"stepfeed_token={token}")
+        assert "<title>" in fetched(url, Authorization=f"Bearer {token}")
         with pytest.raises(urllib.error.HTTPError, match="401"):
             fetched(f"{url}?token=wrong")
         process.kill()
@@ -84,7 +101,8 @@ def test_other_machines_need_the_token_that_is_printed(runs):
 def test_a_token_that_is_given(runs):
     with served(*runs, "--host=0.0.0.0", "--port=0", environment={watch.TOKEN: TOKEN}) as (_, line):
         port = re.search(r":(\d+)/", line)[1]
-        assert f"?token={TOKEN} " in line
+        assert TOKEN not in line  # a log would keep it
+        assert line.endswith(f"/ shows one, two; add ?token= with that of ${watch.TOKEN}")
         assert "stepfeed_step" in fetched(f"http://127.0.0.1:{port}/metrics", Authorization=f"Bearer {TOKEN}")
 
 
@@ -107,5 +125,14 @@ def test_a_port_that_is_given_and_taken_is_refused(runs):
 def test_a_short_token_is_refused(runs, monkeypatch):
     pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
     monkeypatch.setenv(watch.TOKEN, "short")
-    with pytest.raises(UsageError, match="STEPFEED_WATCH_TOKEN"):
+    with pytest.raises(UsageError, match="STEPFEED_WATCH_TOKEN: has 5 characters"):
+        watch.main([*runs, "--host=0.0.0.0", "--port=0"])
+
+
+@pytest.mark.parametrize("token", ["p\u00e4sswort-mit-umlaut", "line one\nline two of it", "tab\tand more of it 1234"])
+def test_a_token_that_no_cookie_can_carry_is_refused(runs, monkeypatch, token):
+    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+    monkeypatch.setenv(watch.TOKEN, token)
+    monkeypatch.setattr("trainer.watching.server.serve", lambda *_: None)
+    with pytest.raises(UsageError, match="STEPFEED_WATCH_TOKEN: has characters other than printable ASCII"):
         watch.main([*runs, "--host=0.0.0.0", "--port=0"])

@@ -112,6 +112,26 @@ def test_a_file_system_that_hangs_holds_up_no_training(tmp_path, monkeypatch):
     hangs.set()
 
 
+def test_a_file_system_that_hangs_at_the_end_holds_up_no_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_HANGS", 0.1)
+    folder, hangs, is_written = RunFolder(tmp_path), threading.Event(), threading.Event()
+
+    def replace(file, text, *rest):
+        if json.loads(text)["exit_code"] is not None:
+            hangs.wait(20)
+        write.replace(file, text, *rest)
+        is_written.set()
+
+    monkeypatch.setattr(heartbeat, "replace", replace)
+    with Heartbeat() as beats:
+        beats.keep_in(folder, "worker-0", is_chief=True)
+        assert is_written.wait(10)
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    hangs.set()
+    written(folder.heartbeats / "worker-0.json", lambda beat: beat.exit_code == 0)
+
+
 def test_seconds_of_a_step_and_the_wait_in_it(path):
     with Heartbeat(str(path)) as beats:
         beats.job(last_step=100, rows=10)

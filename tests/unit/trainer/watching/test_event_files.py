@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainer.callbacks.tensorboard import EventFile
-from trainer.watching.event_files import EventFiles, MetricsLines, Series
+from trainer.watching.event_files import EventFiles, MetricsLines, Series, parsed
 
 FLAGS = {"optimizer": {"learning_rate": 0.05}, "steps": {"epochs": 3}}
 
@@ -55,6 +55,12 @@ def test_it_reads_on_where_it_was(tmp_path):
     files.update()
     assert before is files.series["train/loss"]
     assert (before.steps, before.values) == ([1, 2, 3], [1.0, 1.0, 3.0])
+
+
+def test_a_seed_of_64_bits_is_read_exactly():
+    numbers = b"[18446744073709551615, -9223372036854775808, 18446744073709551616]"
+    found = parsed(numbers)
+    assert [repr(one) for one in found] == ["18446744073709551615", "-9223372036854775808", "1.8446744073709552e+19"]
 
 
 def test_a_resumed_run_makes_its_steps_anew(tmp_path):

@@ -1,9 +1,11 @@
 """The page over HTTP: what is served, to whom, and with which headers."""
 
 import asyncio
+import hashlib
 import json
 import pathlib
 import re
+import socket
 
 import pytest
 
@@ -11,12 +13,13 @@ pytest.importorskip("starlette", reason="needs starlette, uvicorn and jinja2: pi
 
 from pipeline.errors import DataError
 from trainer.watching import server
-from trainer.watching.event_files import EventFiles, Series
+from trainer.watching.event_files import EventFiles, MetricsLines, Series
 from trainer.watching.server import Site, is_loopback
 from trainer.watching.snapshot import Member, Snapshot, Straggler
 from trainer.watching.source import RunSource
 
 TOKEN = "t" * 32
+COOKIE = f"stepfeed_token_{hashlib.sha256(TOKEN.encode()).hexdigest()[:8]}"
 
 
 class Answer:
@@ -157,13 +160,13 @@ def test_without_the_token_nothing_is_told(site):
     app = site.app(token=TOKEN)
     paths = ("/", "/runs.json", "/metrics", "/curves.json", "/content", "/batch.png", "/static/page.js", "/none")
     for path in paths:
-        for headers in ({}, {"cookie": "stepfeed_token=wrong"}, {"authorization": "Bearer wrong"}):
+        for headers in ({}, {"cookie": f"{COOKIE}=wrong"}, {"authorization": "Bearer wrong"}):
             answer = ask(app, path, **headers)
             assert (answer.status, TOKEN in answer.text, "one" in answer.text.split()) == (401, False, False)
             assert "content-security-policy" in answer.headers
     assert ask(app, f"/?token={TOKEN[:-1]}").status == 401
     assert ask(app, f"/runs.json?token={TOKEN}").status == 401  # in the address of the page alone
-    assert ask(app, "/", cookie="stepfeed_token=\u00e9").status == 401
+    assert ask(app, "/", cookie=f"{COOKIE}=\u00e9").status == 401
 
 
 def test_with_the_token_a_browser_gets_a_cookie_and_another_address(site):
@@ -171,9 +174,115 @@ def test_with_the_token_a_browser_gets_a_cookie_and_another_address(site):
     answer = ask(app, f"/?token={TOKEN}", host="machine.cluster:8420")
     assert (answer.status, answer.headers["location"]) == (303, "./")
     cookie = answer.headers["set-cookie"]
-    assert cookie.startswith(f"stepfeed_token={TOKEN};")
+    assert cookie.startswith(f"{COOKIE}={TOKEN};")
     assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
-    assert ask(app, "/", cookie=f"stepfeed_token={TOKEN}", host="machine.cluster:8420").status == 200
+    assert ask(app, "/", cookie=f"{COOKIE}={TOKEN}", host="machine.cluster:8420").status == 200
+
+
+def test_pages_of_one_host_do_not_overwrite_each_others_cookies(site):
+    one, two = site.app(token=TOKEN), site.app(token="u" * 32)
+    cookies = [
+        ask(app, f"/?token={token}").headers["set-cookie"].partition(";")[0]
+        for app, token in ((one, TOKEN), (two, "u" * 32))
+    ]
+    assert len({cookie.partition("=")[0] for cookie in cookies}) == 2
+    assert [ask(app, "/", cookie="; ".join(cookies)).status for app in (one, two)] == [200, 200]
+
+
+@pytest.mark.parametrize("token", ["abc+def/ghi=0123", 'a;b"c\\d&e#f%41 g,h', "x" * 16])
+def test_the_url_that_is_printed_works_with_any_token(site, token):
+    app = site.app(token=token)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        url = server.link(listener, "127.0.0.1", token)
+        assert server.link(listener, "127.0.0.1", None) == f"http://127.0.0.1:{port}/"
+    answer = ask(app, url.removeprefix(f"http://127.0.0.1:{port}"))
+    assert answer.status == 303
+    cookie = re.match(r'[^=]+=("(?:[^"\\]|\\.)*"|[^;]*)', answer.headers["set-cookie"])[0]
+    assert ask(app, "/", cookie=cookie).status == 200
+
+
+def test_a_host_in_capitals_is_the_same_host(site):
+    app = site.app(("MyHost",))
+    assert [ask(app, host=host).status for host in ("MyHost:8420", "myhost", "other")] == [200, 200, 421]
+
+
+PATHS = ("/", "/content?run=odd", "/content?run=good", "/runs.json", "/curves.json", "/metrics")
+
+
+def write_odd(folder, name, content):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("launch/events.jsonl", '{"time": NaN, "text": "odd"}\n{"time": 5, "text": "rest"}'),
+        ("launch/events.jsonl", '{"time": 1e300, "text": "odd"}\n{"time": 5, "text": "rest"}'),
+        ("launch/events.jsonl", '{"time": 1' + "0" * 5000 + ', "text": "odd"}\n{"time": 5, "text": "rest"}'),
+        ("launch/events.jsonl", '{"time": 5, "text": "\\ud800 rest"}'),
+        ("launch/status.json", "[" * 100_000),
+        ("launch/status.json", '{"a":' * 100_000 + "1" + "}" * 100_000),
+        ("launch/status.json", '{"time": 1, "processes": [{"name": "worker \u00b2"}, {"name": "w3"}]}'),
+        ("launch/status.json", '{"time": 1, "error": "\\ud800", "processes": [{"name": "worker \\ud800"}]}'),
+        ("launch/heartbeats/worker-0.json", '{"pid": 1' + "0" * 30 + ', "time": 1, "host": "HOST"}'),
+        ("launch/heartbeats/worker-0.json", '{"pid": 1' + "0" * 12 + ', "time": 1, "host": "HOST"}'),
+        ("launch/heartbeats/worker-0.json", '{"pid": 1, "time": NaN}'),
+        ("launch/heartbeats/worker-0.json", '{"pid": 1, "time": 1, "step": 1' + "0" * 400 + "}"),
+        ("launch/heartbeats/worker-0.json", '{"pid": 1, "time": 1, "host": "\\ud800"}'),
+        ("launch/heartbeats/worker-\u00b2.json", '{"pid": 1, "time": 1}'),
+        ("config.yaml", "[" * 100_000),
+    ],
+)
+def test_an_odd_file_of_a_run_hides_nothing_else(tmp_path, name, content):
+    for run in ("good", "odd"):
+        write_odd(tmp_path / run, "ckpt-7.index", "")
+    write_odd(tmp_path / "odd", name, content.replace("HOST", socket.gethostname()))
+    site = Site([RunSource(tmp_path / run) for run in ("good", "odd")])
+    answers = [ask(site.app(), path) for path in PATHS]
+    assert [answer.status for answer in answers] == [200] * len(PATHS)
+    assert {line for line in answers[-1].text.splitlines() if "stepfeed_step{" in line} == {
+        'stepfeed_step{run="good"} 7.0',
+        'stepfeed_step{run="odd"} 7.0',
+    }
+    assert ("rest</span>" in answers[1].text) == ("rest" in content)
+
+
+def test_an_odd_line_of_metrics_hides_no_curve(tmp_path):
+    write_odd(
+        tmp_path,
+        "metrics.jsonl",
+        '{"step": Infinity, "time": 1}\n{"step": 1, "time": NaN, "loss": 0.5, "\\ud800": 1}\n'
+        + "[" * 100_000
+        + '\n{"step": 2, "time": 3, "loss": 0.25}\n',
+    )
+    run = RunSource(tmp_path)
+    run._lines = "metrics.jsonl", MetricsLines(tmp_path / "metrics.jsonl")
+    run._lines[1].update()
+    answer = ask(Site([run]).app(), "/curves.json")
+    assert answer.status == 200
+    (found,) = json.loads(answer.body)["runs"]
+    assert found["curves"]["loss"] == {"steps": [1, 2], "times": [None, 3.0], "values": [0.5, 0.25]}
+
+
+def test_a_run_that_cannot_be_shown_hides_no_other(local, site, monkeypatch):
+    def update(files):
+        if files._folder.parent.name == "one":
+            raise LookupError("one\nis odd")
+
+    monkeypatch.setattr(EventFiles, "update", update)
+    first, second = site.snapshots()
+    assert (first.state, first.problems) == ("unknown", ("this run cannot be shown: LookupError: one is odd",))
+    assert (second.state, len(second.events)) == ("nothing", 1)
+    assert "this run cannot be shown: LookupError: one is odd" in ask(local, "/content").text
+    assert [ask(local, path).status for path in PATHS] == [200] * len(PATHS)
+
+
+def test_the_name_of_a_folder_need_not_be_utf_8(tmp_path):
+    site = Site([RunSource(tmp_path / "r\udcff")])
+    assert [ask(site.app(), path).status for path in PATHS] == [200] * len(PATHS)
 
 
 def test_prometheus_gives_the_token_as_a_header(site):
@@ -186,7 +295,7 @@ def test_prometheus_gives_the_token_as_a_header(site):
 def test_tokens_are_compared_in_constant_time(site, monkeypatch):
     compared = []
     monkeypatch.setattr(server.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or False)
-    ask(site.app(token=TOKEN), "/", cookie="stepfeed_token=x", authorization="Bearer y")
+    ask(site.app(token=TOKEN), "/", cookie=f"{COOKIE}=x", authorization="Bearer y")
     assert {a for a, _ in compared} == {b"", b"x", b"y"}
     assert {b for _, b in compared} == {TOKEN.encode()}
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import socket
 
 import pytest
@@ -11,6 +12,7 @@ from tests.datasets import write_dataset
 from trainer.callbacks.heartbeat import Beat
 from trainer.callbacks.tensorboard import EventFile
 from trainer.config import TrainConfig, file
+from trainer.watching import reading
 from trainer.watching.source import RunSource
 
 NOW = 1_000_000.0
@@ -128,6 +130,22 @@ def test_processes_without_a_launcher(run, beats, state, members):
         )
     else:
         assert [one.state for one in found.members] == members
+
+
+def test_heartbeats_of_an_earlier_topology_do_not_decide_the_state(run):
+    beat(run, "worker-0", started=NOW - 100, ago=20.0, step=12, last_step=12, exit_code=0)
+    yesterday = {"started": NOW - 90_000, "ago": 86_400.0}
+    beat(run, "worker-1", **yesterday, step=500, last_step=999, exit_code=1, error="step 500: loss is nan")
+    found = snapshot(run)
+    assert (found.state, found.step, found.last_step, found.error) == ("done", 12, 12, None)
+    assert ([one.name for one in found.members], [one.text for one in found.events]) == (
+        ["worker 0"],
+        ["worker 0 is done"],
+    )
+    beat(run, "worker-0", step=5, last_step=12)  # and while one runs
+    assert (snapshot(run).state, snapshot(run).last_step) == ("training", 12)
+    status(run, process("worker 0"), last_step=None)
+    assert snapshot(run).last_step == 12
 
 
 def test_the_last_error_of_a_process_is_told_with_its_end(run):
@@ -299,6 +317,25 @@ def test_no_code_of_the_user_is_run(run, flags):
         (),
         "--task=mine:Task may parse its data itself, which a page does not run",
     )
+
+
+def test_the_data_are_resolved_once_and_again_only_where_they_could_not_be_read(run, flags, monkeypatch):
+    asked, now = [], [NOW]
+    known = reading.Data.of
+    monkeypatch.setattr(reading.Data, "of", lambda config: asked.append(config) or known(config))
+    EventFile(run / "logs", 0).text(1, "flags", json.dumps(flags))
+    data, away = pathlib.Path(flags["data"]["data_dir"]), run / "away"
+    data.rename(away)
+    sources = [RunSource(run, f"run {i}", clock=lambda: now[0]) for i in range(9)]
+
+    def seen(after):
+        now[0] += after
+        asked.clear()
+        return {bool(source.snapshot().data) for source in sources}, len(asked)
+
+    assert [seen(0.0), seen(1.0), seen(60.0)] == [({False}, 9), ({False}, 0), ({False}, 9)]
+    away.rename(data)
+    assert [seen(60.0), seen(1.0), seen(60.0)] == [({True}, 9), ({True}, 0), ({True}, 0)]
 
 
 def test_files_are_only_read(run, flags):
