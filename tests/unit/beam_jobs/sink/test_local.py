@@ -161,7 +161,7 @@ def test_a_second_conversion_is_refused_while_one_writes_and_looks_anew_after_it
     flags = ("--dataset=mnist", f"--source={mnist_folder()}", f"--data_dir={tmp_path / 'out'}")
 
     def write_while_another_tries(plan):
-        with pytest.raises(UsageError, match=f"--data_dir={tmp_path / 'out'}: another conversion"):
+        with pytest.raises(UsageError, match=f"--data_dir={tmp_path / 'out'}: another command"):
             convert_in_process(*flags, "--seed=1")
         write_data_set(plan)
 
