@@ -73,7 +73,7 @@ def _add(data_dir: str, source: str) -> None:
         column = made.columns[name]
         kinds = f"{count_of(len(column.values), 'string')} as {column.dtype}" if column.values else column.dtype
         print(f"  {name}: {kinds}, for {', '.join(column.files)}")
-    example = next(iter(found))
+    example = "label" if "label" in found else next(iter(found))
     print(f"{data_dir}: {count_of(len(found), 'column')} added; choose by them: input_fn(..., where='{example} ...')")
 
 
