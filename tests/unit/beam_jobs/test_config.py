@@ -91,6 +91,8 @@ def test_values_are_read():
         ("image_shape", "28x28", "--image_shape=28x28: "),
         ("keep_columns", "a,a", "--keep_columns=a,a: "),
         ("feature_map", "x", "--feature_map=x: "),
+        ("columns", "foo", "--columns=foo: must be FILE.parquet, records"),
+        ("columns", "nowhere.parquet", "--columns=nowhere.parquet: there is no file nowhere.parquet"),
     ],
 )
 def test_a_value_that_cannot_work_is_named_with_its_bound(flag, value, fact):

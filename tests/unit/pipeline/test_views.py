@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import shutil
 
 import numpy as np
 import pyarrow
@@ -557,6 +558,12 @@ def test_one_command_writes_to_a_folder_at_a_time(tmp_path):
     with alone_in(folder), pytest.raises(UsageError, match="another command is writing there; wait until it ends"):
         index([str(folder), "--add_columns=records"])
     index([str(folder), "--add_columns=records"])
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    shutil.copy(next(folder.glob("train-*.tfrecord")), foreign)
+    with alone_in(foreign), pytest.raises(UsageError, match="another command is writing there; wait until it ends"):
+        index([str(foreign), "--split=train:*.tfrecord"])
+    assert not (foreign / "manifest.json").exists()
 
 
 def test_columns_of_too_many_strings_are_left_out_or_refused(tmp_path, monkeypatch, capsys):
@@ -567,5 +574,16 @@ def test_columns_of_too_many_strings_are_left_out_or_refused(tmp_path, monkeypat
     (tmp_path / "of.py").write_text("import zlib\ndef name(record): return {'name': str(zlib.crc32(record))}")
     with pytest.raises(UsageError, match="column 'name': 15 different strings, at most 10"):
         index([str(folder), f"--add_columns={tmp_path / 'of.py'}:name"])
-    index([str(folder), "--add_columns=records"])
-    assert set(manifests.load(folder).columns) >= {"label", "bytes"}
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    with tf.io.TFRecordWriter(str(foreign / "a.tfrecord")) as writer:
+        for i in range(11):
+            texts = {"name": f"{i}.jpg", "site": f"{i % 2}"}
+            feature = {
+                name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
+                for name, text in texts.items()
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    index([str(foreign), "--split=train:a.*", "--add_columns=records"])
+    assert set(manifests.load(foreign).columns) == {"bytes", "site"}
+    assert "name: left out, has 11 different strings; a column has 10 at most" in capsys.readouterr().out

@@ -1,4 +1,5 @@
 import json
+import logging
 import subprocess
 import sys
 
@@ -179,3 +180,12 @@ def test_a_mixture_is_timed_one_source_at_a_time(folder):
         UsageError, match=f"^DATA_DIR={mixture}: is timed one source at a time, by its DIR and --split: {each}"
     ):
         bench.main([mixture, *SHORT])
+
+
+def test_tensorflows_warnings_are_not_shown(photographs, monkeypatch, caplog):
+    """On a GPU it warns that functions are traced again and again."""
+    monkeypatch.setattr(bench, "_measure", lambda *_: logging.getLogger("tensorflow").warning("retracing"))
+    bench.main([str(photographs), "--resize=8x8"])
+    assert not caplog.records
+    bench._measure()
+    assert len(caplog.records) == 1

@@ -445,3 +445,15 @@ def test_steps_to_skip_are_sorted_and_joined(given_steps, found):
 def test_steps_that_cannot_be_skipped_are_named(given_steps, said):
     with pytest.raises(UsageError, match=said):
         checked_skips(given_steps)
+
+
+def test_one_large_weight_among_many_is_no_long_epoch():
+    columns = columns_of([0] * 2000, score=np.array([1e9] + [1.0] * 1999))
+    times, _ = View(weigh="score").resolve(columns, 2000, 0, "train")
+    assert times.total == 10**9 + 1999
+
+
+@pytest.mark.parametrize("skips", [[(1.5, 2.7)], [(1, float("inf"))], [("1", "2")]])
+def test_steps_to_skip_are_whole_numbers(skips):
+    with pytest.raises(UsageError, match="must be pairs of a first step and the one after the last"):
+        checked_skips(skips)
