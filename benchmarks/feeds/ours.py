@@ -68,7 +68,7 @@ def _repeated(dataset: Any) -> Any:
 
 
 def _steps(data_dir: str, setting: Setting, recipe: str) -> Take:
-    """Returns a Take of steps: of `distribute` on as many logical devices as the option says, or of the plain dataset."""
+    """Returns a Take of steps: of `distribute` on the option's number of devices, or of the plain dataset."""
     from benchmarks.distributed_iterator import looper  # noqa: PLC0415
 
     tf = inputs.load_tensorflow()

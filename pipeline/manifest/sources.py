@@ -53,7 +53,7 @@ def sources_of(given: Any, split: str) -> tuple[Source, ...]:
       split: of the sources that name none.
 
     Raises:
-      UsageError: it is not such a list, or a weight is not a number above 0.
+      UsageError: it is not such a list, or a weight is not above 0.
     """
     try:
         pairs = list(given)
@@ -114,7 +114,7 @@ def _weighted(part: str, flag: str, text: str) -> tuple[PathLike, float]:
     try:
         return os.path.expanduser(source), float(weight)
     except ValueError:
-        raise UsageError(f"{flag}={text}: the weight of {source!r}, {weight!r}, is no number") from None
+        raise UsageError(f"{flag}={text}: the weight of {source!r}, {weight!r}, is not a number") from None
 
 
 def schedule_of(given: Any) -> Weights:
@@ -124,7 +124,7 @@ def schedule_of(given: Any) -> Weights:
       given: pairs of a first step and {source: weight}, or a text such as `0:a=0.9,b=0.1;10000:a=0.5,b=0.5`.
 
     Raises:
-      UsageError: it is none of these; the first step is not 0, or they do not increase; a weight is no number above 0.
+      UsageError: it is none of these; the first step is not 0, or they do not increase; a weight is not above 0.
     """
     try:
         pairs = [_segment(part, given) for part in given.split(";") if part] if isinstance(given, str) else given or ()

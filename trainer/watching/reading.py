@@ -66,7 +66,7 @@ class Data:
           replicas: of the job.
 
         Raises:
-          UsageError: so many workers and replicas cannot share a batch.
+          UsageError: the workers and replicas cannot share a batch.
         """
         return tuple(
             _read(part, self.training.own_step(source, step), workers, replicas, step >= self.last_step)
