@@ -79,7 +79,7 @@ setup(
         ),
         Extension(
             "pipeline.operations._operations",
-            [f"pipeline/operations/{name}.c" for name in ("_operations", "_pixels", "_resize")],
+            [f"pipeline/operations/{name}.c" for name in ("_operations", "_pixels", "_resize", "_resize_wide")],
             depends=[f"pipeline/operations/{name}.h" for name in ("_kernels", "_pixels", "_resize")],
             # Sums wrap around, as XLA's do; a product and a sum are rounded one after the other.
             extra_compile_args=["-O3", "-fwrapv", "-ffp-contract=off"],

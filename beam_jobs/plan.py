@@ -141,7 +141,9 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
       PipelineError: the source or a flag cannot work.
     """
     source = resplit.resplit(sources.open_source(config.source_options), config.split_fractions)
-    taken = take_sample(source, config.image_encoding, config.size, config.channels, config.max_rejects)
+    taken = take_sample(
+        source, config.image_encoding, config.size, config.channels, config.max_rejects, config.scaled_decoding
+    )
     return Plan(
         source=source,
         data_dir=data_dir,
@@ -171,7 +173,12 @@ class Sample:
 
 
 def take_sample(
-    source: Source, encoding: str, size: tuple[int, int] | None, channels: int, max_rejects: int = 0
+    source: Source,
+    encoding: str,
+    size: tuple[int, int] | None,
+    channels: int,
+    max_rejects: int = 0,
+    is_scaled: bool = False,
 ) -> Sample:
     """Reads some rows of each split and makes records of them.
 
@@ -181,6 +188,7 @@ def take_sample(
       size: (height, width) to resize to, or None.
       channels: 1 or 3; 0 to keep those of the images.
       max_rejects: rows that may be invalid; as many sampled images may differ in size from the others.
+      is_scaled: whether JPEGs that are resized are decoded at a part of their size.
 
     Raises:
       UsageError: a flag cannot be followed with this source.
@@ -189,6 +197,7 @@ def take_sample(
     """
     blocks = {split: source.read(split, _some_rows(source, split)) for split in source.splits}
     options = _image_options(source, list(blocks.values()), encoding, size, channels, max_rejects)
+    options = dataclasses.replace(options, is_scaled=is_scaled)
     sizes, seconds = {}, 0.0
     for split, block in blocks.items():
         sizes[split], taken = fastest(functools.partial(_record_bytes, source, split, block, options), _ENOUGH_SECONDS)

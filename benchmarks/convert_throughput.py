@@ -14,6 +14,7 @@ median is printed, with the lowest and the highest. A conversion is the command,
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import statistics
 import tempfile
@@ -26,6 +27,8 @@ from pipeline.commands.flags import check, flag
 
 COMMAND = "benchmarks.convert_throughput"
 _JPEG_MILLISECONDS = 3.0  # about, to decode 375x500 pixels, resize them to 224x224 and sum them
+_FEW = 60  # images of the smallest conversion
+_ONE = "--direct_num_workers=1"
 _CPU = "processor time, with opening"
 _TIMES = (1, 4, 16)  # sizes of the sources, as multiples of the smallest
 
@@ -122,19 +125,28 @@ def against_tfds(config: BenchmarkConfig, work: pathlib.Path) -> list[Line]:
 def all_cores(config: BenchmarkConfig, work: pathlib.Path) -> list[Line]:
     """JPEG to raw 224x224 with the processes that the command chooses, against one."""
     count = round(config.seconds * 1000 / _JPEG_MILLISECONDS)
-    source = sources.parquet(work / "jpeg.parquet", count, (375, 500), "JPEG")
+    source, few = (sources.parquet(work / f"{n}.parquet", n, (375, 500), "JPEG") for n in (count, _FEW))
     flags = ("--image_encoding=raw", "--resize=224x224")
+    cores = os.cpu_count() or 1
+    on_all = (f"--direct_num_workers={cores}", "--direct_running_mode=multi_processing", f"--num_shards={cores}")
     rounds = max(1, config.rounds // 2)
-    ones, alls = [], []
+    found: dict[str, list[tuple[float, float]]] = {"start-up in it": [], "start-up apart": [], _CPU: []}
     for number in range(rounds):
-        one = commands.convert("parquet", source, work / "out", *flags, "--direct_num_workers=1")
+        one, start = (commands.convert("parquet", each, work / "out", *flags, _ONE) for each in (source, few))
         chosen = commands.convert("parquet", source, work / "out", *flags)
-        ones.append(one.writing)
-        alls.append(chosen.writing)
-        _say(f"cores, round {number + 1} of {rounds}: {ones[-1]:.1f} s on one, {alls[-1]:.1f} s by its own choice")
-    ratios = [one / chosen for one, chosen in zip(ones, alls, strict=True)]
-    medians = f"{statistics.median(alls):.1f} s, one process {statistics.median(ones):.1f} s"
-    return [Line(f"{count} JPEGs to raw: all cores, start-up in it", ratios, medians)]
+        starts = commands.convert("parquet", few, work / "out", *flags, *on_all)
+        found["start-up in it"].append((one.writing, chosen.writing))
+        found["start-up apart"].append((one.writing - start.writing, chosen.writing - starts.writing))
+        found[_CPU].append((one.cpu - start.cpu, chosen.cpu - starts.cpu))
+        text = ", ".join(f"{name} {alone:.1f} and {both:.1f} s" for name, [*_, (alone, both)] in found.items())
+        _say(f"cores, round {number + 1} of {rounds}, on one and by its own choice: {text}")
+    lines = []
+    for name, pairs in found.items():
+        alone, both = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratios = [one / other for one, other in pairs]
+        medians = f"{both:.1f} s, one process {alone:.1f} s"
+        lines.append(Line(f"{count} JPEGs to raw: all cores, {name}", ratios, medians))
+    return lines
 
 
 def memory(_: BenchmarkConfig, work: pathlib.Path) -> list[Line]:
@@ -145,7 +157,7 @@ def memory(_: BenchmarkConfig, work: pathlib.Path) -> list[Line]:
         shards = f"--num_shards=train:{2 * times},test:{times}"
         found["CIFAR-10 files"].append(commands.convert("cifar10", binary, work / "out", shards).peak / (1 << 20))
         table = sources.parquet(work / f"{times}.parquet", 8_000 * times, (32, 32), "PNG")
-        flags = (f"--num_shards={2 * times}", "--image_encoding=raw", "--direct_num_workers=1")
+        flags = (f"--num_shards={2 * times}", "--image_encoding=raw", _ONE)
         found["Parquet of PNG"].append(commands.convert("parquet", table, work / "out", *flags).peak / (1 << 20))
         _say(f"memory, {times}x: " + ", ".join(f"{kind} {peaks[-1]:.0f} MiB" for kind, peaks in found.items()))
     text = "x, ".join(map(str, _TIMES)) + "x"
@@ -167,7 +179,7 @@ def _cifar(config: BenchmarkConfig, work: pathlib.Path) -> tuple[pathlib.Path, p
     """Returns the folder of the images, and one of 60."""
     made, few = work / "cifar", work / "few"
     if not few.exists():
-        sources.cifar(few, 10)
+        sources.cifar(few, _FEW // len(sources.CIFAR_FILES))
     if config.source:
         return pathlib.Path(config.source), few
     if not made.exists():

@@ -25,12 +25,14 @@ class ImageOptions:
       channels: 1 or 3: channels of raw images, and of the pixels that statistics are computed from.
       size: (height, width) that all images are resized to; None to keep their sizes.
       shape: the shape of every raw image; None if images may differ.
+      is_scaled: whether JPEGs that are resized are decoded at a part of their size.
     """
 
     encoding: str
     channels: int
     size: tuple[int, int] | None = None
     shape: tuple[int, int, int] | None = None
+    is_scaled: bool = False
 
 
 @dataclasses.dataclass
@@ -111,6 +113,8 @@ def _one(image: bytes | NDArray[np.uint8], options: ImageOptions) -> tuple[bytes
         if keeps and options.size is None:
             pixels = images.pixels(opened)
             return image, pixels, keeps, images.orientation(opened) != 1
+        if options.is_scaled and options.size is not None:
+            images.decode_scaled(opened, options.size)
         pixels = images.pixels(opened, 0 if options.encoding == "source" else options.channels, upright=True)
     if options.encoding != "source":
         pixels = images.with_channels(pixels, options.channels)

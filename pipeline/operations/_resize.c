@@ -1,8 +1,9 @@
 /* Bilinear resizing, antialiased if an image is made smaller: the bytes of TensorFlow's ScaleAndTranslate with the
  * triangle kernel, whose float operations it repeats in their order
  * (tensorflow/core/kernels/image/scale_and_translate_op.cc), rounded to whole numbers. TensorFlow's passes write whole
- * images of floats. Here eight lines of the result are made at a time: their sums of lines are transposed, so that the
- * sums of pixels, of which there are too few side by side for vectors, are made for all eight at once. */
+ * images of floats. Here eight lines of the result are made at a time, or sixteen (_resize_wide.c): their sums of lines
+ * are transposed, so that the sums of pixels, of which there are too few side by side for vectors, are made for all of
+ * them at once. */
 #include "_resize.h"
 
 #include <math.h>
@@ -10,7 +11,10 @@
 
 #include "_kernels.h"
 
-enum { RGB = 3, LINE = 64, ABREAST = 8, IN_STRIP = 4, STRIP = IN_STRIP * ABREAST, IN_WORD = 4 };
+#ifndef WIDE
+enum { ABREAST = 8 };
+#endif
+enum { RGB = 3, LINE = 64, STRIP = 64, IN_STRIP = STRIP / ABREAST, IN_WORD = 4, PIECE = IN_WORD * ABREAST };
 static const float TO_WHOLE =
     8388608.0f; /* 2^23: a float as large has no fraction, so adding it rounds, halves to even */
 
@@ -64,7 +68,33 @@ static void make_spans(int64_t before, int64_t after, Spans *spans) {
 #endif
 #endif
 
-/* Transposes eight vectors in place: value i of vector k becomes value k of vector i. */
+/* Transposes vectors in place: value i of vector k becomes value k of vector i. */
+#ifdef WIDE
+INLINED void transpose(Words *v) {
+    Words t[ABREAST] = {{0}};
+    for (int k = 0; k < ABREAST; k += 2) {
+        t[k] = SHUFFLED(v[k], v[k + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+        t[k + 1] = SHUFFLED(v[k], v[k + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    }
+    for (int k = 0; k < ABREAST; k += 4)
+        for (int i = 0; i < 2; i++) {
+            v[k + 2 * i] = SHUFFLED(t[k + i], t[k + i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+            v[k + 2 * i + 1] =
+                SHUFFLED(t[k + i], t[k + i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+        }
+    for (int k = 0; k < ABREAST; k += 8)
+        for (int i = k; i < k + 4; i++) {
+            t[i] = SHUFFLED(v[i], v[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+            t[i + 4] = SHUFFLED(v[i], v[i + 4], 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+        }
+    for (int k = 0; k < ABREAST; k += 8)
+        for (int i = 0; i < 4; i++) {
+            const Words *of = t + k / 2 + i;
+            v[k + i] = SHUFFLED(of[0], of[8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+            v[k + i + 4] = SHUFFLED(of[0], of[8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+        }
+}
+#else
 INLINED void transpose(Words *v) {
     Words t[ABREAST] = {{0}};
 #ifdef SHUFFLED
@@ -87,8 +117,9 @@ INLINED void transpose(Words *v) {
 #endif
     for (int k = 0; k < ABREAST; k++) v[k] = t[k];
 }
+#endif
 
-/* ---- eight lines of the result ---- */
+/* ---- lines of the result, as many as are made at a time ---- */
 
 /* Writes a strip of lines as floats, side by side; what is behind their lanes, as zeros. */
 INLINED void read_strip(const uint8_t *from, int64_t stride, int64_t lanes, int64_t lines, float *restrict to) {
@@ -123,7 +154,7 @@ INLINED void sum_lines(const uint8_t *restrict from, int64_t stride, int64_t lan
     }
 }
 
-/* Writes the channels of a pixel of eight lines, as whole numbers in the lowest bytes of words. */
+/* Writes the channels of a pixel of all lines, as whole numbers in the lowest bytes of words. */
 INLINED void sum_pixel(const Floats *restrict first, int64_t channels, const float *restrict weights, int64_t count,
                        Words *restrict to) {
     if (channels == RGB) {
@@ -145,18 +176,33 @@ INLINED void sum_pixel(const Floats *restrict first, int64_t channels, const flo
         }
 }
 
-/* Writes the lowest bytes of words to lines: of value r of vector i to byte i of line r. */
+/* Writes the bytes of all lines, four of a line to a word; `four` has room for so many pixels. */
+INLINED void sum_pixels(const Floats *restrict sums, int64_t channels, const Spans *across, int64_t count,
+                        int64_t width, int mirrored, Words *restrict four, Words *restrict to) {
+    for (int64_t i = 0; i < width; i += IN_WORD, to += channels) {
+        for (int64_t k = 0; k < IN_WORD && i + k < width; k++) {
+            int64_t x = mirrored ? width - 1 - i - k : i + k;
+            sum_pixel(sums + across->starts[x] * channels, channels, across->weights + x * across->span, count,
+                      four + k * channels);
+        }
+        for (int64_t c = 0; c < channels; c++) {
+            const Words *w = four + c * IN_WORD;
+            to[c] = (w[0] & UINT8_MAX) | w[1] << 8 | w[2] << 16 | w[3] << 24;
+        }
+    }
+}
+
+/* Writes the bytes of words to lines: of value r of vector i to bytes 4i to 4i + 3 of line r. */
 INLINED void write_lines(const Words *restrict words, int64_t count, uint8_t *restrict to, int64_t lines) {
-    for (int64_t at = 0; at < count; at += STRIP) {
+    for (int64_t at = 0; at < count; at += PIECE, words += ABREAST) {
         Words packed[ABREAST];
-        for (int k = 0; k < ABREAST; k++, words += IN_WORD)
-            packed[k] = (words[0] & UINT8_MAX) | words[1] << 8 | words[2] << 16 | words[3] << 24;
+        for (int k = 0; k < ABREAST; k++) packed[k] = words[k];
         transpose(packed);
-        if (lines == ABREAST && at + STRIP <= count)
+        if (lines == ABREAST && at + PIECE <= count)
             for (int r = 0; r < ABREAST; r++) *(Anywhere *)(to + r * count + at) = packed[r];
         else
             for (int64_t r = 0; r < lines; r++)
-                memcpy(to + r * count + at, packed + r, count - at < STRIP ? (size_t)(count - at) : STRIP);
+                memcpy(to + r * count + at, packed + r, count - at < PIECE ? (size_t)(count - at) : PIECE);
     }
 }
 
@@ -164,6 +210,8 @@ INLINED void write_lines(const Words *restrict words, int64_t count, uint8_t *re
 static int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE + LINE; }
 
 static int64_t strips(int64_t lanes) { return (lanes + STRIP - 1) / STRIP * STRIP; }
+
+static int64_t pieces(int64_t bytes) { return (bytes + PIECE - 1) / PIECE * PIECE; }
 
 static int64_t of_spans(int64_t before, int64_t after) {
     return aligned(4 * after) + aligned(4 * after * span_of(before, after));
@@ -179,10 +227,10 @@ static Sizes sizes_of(Extent before, Extent after, int64_t channels) {
     lines = (lines < before.height ? lines : before.height) + span_of(before.height, after.height);
     int64_t lanes = strips(before.width * channels) + channels * span_of(before.width, after.width);
     return (Sizes){aligned(4 * STRIP * lines), aligned(4 * ABREAST * lanes),
-                   aligned(4 * ABREAST * strips(after.width * channels))};
+                   aligned(4 * ABREAST * (pieces(after.width * channels) / IN_WORD + IN_WORD * channels))};
 }
 
-int64_t room_to_resize(Extent before, Extent after, int64_t channels) {
+static int64_t room_of(Extent before, Extent after, int64_t channels) {
     Sizes sizes = sizes_of(before, after, channels);
     return of_spans(before.height, after.height) + of_spans(before.width, after.width) + sizes.floats + sizes.sums +
            sizes.words;
@@ -202,27 +250,38 @@ KERNEL static void resize(const uint8_t *image, int64_t stride, Extent before, u
     rest = take_spans(before.width, after.width, rest, &across);
     Floats *floats = (Floats *)rest, *sums = (Floats *)(rest + sizes.floats);
     Words *words = (Words *)(rest + sizes.floats + sizes.sums);
+    Words *four = words + pieces(after.width * channels) / IN_WORD;
     int64_t lanes = before.width * channels, result = after.width * channels;
     /* Weights of 0 are multiplied with what is behind the last line and pixel, which must not be infinite. */
     memset(floats, 0, (size_t)sizes.floats);
     memset(sums + strips(lanes), 0, (size_t)(sizes.sums - 4 * ABREAST * strips(lanes)));
-    memset(words + result, 0, (size_t)(sizes.words - 4 * ABREAST * result));
+    memset(words, 0, (size_t)sizes.words);
     for (int64_t y = 0; y < after.height; y += ABREAST, to += ABREAST * result) {
         int64_t rows[ABREAST], count = within(after.height - y, ABREAST);
         for (int r = 0; r < ABREAST; r++) rows[r] = y + within(r, count - 1); /* the last line several times */
         int64_t first = down.starts[y], end = within(down.starts[rows[ABREAST - 1]] + down.most, before.height);
         sum_lines(image + first * stride, stride, lanes, end - first, &down, rows, floats, sums);
-        for (int64_t i = 0; i < after.width; i++) {
-            int64_t x = mirrored ? after.width - 1 - i : i;
-            sum_pixel(sums + across.starts[x] * channels, channels, across.weights + x * across.span, across.most,
-                      words + i * channels);
-        }
+        if (channels == RGB && across.most == 2) /* constant numbers of sums, of which no loop is left */
+            sum_pixels(sums, RGB, &across, 2, after.width, mirrored, four, words);
+        else if (channels == RGB && across.most == 3)
+            sum_pixels(sums, RGB, &across, 3, after.width, mirrored, four, words);
+        else if (channels == RGB && across.most == 4)
+            sum_pixels(sums, RGB, &across, 4, after.width, mirrored, four, words);
+        else
+            sum_pixels(sums, channels, &across, across.most, after.width, mirrored, four, words);
         write_lines(words, result, to, count);
     }
 }
 
-/* Not `resize` itself: of a function with several builds, clang finds only one in its own file. */
+#ifndef WIDE
+/* Both choose the wide build where there is one. Not `resize` itself: of a function with several builds, clang finds
+ * only one in its own file. */
+int64_t room_to_resize(Extent before, Extent after, int64_t channels) {
+    return can_resize_wide() ? room_to_resize_wide(before, after, channels) : room_of(before, after, channels);
+}
+
 void resize_image(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after, int64_t channels,
                   int mirrored, void *room) {
-    resize(image, stride, before, to, after, channels, mirrored, room);
+    (can_resize_wide() ? resize_wide : resize)(image, stride, before, to, after, channels, mirrored, room);
 }
+#endif

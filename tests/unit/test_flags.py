@@ -51,6 +51,7 @@ SEEN: dict[str, dict[str, str]] = {
         "follow_links": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",
         "image_encoding": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
         "resize": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
+        "scaled_decoding": "unit/beam_jobs/test_convert.py::test_large_jpegs_may_be_decoded_at_a_part_of_their_size",
         "channels": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
         "compression": "unit/beam_jobs/shards/test_writer.py::test_a_compressed_shard_is_the_same_records",
         "split": "unit/beam_jobs/test_convert.py::test_the_seed_and_the_split_are_those_of_the_flags",

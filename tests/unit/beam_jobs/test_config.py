@@ -16,6 +16,7 @@ SHAPING = {
     "image_shape": "28x28x1",
     "image_encoding": "png",
     "resize": "14x14",
+    "scaled_decoding": True,
     "channels": 3,
     "compression": "GZIP",
     "split": "train:0.5,test:0.5",
@@ -46,7 +47,8 @@ def test_every_flag_is_classified_here():
 
 @pytest.mark.parametrize(("flag", "value"), (SHAPING | OTHERS).items())
 def test_the_flags_that_shape_the_bytes_and_no_others_are_told_where_they_are_given(flag, value):
-    assert config(**{flag: value}).shaping_flags == ({flag: value} if flag in SHAPING else {})
+    needed = {"resize": "14x14"} if flag == "scaled_decoding" else {}
+    assert config(**{flag: value, **needed}).shaping_flags == ({flag: value} if flag in SHAPING else {}) | needed
 
 
 def test_values_are_read():
@@ -87,6 +89,7 @@ def test_values_are_read():
         ("max_shard_bytes", (1 << 20) - 1, "--max_shard_bytes=1048575: .*1048576..4294967296"),
         ("max_shard_bytes", (4 << 30) + 1, "--max_shard_bytes=4294967297: .*1048576..4294967296"),
         ("resize", "14", "--resize=14: "),
+        ("scaled_decoding", True, "--scaled_decoding=True: .*--resize=HxW"),
         ("split", "train:0.5", "--split=train:0.5: "),
         ("image_shape", "28x28", "--image_shape=28x28: "),
         ("keep_columns", "a,a", "--keep_columns=a,a: "),

@@ -14,6 +14,7 @@ import types
 
 import crc32c
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -196,6 +197,25 @@ def test_images_are_stored_as_the_flags_say(encoding, flags, shape, run, pixels,
             assert data == images.encoded(expected, encoding)
     mean = np.mean([images.resized(images.with_channels(s, shape[2]), shape[:2]).mean((0, 1)) for s in stored], axis=0)
     np.testing.assert_allclose(made.image_mean, mean, rtol=1e-12)
+
+
+def test_large_jpegs_may_be_decoded_at_a_part_of_their_size(run, convert, pixels, tmp_path):
+    files = [images.encoded(np.kron(image, np.ones((8, 8, 1), np.uint8)), "jpeg") for image in pixels(3, (12, 10, 3))]
+    found = {}
+    for flags in (("--resize=20x20",), ("--resize=20x20", "--scaled_decoding")):
+        data_dir = tmp_path / f"out{len(flags)}"
+        outcome = run({"train": Content(files)}, "--image_encoding=raw", *flags, f"--data_dir={data_dir}")
+        assert outcome.code == 0, outcome
+        found[len(flags)] = {row_of(example): example["image"][0] for example in examples_of(data_dir, "train")}
+    made = manifest.load(tmp_path / "out2")
+    assert made.options["scaled_decoding"] is True
+    assert "scaled_decoding" not in manifest.load(tmp_path / "out1").options
+    for row, file in enumerate(files):
+        scaled = PIL.Image.open(io.BytesIO(file))
+        scaled.draft("RGB", (20, 20))
+        assert scaled.size == (20, 24)  # a quarter of 80x96; an eighth would be less than 20
+        assert found[2][row] == images.resized(np.asarray(scaled), (20, 20)).tobytes()
+        assert found[2][row] != found[1][row]
 
 
 @pytest.mark.parametrize("how", [[], [BUNDLES], ["--direct_runner_bundle_repeat=1"]])

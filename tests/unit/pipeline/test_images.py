@@ -319,6 +319,26 @@ def test_grey_has_the_weights_of_itu_r_601(pixels):
     assert images.with_channels(image, 3) is image
 
 
+@pytest.mark.parametrize("turn", [1, 3, 6, 8])
+@pytest.mark.parametrize(
+    ("size", "ratio"),
+    [((50, 30), 1), ((26, 15), 1), ((25, 15), 2), ((13, 7), 2), ((12, 7), 4), ((6, 3), 8), ((1, 1), 8)],
+)
+def test_a_jpeg_is_decoded_at_the_smallest_size_that_is_enough(size, ratio, turn, pixels):
+    stored = pixels(1, (30, 50, 3) if turn > 4 else (50, 30, 3))[0]
+    exif = PIL.Image.Exif()
+    exif[PIL.ExifTags.Base.Orientation] = turn
+    opened = images.open_file(file_of(stored, "JPEG", exif=exif))
+    images.decode_scaled(opened, size)
+    assert images.pixels(opened, upright=True).shape == (-(-50 // ratio), -(-30 // ratio), 3)
+
+
+def test_other_formats_are_not_scaled(colour):
+    opened = images.open_file(file_of(colour, "PNG"))
+    images.decode_scaled(opened, (1, 1))
+    assert (images.pixels(opened) == colour).all()
+
+
 def resized_by_the_formula(image, size):
     """The bilinear filter, as wide as the reduction, in float64 (as tf.image.resize with antialias=True)."""
     for axis, new in enumerate(size):

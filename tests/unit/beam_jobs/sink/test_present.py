@@ -53,10 +53,10 @@ def test_the_same_options_again_change_nothing(flags, data_set, contents):
     [
         ([SAME, "--split=train:0.5,test:0.5"], "--split is not given there and train:0.5,test:0.5 here"),
         (
-            ["--seed=4", "--resize=14x14", "--channels=3", "--compression=GZIP"],
+            ["--seed=4", "--resize=14x14", "--scaled_decoding", "--channels=3", "--compression=GZIP"],
             "--channels is not given there and 3 here; --compression is not given there and GZIP here; "
             "--num_shards is test:2,train:3 there and train:1,test:1 here; --resize is not given there and 14x14 here; "
-            "--seed is 0 there and 4 here",
+            "--scaled_decoding is not given there and True here; --seed is 0 there and 4 here",
         ),
     ],
 )
