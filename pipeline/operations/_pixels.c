@@ -9,7 +9,7 @@
 
 typedef int32_t Four __attribute__((vector_size(16)));
 
-enum { CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE, KINDS };
+enum { CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE, MIX, KINDS };
 enum { PLACE = 11, SHARE = 16, WEIGHT = 12, BETWEEN = 4 }; /* bits of fractions, as in pipeline/distort/kernels.py */
 enum { RGB = 3, VALUES = 256, SLACK = 64 };
 
@@ -47,6 +47,12 @@ static int32_t sum(int32_t one, int32_t other) { return (int32_t)((uint32_t)one 
 static double as_double(const int32_t *halves) {
     double value;
     memcpy(&value, halves, sizeof value);
+    return value;
+}
+
+static float as_float(const int32_t *bits) {
+    float value;
+    memcpy(&value, bits, sizeof value);
     return value;
 }
 
@@ -395,27 +401,40 @@ KERNEL static void resize(const uint8_t *from, uint8_t *to, const Pass *pass, in
 
 /* ---- boxes ---- */
 
-enum { COVER_HEIGHT, COVER_WIDTH, COLOUR }; /* numbers of COVER */
+enum { TOP, LEFT, TALL, WIDE, OF_BOX }; /* parameters of passes over boxes, which may reach beyond an image */
 
-static void cover(uint8_t *to, const Pass *pass, int64_t top, int64_t left) {
+/* Where the part of a box that lies in the image begins and ends, in lines and in bytes of a line. */
+typedef struct {
+    int64_t top, bottom, first, end, line;
+} Box;
+
+static Box inside(const Pass *pass, int64_t top, int64_t left, int64_t tall, int64_t wide) {
     Size size = pass->before;
-    int64_t pixel = size.channels * (pass->floats ? (int64_t)sizeof(float) : 1);
-    int64_t bottom = top + pass->numbers[COVER_HEIGHT], right = left + pass->numbers[COVER_WIDTH];
-    if (top < 0) top = 0;
+    int64_t pixel = size.channels * (pass->floats ? (int64_t)sizeof(float) : 1), bottom = top + tall;
+    int64_t right = left + wide < size.width ? left + wide : size.width;
     if (left < 0) left = 0;
-    if (bottom > size.height) bottom = size.height;
-    if (right > size.width) right = size.width;
-    for (int64_t y = top; y < bottom; y++)
-        for (int64_t x = left; x < right; x++) {
-            uint8_t *at = to + (y * size.width + x) * pixel;
-            if (pass->floats)
-                memset(at, 0, (size_t)pixel);
-            else
-                for (int64_t c = 0; c < size.channels; c++) at[c] = (uint8_t)pass->numbers[COLOUR + c];
-        }
+    if (right < left) left = right = 0;
+    return (Box){top < 0 ? 0 : top, bottom < size.height ? bottom : size.height, left * pixel, right * pixel,
+                 size.width * pixel};
 }
 
-enum { TOP, LEFT, TALL, WIDE, KEY, NOISE_COLUMNS = KEY + 2 }; /* parameters of NOISE */
+enum { COVER_HEIGHT, COVER_WIDTH, COLOUR }; /* numbers of COVER */
+
+static void cover(uint8_t *to, const Pass *pass, const int32_t *given) {
+    const int32_t *numbers = pass->numbers;
+    Box box = inside(pass, given[TOP], given[LEFT], numbers[COVER_HEIGHT], numbers[COVER_WIDTH]);
+    uint8_t *first = to + box.top * box.line + box.first;
+    size_t bytes = (size_t)(box.end - box.first);
+    if (box.top >= box.bottom) return;
+    if (pass->floats)
+        memset(first, 0, bytes);
+    else
+        for (size_t i = 0; i < bytes; i += (size_t)pass->before.channels)
+            for (int64_t c = 0; c < pass->before.channels; c++) first[i + (size_t)c] = (uint8_t)numbers[COLOUR + c];
+    for (int64_t y = box.top + 1; y < box.bottom; y++) memcpy(first + (y - box.top) * box.line, first, bytes);
+}
+
+enum { KEY = OF_BOX, NOISE_COLUMNS = KEY + 2 }; /* parameters of NOISE, after those of its box */
 
 static uint64_t splitmix64(uint64_t x) {
     uint64_t z = x + 0x9E3779B97F4A7C15u;
@@ -436,6 +455,55 @@ static void noise(uint8_t *to, Size size, const int32_t *parameters) {
             at += count;
         }
     }
+}
+
+/* ---- pairs ---- */
+
+/* Parameters of MIX, after those of the box where all is the partner's: its part of the other pixels, for bytes and for
+ * floats. */
+enum { PART = OF_BOX, PART_OF_FLOATS, MIX_COLUMNS };
+
+KERNEL static void blend(uint8_t *restrict one, uint8_t *restrict other, int64_t count, int32_t part,
+                         int32_t of_other) {
+    for (int64_t i = 0; i < count; i++) {
+        int32_t value = one[i], partner = other[i], half = 1 << (SHARE - 1);
+        one[i] = (uint8_t)clipped(((value << SHARE) + part * (partner - value) + half) >> SHARE);
+        other[i] = (uint8_t)clipped(((partner << SHARE) + of_other * (value - partner) + half) >> SHARE);
+    }
+}
+
+/* XLA, too, rounds the product and the sum once. */
+KERNEL_FUSED static void blend_floats(float *restrict one, float *restrict other, int64_t count, float part,
+                                      float of_other) {
+    for (int64_t i = 0; i < count; i++) {
+        float value = one[i], partner = other[i];
+        one[i] = __builtin_fmaf(part, partner - value, value);
+        other[i] = __builtin_fmaf(of_other, value - partner, partner);
+    }
+}
+
+/* Copies the pixels of a box to the same places of another image. */
+static void copy_box(const uint8_t *from, uint8_t *to, const Pass *pass, const int32_t *given) {
+    Box box = inside(pass, given[TOP], given[LEFT], given[TALL], given[WIDE]);
+    for (int64_t y = box.top; y < box.bottom; y++)
+        memcpy(to + y * box.line + box.first, from + y * box.line + box.first, (size_t)(box.end - box.first));
+}
+
+/* Mixes two images in place. What each gets in its box is kept in `kept` and `kept_of_other` until both are blended. */
+static void mix(uint8_t *one, uint8_t *other, const Pass *pass, const int32_t *given, const int32_t *of_other,
+                uint8_t *kept, uint8_t *kept_of_other) {
+    int64_t count = volume(pass->before);
+    int column = pass->floats ? PART_OF_FLOATS : PART;
+    copy_box(other, kept, pass, given);
+    copy_box(one, kept_of_other, pass, of_other);
+    if (given[column] || of_other[column]) { /* else they stay as they are */
+        if (pass->floats)
+            blend_floats((float *)one, (float *)other, count, as_float(given + column), as_float(of_other + column));
+        else
+            blend(one, other, count, given[column], of_other[column]);
+    }
+    copy_box(kept, one, pass, given);
+    copy_box(kept_of_other, other, pass, of_other);
 }
 
 /* ---- RandAugment ---- */
@@ -518,7 +586,7 @@ static const char *read_pass(Pass *pass, int64_t *columns) {
     int has_grey = channels == 1 || channels == RGB;
     const char *problem = NULL;
     *columns = 0;
-    if (pass->floats && pass->kind != FLIP && pass->kind != COVER) return "pass: takes no floats";
+    if (pass->floats && pass->kind != FLIP && pass->kind != COVER && pass->kind != MIX) return "pass: takes no floats";
     switch (pass->kind) {
         case CROP:
             if (count != CROP_NUMBERS || numbers[PADDING] < 0 || numbers[PADDING] > MOST_SIDE)
@@ -558,6 +626,9 @@ static const char *read_pass(Pass *pass, int64_t *columns) {
                                                                                : "augment: wrong numbers or channels";
         case NORMALISE:
             return count == 2 * channels ? NULL : "normalise: wrong numbers";
+        case MIX:
+            *columns = MIX_COLUMNS;
+            return count ? "mix: wrong numbers" : NULL;
         default:
             return "pass: there is no such kind";
     }
@@ -596,6 +667,7 @@ const char *read_program(const int32_t *numbers, int64_t count, Size size, Progr
     program->before = program->after = size;
     while (count) {
         if (program->count == MOST_PASSES) return "a program must not have more than 256 passes";
+        if (program->mixes) return "mix: must be the last pass";
         if (count < 2 || numbers[1] < 0 || numbers[1] > count - 2) return "a program must not end within a pass";
         Pass *pass = &program->passes[program->count++];
         int64_t columns = 0;
@@ -608,6 +680,7 @@ const char *read_program(const int32_t *numbers, int64_t count, Size size, Progr
         program->columns += columns;
         program->after = pass->after;
         program->floats |= pass->kind == NORMALISE;
+        program->mixes |= pass->kind == MIX;
         numbers += 2 + pass->count;
         count -= 2 + pass->count;
     }
@@ -646,7 +719,7 @@ static int is_in_place(const Pass *pass) { return pass->kind == COVER || pass->k
 
 static void paint(const Pass *pass, uint8_t *image, const int32_t *given) {
     if (pass->kind == COVER)
-        cover(image, pass, given[TOP], given[LEFT]);
+        cover(image, pass, given);
     else
         noise(image, pass->before, given);
 }
@@ -692,12 +765,12 @@ void distort(const Program *program, const uint8_t *images, const int32_t *param
     int32_t *lines = (int32_t *)(frame + sizes.frame);
     int64_t before = volume(program->before);
     size_t after = (size_t)volume(program->after) * (program->floats ? sizeof(float) : 1);
-    int last = program->count - 1; /* that is not in place */
+    int own_passes = program->count - program->mixes, last = own_passes - 1; /* that is not in place */
     while (last >= 0 && is_in_place(&program->passes[last])) last--;
     for (int64_t i = 0; i < count; i++, images += before, parameters += program->columns) {
         uint8_t *out = (uint8_t *)result + (size_t)i * after, *own = NULL; /* where the image is that may be changed */
         const uint8_t *at = images;
-        for (int p = 0; p < program->count; p++) {
+        for (int p = 0; p < own_passes; p++) {
             const Pass *pass = &program->passes[p];
             uint8_t *to = p >= last ? out : own == room[0] ? room[1] : room[0];
             if (!is_in_place(pass)) {
@@ -708,5 +781,10 @@ void distort(const Program *program, const uint8_t *images, const int32_t *param
             paint(pass, own, parameters + pass->first);
         }
         if (at != out) memcpy(out, at, after);
+        if (program->mixes && i % 2) {
+            const Pass *pass = &program->passes[own_passes];
+            const int32_t *given = parameters + pass->first;
+            mix(out - after, out, pass, given - program->columns, given, room[0], room[1]);
+        }
     }
 }

@@ -78,7 +78,13 @@ FAULTS = {
     "a pixel moves in from above its frame": (P, "y = y < least ? least : y;", ""),
     "weights are of a line below the image": (P, "table[0] + taps > before", "table[0] + taps > before + 1"),
     "noise may begin anywhere": (P, "given[TOP] < 0 || given[LEFT] < 0 || given[TALL]", "given[TALL]"),
-    "a cover is one line too tall": (P, "if (bottom > size.height)", "if (bottom > size.height + 1)"),
+    "a box is one line too tall": (
+        P,
+        "bottom < size.height ? bottom : size.height,",
+        "bottom <= size.height ? bottom : size.height + 1,",
+    ),
+    "a box is as wide as it is given": (P, "left + wide < size.width ? left + wide : size.width", "left + wide"),
+    "the first image is mixed with one before it": (P, "program->mixes && i % 2", "program->mixes"),
     "the last pixel of a flip has four bytes": (P, "x + TOGETHER < width", "x + TOGETHER <= width"),
     "there are no lines of numbers": (
         P,

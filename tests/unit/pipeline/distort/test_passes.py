@@ -108,7 +108,7 @@ def test_a_dataset_for_another_process_has_no_operations_of_ours(data):
     assert "Stepfeed" not in str(graph_of(dataset))
 
 
-@pytest.mark.parametrize("text", ["none", "mixup", "cutmix(prob=0.5)", "cifar10_tutorial(crop=9)"])
+@pytest.mark.parametrize("text", ["none", "cifar10_tutorial(crop=9)", "cifar10_tutorial(crop=9) | mixup"])
 def test_what_has_no_pass_is_left_to_xla(data, text):
     """Else each batch would be copied, or its keys computed apart."""
     dataset = input_fn(data, "train", global_batch_size=12, training=True, distort=text)
@@ -149,6 +149,7 @@ FINE = {
     Kind.NOISE: ([], 6),
     Kind.AUGMENT: ([*range(3), *[0] * 26, *[0] * (10 * 22)], 1),
     Kind.NORMALISE: ([0] * 6, 0),
+    Kind.MIX: ([], 6),
 }
 
 
@@ -177,7 +178,7 @@ def test_each_pass_takes_its_numbers_and_no_others(kind):
 @pytest.mark.parametrize(
     ("program", "columns", "parameter", "reason"),
     [
-        ([(9, [])], 0, 0, "there is no such kind"),
+        ([(10, [])], 0, 0, "there is no such kind"),
         ([(Kind.FLIP, [])] * 257, 257, 0, "more than 256"),
         ([(Kind.CROP, [0, 6, 6])], 2, 0, "larger than the padded image"),
         ([(Kind.CROP, [1, 0, 7])], 2, 0, "at least 1"),
@@ -192,6 +193,7 @@ def test_each_pass_takes_its_numbers_and_no_others(kind):
         ([(Kind.RESIZE, [5, 6, 1, 1, 0, 4097, *TABLE[2:]])], 0, 0, "no more than 1"),
         ([(Kind.COVER, [-1, 2, 9, 9, 9])], 2, 0, "wrong numbers"),
         ([(Kind.NORMALISE, [0] * 6), (Kind.MOVE, [0])], 22, 0, "takes no floats"),
+        ([(Kind.MIX, []), (Kind.FLIP, [])], 7, 0, "must be the last pass"),
     ],
 )
 def test_a_program_that_would_reach_beyond_an_image_is_refused(program, columns, parameter, reason):
@@ -205,6 +207,12 @@ def test_a_program_that_ends_within_a_pass_is_refused(numbers):
         operations.distort(
             np.zeros((1, *SIZE), np.uint8), np.array(numbers, np.int32), np.zeros((1, 1), np.int32), False
         )
+
+
+def test_an_odd_number_of_images_is_not_mixed():
+    program, parameters = np.array([Kind.MIX, 0], np.int32), np.zeros((3, 6), np.int32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="even number of images"):
+        operations.distort(np.zeros((3, *SIZE), np.uint8), program, parameters, False)
 
 
 def test_an_operation_gives_only_its_own_type():
