@@ -15,4 +15,10 @@
 #endif
 /* Marks what these functions call: a function that is not inlined has no second build. */
 #define INLINED static inline __attribute__((always_inline))
+/* Picks values of two vectors, where the compiler can; older ones need another way. */
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLED __builtin_shufflevector
+#endif
+#endif
 #endif

@@ -1,5 +1,5 @@
-/* Bilinear resizing, antialiased if an image is made smaller: the bytes of TensorFlow's ScaleAndTranslate with the
- * triangle kernel, whose float operations it repeats in their order
+/* Bilinear resizing, antialiased if an image is made smaller. With weights of its own it gives the bytes of
+ * TensorFlow's ScaleAndTranslate with the triangle kernel, whose float operations it repeats in their order
  * (tensorflow/core/kernels/image/scale_and_translate_op.cc), rounded to whole numbers. TensorFlow's passes write whole
  * images of floats. Here eight lines of the result are made at a time: their sums of lines are transposed, so that the
  * sums of pixels, of which there are too few side by side for vectors, are made for all eight at once. */
@@ -11,8 +11,8 @@
 #include "_kernels.h"
 
 enum { RGB = 3, LINE = 64, ABREAST = 8, IN_STRIP = 4, STRIP = IN_STRIP * ABREAST, IN_WORD = 4 };
-static const float TO_WHOLE =
-    8388608.0f; /* 2^23: a float as large has no fraction, so adding it rounds, halves to even */
+/* A float of 2^23 or more has no fraction, so adding it rounds, halves to even; one of 2^19 has four bits of it. */
+static const float TO_WHOLE = 8388608.0f, TO_SIXTEENTHS = 524288.0f;
 
 typedef float Floats __attribute__((vector_size(4 * ABREAST), may_alias));
 typedef uint32_t Words __attribute__((vector_size(4 * ABREAST), may_alias));
@@ -36,7 +36,7 @@ static int64_t span_of(int64_t before, int64_t after) {
 
 static int64_t within(int64_t value, int64_t most) { return value < 0 ? 0 : value > most ? most : value; }
 
-static void make_spans(int64_t before, int64_t after, Spans *spans) {
+KERNEL static void make_spans(int64_t before, int64_t after, Spans *spans) {
     float inverse = scale_of(before, after), radius = inverse > 1.0f ? inverse : 1.0f, narrower = 1.0f / radius;
     memset(spans->weights, 0, sizeof(float) * (size_t)(after * spans->span));
     spans->most = 1;
@@ -57,12 +57,6 @@ static void make_spans(int64_t before, int64_t after, Spans *spans) {
         if (end - first > spans->most) spans->most = end - first;
     }
 }
-
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define SHUFFLED __builtin_shufflevector
-#endif
-#endif
 
 /* Transposes eight vectors in place: value i of vector k becomes value k of vector i. */
 INLINED void transpose(Words *v) {
@@ -105,9 +99,9 @@ INLINED void read_strip(const uint8_t *from, int64_t stride, int64_t lanes, int6
 }
 
 /* Writes sums of lines: value r of vector i of `sums` is lane i of line r of the result. `floats` has room for a strip
- * of each line that is summed. */
+ * of each line that is summed. Sums are rounded to the fractions that `rounds` has; 0: they are not. */
 INLINED void sum_lines(const uint8_t *restrict from, int64_t stride, int64_t lanes, int64_t lines, const Spans *down,
-                       const int64_t *rows, Floats *restrict floats, Floats *restrict sums) {
+                       const int64_t *rows, float rounds, Floats *restrict floats, Floats *restrict sums) {
     for (int64_t at = 0; at < lanes; at += STRIP, from += STRIP, sums += STRIP) {
         read_strip(from, stride, lanes - at, lines, (float *)floats);
         for (int r = 0; r < ABREAST; r++) {
@@ -117,6 +111,8 @@ INLINED void sum_lines(const uint8_t *restrict from, int64_t stride, int64_t lan
             for (int k = 0; k < IN_STRIP; k++) all[k] = line[k] * weights[0];
             for (int64_t t = 1; t < down->most; t++)
                 for (int k = 0; k < IN_STRIP; k++) all[k] += line[t * IN_STRIP + k] * weights[t];
+            if (rounds != 0.0f)
+                for (int k = 0; k < IN_STRIP; k++) all[k] = all[k] + rounds - rounds;
             for (int k = 0; k < IN_STRIP; k++) sums[k * ABREAST + r] = all[k];
         }
         for (int k = 0; k < IN_STRIP; k++) transpose((Words *)sums + k * ABREAST);
@@ -165,9 +161,7 @@ static int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE 
 
 static int64_t strips(int64_t lanes) { return (lanes + STRIP - 1) / STRIP * STRIP; }
 
-static int64_t of_spans(int64_t before, int64_t after) {
-    return aligned(4 * after) + aligned(4 * after * span_of(before, after));
-}
+static int64_t of_spans(int64_t after, int64_t span) { return aligned(4 * after) + aligned(4 * after * span); }
 
 /* The parts of the room, in bytes: strips of the lines that eight lines sum, their sums, and words. */
 typedef struct {
@@ -184,45 +178,81 @@ static Sizes sizes_of(Extent before, Extent after, int64_t channels) {
 
 int64_t room_to_resize(Extent before, Extent after, int64_t channels) {
     Sizes sizes = sizes_of(before, after, channels);
-    return of_spans(before.height, after.height) + of_spans(before.width, after.width) + sizes.floats + sizes.sums +
-           sizes.words;
+    return of_spans(after.height, span_of(before.height, after.height)) +
+           of_spans(after.width, span_of(before.width, after.width)) + sizes.floats + sizes.sums + sizes.words;
 }
 
 static uint8_t *take_spans(int64_t before, int64_t after, uint8_t *room, Spans *spans) {
     *spans = (Spans){span_of(before, after), 1, (int32_t *)room, (float *)(room + aligned(4 * after))};
-    make_spans(before, after, spans);
-    return room + of_spans(before, after);
+    return room + of_spans(after, spans->span);
 }
 
 KERNEL static void resize(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after,
-                          int64_t channels, int mirrored, void *room) {
-    Spans down, across;
-    Sizes sizes = sizes_of(before, after, channels);
-    uint8_t *rest = take_spans(before.height, after.height, room, &down);
-    rest = take_spans(before.width, after.width, rest, &across);
-    Floats *floats = (Floats *)rest, *sums = (Floats *)(rest + sizes.floats);
-    Words *words = (Words *)(rest + sizes.floats + sizes.sums);
+                          int64_t channels, int mirrored, const Spans *down, const Spans *across, float rounds,
+                          Floats *floats, Floats *sums, Words *words) {
     int64_t lanes = before.width * channels, result = after.width * channels;
-    /* Weights of 0 are multiplied with what is behind the last line and pixel, which must not be infinite. */
-    memset(floats, 0, (size_t)sizes.floats);
-    memset(sums + strips(lanes), 0, (size_t)(sizes.sums - 4 * ABREAST * strips(lanes)));
-    memset(words + result, 0, (size_t)(sizes.words - 4 * ABREAST * result));
     for (int64_t y = 0; y < after.height; y += ABREAST, to += ABREAST * result) {
         int64_t rows[ABREAST], count = within(after.height - y, ABREAST);
         for (int r = 0; r < ABREAST; r++) rows[r] = y + within(r, count - 1); /* the last line several times */
-        int64_t first = down.starts[y], end = within(down.starts[rows[ABREAST - 1]] + down.most, before.height);
-        sum_lines(image + first * stride, stride, lanes, end - first, &down, rows, floats, sums);
+        int64_t first = down->starts[y], end = within(down->starts[rows[ABREAST - 1]] + down->most, before.height);
+        sum_lines(image + first * stride, stride, lanes, end - first, down, rows, rounds, floats, sums);
         for (int64_t i = 0; i < after.width; i++) {
             int64_t x = mirrored ? after.width - 1 - i : i;
-            sum_pixel(sums + across.starts[x] * channels, channels, across.weights + x * across.span, across.most,
+            sum_pixel(sums + across->starts[x] * channels, channels, across->weights + x * across->span, across->most,
                       words + i * channels);
         }
         write_lines(words, result, to, count);
     }
 }
 
-/* Not `resize` itself: of a function with several builds, clang finds only one in its own file. */
 void resize_image(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after, int64_t channels,
                   int mirrored, void *room) {
-    resize(image, stride, before, to, after, channels, mirrored, room);
+    Spans down, across;
+    Sizes sizes = sizes_of(before, after, channels);
+    uint8_t *rest = take_spans(before.height, after.height, room, &down);
+    rest = take_spans(before.width, after.width, rest, &across);
+    make_spans(before.height, after.height, &down);
+    make_spans(before.width, after.width, &across);
+    Floats *floats = (Floats *)rest, *sums = (Floats *)(rest + sizes.floats);
+    Words *words = (Words *)(rest + sizes.floats + sizes.sums);
+    int64_t lanes = strips(before.width * channels), result = after.width * channels;
+    /* Weights of 0 are multiplied with what is behind the last line and pixel, which must not be infinite. */
+    memset(floats, 0, (size_t)sizes.floats);
+    memset(sums + lanes, 0, (size_t)(sizes.sums - 4 * ABREAST * lanes));
+    memset(words + result, 0, (size_t)(sizes.words - 4 * ABREAST * result));
+    resize(image, stride, before, to, after, channels, mirrored, &down, &across, 0.0f, floats, sums, words);
+}
+
+/* ---- with whole weights ---- */
+
+static Sizes sizes_of_whole(Extent before, Extent after, int64_t channels) {
+    return (Sizes){aligned(4 * STRIP * before.height), aligned(4 * ABREAST * strips(before.width * channels)),
+                   aligned(4 * ABREAST * strips(after.width * channels))};
+}
+
+int64_t room_to_resize_whole(Extent before, Extent after, int64_t channels, int64_t taps_down, int64_t taps_across) {
+    Sizes sizes = sizes_of_whole(before, after, channels);
+    return of_spans(after.height, taps_down) + of_spans(after.width, taps_across) + sizes.floats + sizes.sums +
+           sizes.words;
+}
+
+static uint8_t *take_whole(const int32_t *table, int64_t after, int64_t taps, uint8_t *room, Spans *spans) {
+    *spans = (Spans){taps, taps, (int32_t *)room, (float *)(room + aligned(4 * after))};
+    for (int64_t i = 0; i < after; i++, table += taps + 1) {
+        spans->starts[i] = table[0];
+        for (int64_t t = 0; t < taps; t++) spans->weights[i * taps + t] = (float)table[1 + t] * (1.0f / WHOLE);
+    }
+    return room + of_spans(after, taps);
+}
+
+void resize_whole(const uint8_t *image, Extent before, uint8_t *to, Extent after, int64_t channels, const int32_t *down,
+                  int64_t taps_down, const int32_t *across, int64_t taps_across, void *room) {
+    Spans lines, pixels;
+    Sizes sizes = sizes_of_whole(before, after, channels);
+    uint8_t *rest = take_whole(down, after.height, taps_down, room, &lines);
+    rest = take_whole(across, after.width, taps_across, rest, &pixels);
+    Floats *floats = (Floats *)rest, *sums = (Floats *)(rest + sizes.floats);
+    Words *words = (Words *)(rest + sizes.floats + sizes.sums);
+    resize(image, before.width * channels, before, to, after, channels, 0, &lines, &pixels, TO_SIXTEENTHS, floats, sums,
+           words);
 }

@@ -86,11 +86,9 @@ FAULTS = {
     "a box is as wide as it is given": (P, "left + wide < size.width ? left + wide : size.width", "left + wide"),
     "the first image is mixed with one before it": (P, "program->mixes && i % 2", "program->mixes"),
     "the last pixel of a flip has four bytes": (P, "x + TOGETHER < width", "x + TOGETHER <= width"),
-    "there are no lines of numbers": (
-        P,
-        "lanes_of(size) > lanes_of(pass->after)",
-        "lanes_of(size) < lanes_of(pass->after)",
-    ),
+    "a line has no room for a whole vector": (P, "in_vectors(lanes_of(size))", "lanes_of(size)"),
+    "the last pixels of words are sixteen bytes": (P, "REACH = 6", "REACH = 5"),
+    "the strips have no room for all lines": (R, "aligned(4 * STRIP * before.height)", "aligned(4 * STRIP)"),
     "the floats have no room for all lines": (R, "aligned(4 * STRIP * lines)", "aligned(4 * STRIP)"),
     "the last strip of a part is as wide as others": (R, "if (lanes < STRIP)", "if (lanes < 1)"),
     "a line below the part is summed": (

@@ -267,7 +267,7 @@ def _halves(numbers: Array) -> Array:
 def _weights(rng: Random, before: int, after: int) -> Array:
     taps = int(rng.integers(1, before + 1))
     weights = rng.integers(0, (1 << 12) // taps + 1, (after, taps))
-    return np.column_stack([rng.integers(0, before - taps + 1, after), weights])
+    return np.column_stack([np.sort(rng.integers(0, before - taps + 1, after)), weights])
 
 
 def _distorted(rng: Random, floats: bool) -> list[Array]:

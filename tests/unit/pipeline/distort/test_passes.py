@@ -189,6 +189,7 @@ def test_each_pass_takes_its_numbers_and_no_others(kind):
         ([(Kind.AUGMENT, FINE[Kind.AUGMENT][0])], 1, 28, "no such operation"),
         ([(Kind.AUGMENT, FINE[Kind.AUGMENT][0])], 1, -1, "no such operation"),
         ([(Kind.RESIZE, [5, 6, 1, 1, 5, *TABLE[1:]])], 0, 0, "must be those of an image's lines"),
+        ([(Kind.RESIZE, [5, 6, 1, 1, *TABLE[:8], 0, *TABLE[9:]])], 0, 0, "in the order of the image's lines"),
         ([(Kind.RESIZE, [5, 6, 1, 1, 0, -1, *TABLE[2:]])], 0, 0, "must not be negative"),
         ([(Kind.RESIZE, [5, 6, 1, 1, 0, 4097, *TABLE[2:]])], 0, 0, "no more than 1"),
         ([(Kind.COVER, [-1, 2, 9, 9, 9])], 2, 0, "wrong numbers"),
