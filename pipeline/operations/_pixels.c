@@ -100,15 +100,12 @@ INLINED void write_words(const uint32_t *restrict words, int64_t count, uint8_t 
 static void crop(const uint8_t *from, uint8_t *to, const Pass *pass, int64_t top, int64_t left) {
     int64_t wide = lanes_of(pass->after), line = lanes_of(pass->before), start = left * pass->before.channels;
     int64_t first = start < 0 ? -start : 0, end = line - start < wide ? line - start : wide;
-    for (int64_t y = 0; y < pass->after.height; y++, to += wide) {
-        if (top + y < 0 || top + y >= pass->before.height || first >= end) {
-            memset(to, 0, (size_t)wide);
-            continue;
-        }
-        memset(to, 0, (size_t)first);
-        memcpy(to + first, from + (top + y) * line + start + first, (size_t)(end - first));
-        memset(to + end, 0, (size_t)(wide - end));
-    }
+    int64_t upper = top < 0 ? -top : 0, lower = pass->before.height - top;
+    if (lower > pass->after.height) lower = pass->after.height;
+    /* All at once, because to set some bytes of each line costs as much as to copy the line. */
+    if (upper || lower < pass->after.height || first || end < wide) memset(to, 0, (size_t)volume(pass->after));
+    for (int64_t y = upper; y < lower && first < end; y++)
+        memcpy(to + y * wide + first, from + (top + y) * line + start + first, (size_t)(end - first));
 }
 
 #ifdef SHUFFLED
@@ -151,7 +148,8 @@ static void pad(const uint8_t *from, uint8_t *to, Size size, int32_t fill) {
 }
 
 /* For each pixel in a line of the result: the offset of its upper left source pixel in the frame, the fractions to the
- * right of it and below it; and eight bytes that begin with the two upper source pixels, and with the two lower ones. */
+ * right of it and below it; and of the frame eight bytes that begin with the two upper source pixels, and eight that
+ * begin with the two lower ones. */
 typedef struct {
     int32_t *corners, *right, *below;
     uint64_t *upper, *lower;
@@ -204,7 +202,7 @@ INLINED void take_apart(const uint64_t *pairs, Words *first, Words *second) {
 INLINED void interpolate(const uint64_t *upper, const uint64_t *lower, const int32_t *to_right, const int32_t *down,
                          uint32_t *result) {
     Words right = *(const Words *)to_right, below = *(const Words *)down;
-    Words one, after_one, under, after_under; /* in the second of a pair there are the next pixel's second and third byte */
+    Words one, after_one, under, after_under; /* the next pixel's first byte is the last of `one` */
     take_apart(upper, &one, &after_one);
     take_apart(lower, &under, &after_under);
     Words of_last = right * below, of_next = (right << PLACE) - of_last, of_under = (below << PLACE) - of_last;
@@ -677,9 +675,11 @@ static Sizes sizes_of(const Program *program) {
         int64_t after = volume(pass->after) * (pass->floats || pass->kind == NORMALISE ? (int64_t)sizeof(float) : 1);
         sizes.image = larger(sizes.image, after);
         sizes.lines = larger(sizes.lines, OF_LINE * (int64_t)sizeof(int32_t) * in_vectors(lanes_of(size)));
-        if (pass->kind == RESIZE)
-            sizes.lines = larger(sizes.lines, room_to_resize_whole(extent(size), extent(pass->after), size.channels,
-                                                                   pass->numbers[TAPS_DOWN], pass->numbers[TAPS_ACROSS]));
+        if (pass->kind == RESIZE) {
+            int64_t room = room_to_resize_whole(extent(size), extent(pass->after), size.channels,
+                                                pass->numbers[TAPS_DOWN], pass->numbers[TAPS_ACROSS]);
+            sizes.lines = larger(sizes.lines, room);
+        }
         if (pass->kind == MOVE || pass->kind == AUGMENT)
             sizes.frame = larger(sizes.frame, (size.height + 3) * (size.width + 3) * size.channels);
     }

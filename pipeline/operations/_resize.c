@@ -168,12 +168,15 @@ typedef struct {
     int64_t floats, sums, words;
 } Sizes;
 
+static Sizes sizes_for(int64_t lines, int64_t lanes, int64_t result) {
+    return (Sizes){aligned(4 * STRIP * lines), aligned(4 * ABREAST * lanes), aligned(4 * ABREAST * strips(result))};
+}
+
 static Sizes sizes_of(Extent before, Extent after, int64_t channels) {
     int64_t lines = (int64_t)ceilf(ABREAST * scale_of(before.height, after.height)) + 2;
     lines = (lines < before.height ? lines : before.height) + span_of(before.height, after.height);
     int64_t lanes = strips(before.width * channels) + channels * span_of(before.width, after.width);
-    return (Sizes){aligned(4 * STRIP * lines), aligned(4 * ABREAST * lanes),
-                   aligned(4 * ABREAST * strips(after.width * channels))};
+    return sizes_for(lines, lanes, after.width * channels);
 }
 
 int64_t room_to_resize(Extent before, Extent after, int64_t channels) {
@@ -226,8 +229,7 @@ void resize_image(const uint8_t *image, int64_t stride, Extent before, uint8_t *
 /* ---- with whole weights ---- */
 
 static Sizes sizes_of_whole(Extent before, Extent after, int64_t channels) {
-    return (Sizes){aligned(4 * STRIP * before.height), aligned(4 * ABREAST * strips(before.width * channels)),
-                   aligned(4 * ABREAST * strips(after.width * channels))};
+    return sizes_for(before.height, strips(before.width * channels), after.width * channels);
 }
 
 int64_t room_to_resize_whole(Extent before, Extent after, int64_t channels, int64_t taps_down, int64_t taps_across) {

@@ -115,6 +115,13 @@ def test_what_has_no_pass_is_left_to_xla(data, text):
     assert "StepfeedDistort" not in str(graph_of(dataset))
 
 
+@pytest.mark.parametrize("text", ["mixup", "cutmix(prob=0.5)"])
+def test_mixing_alone_is_a_pass_and_an_evaluation_hands_the_images_on(data, text):
+    for training in (True, False):
+        dataset = input_fn(data, "train", global_batch_size=12, training=training, distort=text)
+        assert ("StepfeedDistort" in str(graph_of(dataset))) == training
+
+
 @pytest.mark.parametrize("text", ["random_resized_crop(size=24)", "random_crop(size=24, normalize=False)"])
 def test_photographs_are_resized_and_flipped_alike_in_this_process_and_for_another_one(text, tmp_path):
     write_dataset(tmp_path, (9, 7), (40, 60, 3), (5,), kind=datasets.Kind("jpeg", varied=True))
