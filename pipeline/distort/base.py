@@ -99,27 +99,29 @@ class Augmentation(Recipe):
         return images
 
 
-class Mixed(NamedTuple):
-    """Rows after mixing.
+class Shares(NamedTuple):
+    """What each row gets of its partner, which is row i xor 1.
 
     Attributes:
-      images: of the same shape and dtype as before.
-      labels: float32 (rows, classes), probabilities.
+      blended: the partner's part of each pixel, float64 (rows,); None: 0.
+      box: top, left, height and width, in pixels, of the rectangle that is the partner's, which may reach beyond the
+        image; int32 (rows,) each. None: there is none.
+      of_label: the partner's part of the label, float64 (rows,).
     """
 
-    images: tf.Tensor
-    labels: tf.Tensor
+    blended: tf.Tensor | None
+    box: tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor] | None
+    of_label: tf.Tensor
 
 
 class Mixing(Protocol):
-    """Mixes row i of a batch with row i xor 1."""
+    """Draws how row i of a batch is mixed with row i xor 1."""
 
-    def mix(self, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Mixed:
-        """Returns the mixed rows.
+    def shares(self, size: tuple[int, int], keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Shares:
+        """Returns the shares of rows, of which there is an even number.
 
         Args:
-          images: (rows, height, width, channels), an even number of rows.
-          labels: float32 (rows, classes).
+          size: (height, width) of the images.
           keys: as for `Recipe.distort`.
           epoch: int64 scalar, or (rows,).
           real: the rows that may be mixed if their partners are real, too; bool (rows,).

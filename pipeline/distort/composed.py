@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
 from pipeline.distort import kernels, passes
-from pipeline.distort.base import ImageStatistics, Mixed, Mixing, Recipe, Undistorted, output_spec
+from pipeline.distort.base import ImageStatistics, Mixing, Recipe, Shares, Undistorted, output_spec
 from pipeline.distort.geometry import CropFirst, CroppingRecipe, OfCrops
+from pipeline.distort.mixing import mix, mix_images, mix_labels, mixing_pass
 from pipeline.distort.passes import Pass
 from pipeline.errors import UsageError
 
@@ -95,8 +96,8 @@ class _Later:
     mixing: Mixing
     place: int
 
-    def mix(self, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Mixed:
-        return self.mixing.mix(images, labels, _keys(keys, self.place), epoch, real)
+    def shares(self, size: tuple[int, int], keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Shares:
+        return self.mixing.shares(size, _keys(keys, self.place), epoch, real)
 
 
 def cropping_of(recipe: Recipe | None) -> CroppingRecipe | None:
@@ -148,18 +149,18 @@ def _keys(keys: tf.Tensor, place: int) -> tf.Tensor:
     return keys + tf.constant(DRAWS * place, tf.uint64) if place else keys
 
 
-def distorted_by_passes(
-    recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool
-) -> tf.Tensor:
-    """Returns the same bytes as `recipe.distort`, or not in training `recipe.evaluate`, by passes where it has them.
+class _Chain(NamedTuple):
+    """Images after some of the recipes, the passes that are still to be applied, and the (height, width) after them."""
 
-    Args:
-      recipe: the distortion.
-      images, keys, statistics: as for `Recipe.distort`.
-      training: whether to distort.
-    """
+    images: tf.Tensor
+    waiting: list[Pass]
+    size: tuple[int, int]
+
+
+def _chain(recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool) -> _Chain:
+    """Applies recipes up to the last one without passes; the arguments are those of `distorted_by_passes`."""
     waiting: list[Pass] = []  # applied together, before the next recipe without passes
-    given, shape = images, images.shape[1:]
+    shape = images.shape[1:]
     for place, each in enumerate(recipe.recipes if isinstance(recipe, Composed) else (recipe,)):
         own_keys = functools.partial(_keys, place=place)
         own = each.passes(tuple(shape), statistics, training) if images.dtype == tf.uint8 else None
@@ -170,8 +171,52 @@ def distorted_by_passes(
         else:
             waiting += [one.of(own_keys) for one in own]
             shape = (*next((one.size for one in reversed(own) if one.size), shape[:2]), shape[2])
+    return _Chain(images, waiting, (shape[0], shape[1]))
+
+
+def distorted_by_passes(
+    recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool
+) -> tf.Tensor:
+    """Returns the same bytes as `recipe.distort`, or not in training `recipe.evaluate`, by passes where it has them.
+
+    Args:
+      recipe: the distortion.
+      images, keys, statistics: as for `Recipe.distort`.
+      training: whether to distort.
+    """
+    after, waiting, _ = _chain(recipe, images, keys, statistics, training)
     # Without any pass, apply copies: whoever kept images in a window's memory would keep the window.
-    return passes.apply(images, keys, waiting) if waiting or images is given else images
+    return passes.apply(after, keys, waiting) if waiting or after is images else after
+
+
+def mixed_by_passes(
+    recipe: Recipe,
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    keys: tf.Tensor,
+    statistics: ImageStatistics,
+    epoch: tf.Tensor,
+    real: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the same bytes as `mix` of `recipe.distort`, for a recipe that mixes, and the mixed labels.
+
+    Args:
+      recipe: the distortion.
+      images, keys, statistics: as for `Recipe.distort`.
+      labels, epoch, real: as for `mix`.
+    """
+    mixing = recipe.mixing
+    assert mixing is not None
+    after, waiting, size = _chain(recipe, images, keys, statistics, True)
+
+    def draw(labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> tuple[Shares, tf.Tensor]:
+        shares = mixing.shares(size, keys, epoch, real)
+        return shares, mix_labels(labels, shares)
+
+    shares, labels = kernels.separate(draw)(labels, keys, epoch, real)
+    if after.dtype != tf.uint8:  # no pass begins with floats, so none is waiting
+        return kernels.separate(mix_images)(after, shares), labels
+    return passes.apply(after, keys, [*waiting, mixing_pass(shares)]), labels
 
 
 def batchwise(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,27 +277,37 @@ class Distortion:
         if self.recipe.mixing:
             labels = tf.one_hot(labels, self.num_classes)
         if self.by_passes and self._has_passes(images):
-            images = self._passed(images, epoch, rows)
-        else:
-            images = (self._compiled if self.recipe.compiled else self._distorted)(images, epoch, rows)
+            return self._passed(images, labels, epoch, rows, real)
+        images = (self._compiled if self.recipe.compiled else self._distorted)(images, epoch, rows)
         if self.recipe.mixing and self.training:
             images, labels = self._mixed(images, labels, epoch, rows, real)
         return images, labels
 
     def _has_passes(self, images: tf.Tensor) -> bool:
         """Whether the recipe has passes. Without any, one function of XLA that computes the keys, too, costs less."""
+        if self.recipe.mixing and self.training:
+            return True
         if self.recipe.hands_on or isinstance(self.recipe, Composed):
             return not self.recipe.hands_on
         shape = tuple(self.images_of(images).shape[-3:])
         return self.recipe.passes(shape, self.statistics, self.training) is not None
 
-    def _passed(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        def call(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    def _passed(
+        self, images: tf.Tensor, labels: Any, epoch: tf.Tensor, rows: tf.Tensor, real: tf.Tensor
+    ) -> tuple[tf.Tensor, Any]:
+        def distorted(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
             return distorted_by_passes(self.recipe, images, keys, self.statistics, self.training)
 
-        keys = kernels.separate(self.keys_of)(epoch, rows)
-        distorted: tf.Tensor = batchwise(call)(self.images_of(images), keys)
-        return distorted
+        def mixed(
+            images: tf.Tensor, labels: tf.Tensor, real: tf.Tensor, keys: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor]:
+            return mixed_by_passes(self.recipe, images, labels, keys, self.statistics, epoch, real)
+
+        keys, images = kernels.separate(self.keys_of)(epoch, rows), self.images_of(images)
+        if self.recipe.mixing and self.training:
+            both: tuple[tf.Tensor, tf.Tensor] = batchwise(mixed)(images, labels, real, keys)
+            return both
+        return batchwise(distorted)(images, keys), labels
 
     @tf.function(jit_compile=True, autograph=False)
     def _compiled(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
@@ -268,11 +323,17 @@ class Distortion:
         return distorted
 
     @tf.function(jit_compile=True, autograph=False)
-    def _mixed(self, images: tf.Tensor, labels: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor, real: tf.Tensor) -> Mixed:
-        assert self.recipe.mixing is not None
-        mix = self.recipe.mixing.mix
+    def _mixed(
+        self, images: tf.Tensor, labels: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor, real: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        mixing = self.recipe.mixing
+        assert mixing is not None
+
         # Several batches can be mixed as one: pairs lie side by side in both, and nothing is summed over rows.
-        mixed: Mixed = batchwise(lambda images, labels, keys, real: mix(images, labels, keys, epoch, real))(
-            images, labels, self.keys_of(epoch, rows), real
-        )
-        return mixed
+        def mixed(
+            images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, real: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor]:
+            return mix(mixing, images, labels, keys, epoch, real)
+
+        both: tuple[tf.Tensor, tf.Tensor] = batchwise(mixed)(images, labels, self.keys_of(epoch, rows), real)
+        return both

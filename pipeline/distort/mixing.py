@@ -13,8 +13,8 @@ from typing import ClassVar
 import tensorflow as tf
 
 from pipeline.distort import kernels
-from pipeline.distort.base import Augmentation, ImageStatistics, Mixed, Mixing, check_argument
-from pipeline.distort.passes import Pass
+from pipeline.distort.base import Augmentation, ImageStatistics, Mixing, Shares, check_argument
+from pipeline.distort.passes import Kind, Pass
 from pipeline.errors import UsageError
 from pipeline.order import hashing_tf
 
@@ -30,7 +30,7 @@ class MixingRecipe(Augmentation):
       until_epoch: from this epoch on, counted from 0, nothing is mixed; None: rows are always mixed.
     """
 
-    compiled: ClassVar[bool] = False  # `distort` only hands images on, which XLA would copy; `mix` is compiled
+    compiled: ClassVar[bool] = False  # `distort` only hands images on, which XLA would copy; `mix_images` is compiled
     hands_on: ClassVar[bool] = True
     takes_floats: ClassVar[bool] = True
     name: ClassVar[str]
@@ -48,26 +48,62 @@ class MixingRecipe(Augmentation):
         return self
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
-        """Returns none; `mix` follows."""
+        """Returns none; `mixing_pass` follows."""
         del image_shape, statistics, training
         return []
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns the images as they are; `mix` follows."""
+        """Returns the images as they are; `mix_images` follows."""
         del keys, statistics
         return images
 
-    def mix(self, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Mixed:
+    def shares(self, size: tuple[int, int], keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Shares:
         mixed = real & kernels.partners(real) & (hashing_tf.uniform(keys, _PROB) < self.prob)
         if self.until_epoch is not None:
             mixed &= epoch < self.until_epoch
-        images, share = self._mixed(images, keys, mixed)
-        of_label = tf.cast(share, tf.float32)[:, None]
-        return Mixed(images, labels * (1.0 - of_label) + kernels.partners(labels) * of_label)
+        return self._shares(size, keys, mixed)
 
-    def _mixed(self, images: tf.Tensor, keys: tf.Tensor, mixed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the images, and their partners' share of each: float64 (rows,), 0 where not `mixed`."""
+    def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
+        """Returns the shares of the rows that are `mixed`; the others get nothing of their partners."""
         raise NotImplementedError
+
+
+def mix(
+    mixing: Mixing, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mixed images and labels; the arguments are those of `mix_images`, `mix_labels` and `Mixing.shares`."""
+    shares = mixing.shares((images.shape[1], images.shape[2]), keys, epoch, real)
+    return mix_images(images, shares), mix_labels(labels, shares)
+
+
+def mix_images(images: tf.Tensor, shares: Shares) -> tf.Tensor:
+    """Returns mixed images in the images' dtype, (rows, height, width, channels)."""
+    partners, mixed = kernels.partners(images), images
+    if shares.blended is not None:
+        mixed = kernels.blend(images, partners, shares.blended[:, None, None, None])
+    if shares.box is not None:
+        mixed = tf.where(kernels.inside(*shares.box, (images.shape[1], images.shape[2])), partners, mixed)
+    return mixed
+
+
+def mix_labels(labels: tf.Tensor, shares: Shares) -> tf.Tensor:
+    """Returns mixed labels; they are float32 (rows, classes), probabilities."""
+    of_label = tf.cast(shares.of_label, tf.float32)[:, None]
+    return labels * (1.0 - of_label) + kernels.partners(labels) * of_label
+
+
+def mixing_pass(shares: Shares) -> Pass:
+    """Returns the pass of `mix_images`, which comes last."""
+
+    def parameters(keys: tf.Tensor) -> list[tf.Tensor]:
+        nothing = tf.zeros_like(keys, tf.int32)
+        box = shares.box or (nothing,) * 4
+        if shares.blended is None:
+            return [*box, nothing, nothing]
+        of_floats = tf.bitcast(tf.cast(shares.blended, tf.float32), tf.int32)
+        return [*box, kernels.fixed(shares.blended, kernels.SHARE_BITS), of_floats]
+
+    return Pass(Kind.MIX, (), parameters)
 
 
 _PROB, _RADIUS, _ANGLE, _TOP, _LEFT, _WHICH = range(6)  # draws
@@ -89,8 +125,10 @@ class Mixup(MixingRecipe):
         super().__post_init__()
         check_argument(self.name, "alpha", self.alpha, 0.01, _MOST_ALPHA)
 
-    def _mixed(self, images: tf.Tensor, keys: tf.Tensor, mixed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return _blended(images, tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0))
+    def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
+        del size
+        share = tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0)
+        return Shares(share, None, share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +147,8 @@ class CutMix(MixingRecipe):
         super().__post_init__()
         check_argument(self.name, "alpha", self.alpha, 0.01, _MOST_ALPHA)
 
-    def _mixed(self, images: tf.Tensor, keys: tf.Tensor, mixed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return _pasted(images, keys, tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0))
+    def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
+        return _pasted(size, keys, tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,13 +172,12 @@ class MixupOrCutMix(MixingRecipe):
         check_argument(self.name, "cutmix_alpha", self.cutmix_alpha, 0.01, _MOST_ALPHA)
         check_argument(self.name, "cutmix_prob", self.cutmix_prob, 0, 1)
 
-    def _mixed(self, images: tf.Tensor, keys: tf.Tensor, mixed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
         cut = hashing_tf.uniform(keys, _WHICH) < self.cutmix_prob
         shares = (1.0 - symmetric_beta(alpha, keys) for alpha in (self.mixup_alpha, self.cutmix_alpha))
         blend_share, cut_share = (tf.where(mixed & which, s, 0.0) for which, s in zip((~cut, cut), shares, strict=True))
-        pasted, of_cutmix = _pasted(images, keys, cut_share)
-        blended, of_mixup = _blended(images, blend_share)
-        return tf.where(cut[:, None, None, None], pasted, blended), of_mixup + of_cutmix
+        pasted = _pasted(size, keys, cut_share)
+        return Shares(blend_share, pasted.box, blend_share + pasted.of_label)
 
 
 def symmetric_beta(alpha: float, keys: tf.Tensor) -> tf.Tensor:
@@ -154,20 +191,14 @@ def symmetric_beta(alpha: float, keys: tf.Tensor) -> tf.Tensor:
     return 0.5 + 0.5 * tf.sign(cosine) * tf.sqrt(spread / (power + spread))
 
 
-def _blended(images: tf.Tensor, share: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return kernels.blend(images, kernels.partners(images), share[:, None, None, None]), share
-
-
-def _pasted(images: tf.Tensor, keys: tf.Tensor, area: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Pastes a rectangle of the partner, of this part of the area, into each image; returns the part inside, too."""
-    size = images.shape[1], images.shape[2]
+def _pasted(size: tuple[int, int], keys: tf.Tensor, area: tf.Tensor) -> Shares:
+    """Returns shares of rectangles of this part of the area; labels get the part that lies inside the image."""
     tall, wide = (tf.cast(tf.sqrt(area) * n, tf.int32) for n in size)
     middle = (kernels.random_below(n, keys, draw) for n, draw in zip(size, (_TOP, _LEFT), strict=True))
     top, left = (at - part // 2 for at, part in zip(middle, (tall, wide), strict=True))
-    box = kernels.inside(top, left, tall, wide, size)
     kept = [
         tf.minimum(first + part, n) - tf.maximum(first, 0)
         for first, part, n in zip((top, left), (tall, wide), size, strict=True)
     ]
     share = tf.cast(kept[0] * kept[1], tf.float64) / (size[0] * size[1])
-    return tf.where(box, kernels.partners(images), images), share
+    return Shares(None, (top, left, tall, wide), share)

@@ -25,7 +25,7 @@ Parameters: TypeAlias = Callable[[tf.Tensor], list[tf.Tensor]]
 class Kind(enum.IntEnum):
     """What a pass does; the numbers are those of `_pixels.c`."""
 
-    CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE = range(9)
+    CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE, MIX = range(10)
 
 
 def _without(keys: tf.Tensor) -> list[tf.Tensor]:

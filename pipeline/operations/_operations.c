@@ -147,6 +147,7 @@ static const char *distorted(void *const *inputs, void *context, void **output, 
     if (program.floats != floats) return "a program gives floats if it normalises, else bytes";
     if (TF_Dim(inputs[PARAMETERS], 0) != count || TF_Dim(inputs[PARAMETERS], 1) != program.columns)
         return "parameters must be those of the program, a line for each image";
+    if (program.mixes && count % 2) return "mix: needs an even number of images";
     const int32_t *parameters = TF_TensorData(inputs[PARAMETERS]);
     if ((problem = check_parameters(&program, parameters, count))) return problem;
     int64_t dimensions[4] = {count, program.after.height, program.after.width, program.after.channels};

@@ -6,11 +6,14 @@
 #include <string.h>
 
 #include "_kernels.h"
+#include "_resize.h"
 
-typedef int32_t Four __attribute__((vector_size(16)));
+enum { ABREAST = 8 }; /* words in a vector */
+typedef uint8_t Sixteen __attribute__((vector_size(16)));
+typedef uint32_t Words __attribute__((vector_size(4 * ABREAST), aligned(4), may_alias));
 
-enum { CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE, KINDS };
-enum { PLACE = 11, SHARE = 16, WEIGHT = 12, BETWEEN = 4 }; /* bits of fractions, as in pipeline/distort/kernels.py */
+enum { CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE, MIX, KINDS };
+enum { PLACE = 11, SHARE = 16 }; /* bits of fractions, as in pipeline/distort/kernels.py */
 enum { RGB = 3, VALUES = 256, SLACK = 64 };
 
 /* Of RandAugment: pipeline/distort/randaugment.py. */
@@ -37,6 +40,8 @@ enum { FACTOR, TOWARDS, SMOOTHED = TOWARDS + 2, MATRIX, OF_WAY = MATRIX + RGB * 
 
 static int64_t volume(Size size) { return size.height * size.width * size.channels; }
 
+static Extent extent(Size size) { return (Extent){size.height, size.width}; }
+
 static int64_t lanes_of(Size size) { return size.width * size.channels; }
 
 static int32_t clipped(int32_t value) { return value < 0 ? 0 : value > UINT8_MAX ? UINT8_MAX : value; }
@@ -50,42 +55,75 @@ static double as_double(const int32_t *halves) {
     return value;
 }
 
+static float as_float(const int32_t *bits) {
+    float value;
+    memcpy(&value, bits, sizeof value);
+    return value;
+}
+
+/* Rounds up to whole vectors. */
+static int64_t in_vectors(int64_t count) { return (count + ABREAST - 1) / ABREAST * ABREAST; }
+
+/* ---- RGB pixels as words, of which the highest byte does not count ---- */
+
+enum { WORDS = 4, REACH = 6 }; /* sixteen bytes have four pixels as words; as RGB they reach into the sixth */
+
+INLINED void read_words(const uint8_t *restrict from, int64_t count, uint32_t *restrict words) {
+    int64_t i = 0;
+#ifdef SHUFFLED
+    for (; i + REACH <= count; i += WORDS) {
+        Sixteen bytes;
+        memcpy(&bytes, from + RGB * i, sizeof bytes);
+        bytes = SHUFFLED(bytes, bytes, 0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+        memcpy(words + i, &bytes, sizeof bytes);
+    }
+#endif
+    for (; i < count; i++) words[i] = from[RGB * i] | from[RGB * i + 1] << 8 | from[RGB * i + 2] << 16;
+}
+
+INLINED void write_words(const uint32_t *restrict words, int64_t count, uint8_t *restrict to) {
+    int64_t i = 0;
+#ifdef SHUFFLED
+    for (; i + REACH <= count; i += WORDS) {
+        Sixteen bytes;
+        memcpy(&bytes, words + i, sizeof bytes);
+        bytes = SHUFFLED(bytes, bytes, 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 3, 7, 11, 15);
+        memcpy(to + RGB * i, &bytes, sizeof bytes); /* the last four are overwritten by the next pixels */
+    }
+#endif
+    for (; i < count; i++)
+        for (int c = 0; c < RGB; c++) to[RGB * i + c] = (uint8_t)(words[i] >> 8 * c);
+}
+
 /* ---- where pixels go ---- */
 
 static void crop(const uint8_t *from, uint8_t *to, const Pass *pass, int64_t top, int64_t left) {
     int64_t wide = lanes_of(pass->after), line = lanes_of(pass->before), start = left * pass->before.channels;
     int64_t first = start < 0 ? -start : 0, end = line - start < wide ? line - start : wide;
-    for (int64_t y = 0; y < pass->after.height; y++, to += wide) {
-        if (top + y < 0 || top + y >= pass->before.height || first >= end) {
-            memset(to, 0, (size_t)wide);
-            continue;
-        }
-        memset(to, 0, (size_t)first);
-        memcpy(to + first, from + (top + y) * line + start + first, (size_t)(end - first));
-        memset(to + end, 0, (size_t)(wide - end));
-    }
+    int64_t upper = top < 0 ? -top : 0, lower = pass->before.height - top;
+    if (lower > pass->after.height) lower = pass->after.height;
+    /* All at once, because to set some bytes of each line costs as much as to copy the line. */
+    if (upper || lower < pass->after.height || first || end < wide) memset(to, 0, (size_t)volume(pass->after));
+    for (int64_t y = upper; y < lower && first < end; y++)
+        memcpy(to + y * wide + first, from + (top + y) * line + start + first, (size_t)(end - first));
 }
 
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-typedef uint8_t Sixteen __attribute__((vector_size(16)));
-enum { TOGETHER = 5 }; /* RGB pixels in such a vector */
+#ifdef SHUFFLED
+enum { TOGETHER = 5 }; /* RGB pixels in a vector of sixteen bytes */
 
 /* Mirrors the pixels of a line that whole vectors cover; returns how many. */
-static inline int64_t flip_vectors(const uint8_t *from, uint8_t *to, int64_t width) {
+INLINED int64_t flip_vectors(const uint8_t *from, uint8_t *to, int64_t width) {
     int64_t x = 0;
     for (; x + TOGETHER < width; x += TOGETHER) {
         Sixteen pixels;
         memcpy(&pixels, from + (width - x - TOGETHER) * RGB - 1, sizeof pixels);
-        pixels = __builtin_shufflevector(pixels, pixels, 13, 14, 15, 10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3, 0);
+        pixels = SHUFFLED(pixels, pixels, 13, 14, 15, 10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3, 0);
         memcpy(to + x * RGB, &pixels, sizeof pixels); /* the last byte is overwritten by the next pixel */
     }
     return x;
 }
 #define FLIP_VECTORS flip_vectors
-#endif
-#endif
-#ifndef FLIP_VECTORS
+#else
 #define FLIP_VECTORS(from, to, width) 0
 #endif
 
@@ -110,10 +148,11 @@ static void pad(const uint8_t *from, uint8_t *to, Size size, int32_t fill) {
 }
 
 /* For each pixel in a line of the result: the offset of its upper left source pixel in the frame, the fractions to the
- * right of it and below it, and the four source pixels. Only three of their four bytes count. */
+ * right of it and below it; and of the frame eight bytes that begin with the two upper source pixels, and eight that
+ * begin with the two lower ones. */
 typedef struct {
     int32_t *corners, *right, *below;
-    uint32_t *pixels[4];
+    uint64_t *upper, *lower;
 } Line;
 enum { OF_LINE = 7 };
 
@@ -140,41 +179,67 @@ static inline int32_t between(int32_t one, int32_t next, int32_t under, int32_t 
     return ((upper << PLACE) + (lower - upper) * below + (1 << (2 * PLACE - 1))) >> 2 * PLACE;
 }
 
-static inline void mix_line(const uint32_t *restrict one, const uint32_t *restrict next, const uint32_t *restrict under,
-                            const uint32_t *restrict last, const int32_t *restrict right, const int32_t *restrict below,
-                            uint32_t *restrict result, int64_t width) {
-    for (int64_t i = 0; i < width; i++) {
-        uint32_t pixel = 0;
-        for (int bits = 0; bits < 8 * RGB; bits += 8)
-            pixel |= (uint32_t)between(one[i] >> bits & UINT8_MAX, next[i] >> bits & UINT8_MAX,
-                                       under[i] >> bits & UINT8_MAX, last[i] >> bits & UINT8_MAX, right[i], below[i])
-                     << bits;
-        result[i] = pixel;
+/* Pixel k of eight is where `first_words` finds it by shuffling within the halves of vectors. */
+static const int SLOTS[ABREAST] = {0, 1, 4, 5, 2, 3, 6, 7};
+
+/* Takes apart the pairs of words of eight pixels. */
+INLINED void take_apart(const uint64_t *pairs, Words *first, Words *second) {
+    Words one, other;
+    memcpy(&one, pairs, sizeof one);
+    memcpy(&other, pairs + ABREAST / 2, sizeof other);
+#ifdef SHUFFLED
+    *first = SHUFFLED(one, other, 0, 2, 8, 10, 4, 6, 12, 14);
+    *second = SHUFFLED(one, other, 1, 3, 9, 11, 5, 7, 13, 15);
+#else
+    for (int k = 0; k < ABREAST; k++) {
+        (*first)[k] = (uint32_t)pairs[SLOTS[k]];
+        (*second)[k] = (uint32_t)(pairs[SLOTS[k]] >> 32);
     }
+#endif
 }
 
-/* Three loops, because only the one that mixes pixels can use vector instructions. */
-static inline void move_rgb(const uint8_t *frame, int64_t stride, uint8_t *to, int64_t width, Line line) {
-    for (int64_t i = 0; i < width; i++) {
-        const uint8_t *corner = frame + line.corners[i];
-        memcpy(line.pixels[0] + i, corner, sizeof(uint32_t));
-        memcpy(line.pixels[1] + i, corner + RGB, sizeof(uint32_t));
-        memcpy(line.pixels[2] + i, corner + stride, sizeof(uint32_t));
-        memcpy(line.pixels[3] + i, corner + stride + RGB, sizeof(uint32_t));
-    }
+/* Interpolates eight pixels. Their weights are whole numbers, of which no sum is too large for a word. */
+INLINED void interpolate(const uint64_t *upper, const uint64_t *lower, const int32_t *to_right, const int32_t *down,
+                         uint32_t *result) {
+    Words right = *(const Words *)to_right, below = *(const Words *)down;
+    Words one, after_one, under, after_under; /* the next pixel's first byte is the last of `one` */
+    take_apart(upper, &one, &after_one);
+    take_apart(lower, &under, &after_under);
+    Words of_last = right * below, of_next = (right << PLACE) - of_last, of_under = (below << PLACE) - of_last;
+    Words of_one = (1u << 2 * PLACE) - (right << PLACE) - of_under;
+    uint32_t byte = UINT8_MAX, half = 1u << (2 * PLACE - 1);
+    Words r = (one & byte) * of_one + (one >> 24) * of_next + (under & byte) * of_under + (under >> 24) * of_last;
+    Words g = (one >> 8 & byte) * of_one + (after_one & byte) * of_next + (under >> 8 & byte) * of_under +
+              (after_under & byte) * of_last;
+    Words b = (one >> 16 & byte) * of_one + (after_one >> 8 & byte) * of_next + (under >> 16 & byte) * of_under +
+              (after_under >> 8 & byte) * of_last;
+    *(Words *)result = (r + half) >> 2 * PLACE | (g + half) >> 2 * PLACE << 8 | (b + half) >> 2 * PLACE << 16;
+}
+
+/* Two loops, because only the one that interpolates can use vectors. Behind a line's last pixel there are others, which
+ * are not written. */
+INLINED void move_rgb(const uint8_t *restrict frame, int64_t stride, uint8_t *restrict to, int64_t width, Line line) {
+    int64_t whole = in_vectors(width);
+    for (int64_t i = width; i < whole; i++) line.corners[i] = 0;
+    for (int64_t i = 0; i < whole; i += ABREAST)
+        for (int k = 0; k < ABREAST; k++) {
+            const uint8_t *corner = frame + line.corners[i + k];
+            memcpy(line.upper + i + SLOTS[k], corner, sizeof *line.upper);
+            memcpy(line.lower + i + SLOTS[k], corner + stride, sizeof *line.lower);
+        }
     uint32_t *result = (uint32_t *)line.corners;
-    mix_line(line.pixels[0], line.pixels[1], line.pixels[2], line.pixels[3], line.right, line.below, result, width);
-    /* Four bytes are one instruction. The fourth is overwritten by the next pixel. */
-    for (int64_t i = 0; i + 1 < width; i++) memcpy(to + i * RGB, result + i, sizeof(uint32_t));
-    memcpy(to + (width - 1) * RGB, result + width - 1, RGB);
+    for (int64_t i = 0; i < whole; i += ABREAST)
+        interpolate(line.upper + i, line.lower + i, line.right + i, line.below + i, result + i);
+    write_words(result, width, to);
 }
 
 KERNEL static void move(const uint8_t *from, uint8_t *to, Size size, const int32_t *places, int32_t fill,
                         uint8_t *frame, int32_t *numbers) {
     int64_t height = size.height, width = size.width, channels = size.channels, stride = (width + 3) * channels;
     const int32_t *x_down = places + width, *y_across = x_down + height, *y_down = y_across + width;
-    Line line = {numbers, numbers + width, numbers + 2 * width, {0}};
-    for (int i = 0; i < 4; i++) line.pixels[i] = (uint32_t *)numbers + (3 + i) * width;
+    int64_t whole = in_vectors(width);
+    Line line = {numbers, numbers + whole, numbers + 2 * whole, (uint64_t *)(numbers + 3 * whole), NULL};
+    line.lower = line.upper + whole;
     pad(from, frame, size, fill);
     for (int64_t y = 0; y < height; y++, to += width * channels) {
         locate(places, x_down[y], y_across, y_down[y], size, line.corners, line.right, line.below);
@@ -199,17 +264,26 @@ KERNEL static void scale(const uint8_t *from, uint8_t *to, int64_t count, int32_
     for (int64_t i = 0; i < count; i++) to[i] = (uint8_t)clipped((factor * from[i] + offset) >> SHARE);
 }
 
+enum { SOME = 128 }; /* pixels, of which the words fit the first-level cache */
+
 /* Replaces every RGB pixel by matrix @ pixel + offset. */
 KERNEL static void recolour(const uint8_t *restrict from, uint8_t *restrict to, int64_t pixels, const int32_t *matrix,
                             int32_t offset) {
     int32_t m[RGB * RGB];
+    uint32_t words[SOME];
     memcpy(m, matrix, sizeof m);
     offset += 1 << (SHARE - 1);
-    for (int64_t i = 0; i < pixels; i++) {
-        int32_t r = from[RGB * i], g = from[RGB * i + 1], b = from[RGB * i + 2];
-        to[RGB * i] = (uint8_t)clipped((m[0] * r + m[1] * g + m[2] * b + offset) >> SHARE);
-        to[RGB * i + 1] = (uint8_t)clipped((m[3] * r + m[4] * g + m[5] * b + offset) >> SHARE);
-        to[RGB * i + 2] = (uint8_t)clipped((m[6] * r + m[7] * g + m[8] * b + offset) >> SHARE);
+    for (; pixels > 0; pixels -= SOME, from += RGB * SOME, to += RGB * SOME) {
+        int64_t count = pixels < SOME ? pixels : SOME;
+        read_words(from, count, words);
+        for (int64_t i = 0; i < count; i++) {
+            int32_t r = words[i] & UINT8_MAX, g = words[i] >> 8 & UINT8_MAX, b = words[i] >> 16 & UINT8_MAX;
+            int32_t red = clipped((m[0] * r + m[1] * g + m[2] * b + offset) >> SHARE);
+            int32_t green = clipped((m[3] * r + m[4] * g + m[5] * b + offset) >> SHARE);
+            int32_t blue = clipped((m[6] * r + m[7] * g + m[8] * b + offset) >> SHARE);
+            words[i] = (uint32_t)(red | green << 8 | blue << 16);
+        }
+        write_words(words, count, to);
     }
 }
 
@@ -228,7 +302,8 @@ KERNEL static int32_t mean_grey(const uint8_t *from, Size size, double factor, i
     memset(sums, 0, sizeof *sums * (size_t)lanes);
     for (int64_t y = 0; y < size.height; y++, from += lanes)
         for (int64_t i = 0; i < lanes; i++) sums[i] += from[i];
-    for (int64_t i = 0; i < lanes; i++) totals[i % size.channels] += sums[i];
+    for (int64_t i = 0; i < lanes; i += size.channels)
+        for (int64_t c = 0; c < size.channels; c++) totals[c] += sums[i + c];
     double pixels = (double)(size.height * size.width);
     /* Whole numbers, of which one division makes the mean, so that no processor rounds it otherwise. */
     double mean = size.channels == 1 ? (double)totals[0] / pixels
@@ -343,79 +418,46 @@ KERNEL static void normalise(const uint8_t *restrict from, float *restrict to, S
 
 enum { NEW_HEIGHT, NEW_WIDTH, TAPS_DOWN, TAPS_ACROSS, WEIGHTS }; /* numbers of RESIZE */
 
-/* Returns the first line (or pixel) that a line (or pixel) of the result sums, followed by the weights. */
-static const int32_t *weights_of(const int32_t *table, int64_t place, int64_t taps) {
-    return table + place * (taps + 1);
-}
-
-/* Rounds halves to even, as XLA does. */
-static inline int32_t rounded(int32_t value, int bits) {
-    return (value + (1 << (bits - 1)) - 1 + (value >> bits & 1)) >> bits;
-}
-
-static inline void sum_lines(const uint8_t *restrict first, int64_t lanes, const int32_t *weights, int64_t taps,
-                             int32_t *restrict sums) {
-    for (int64_t i = 0; i < lanes; i++) sums[i] = weights[0] * first[i];
-    for (int64_t t = 1; t < taps; t++)
-        for (int64_t i = 0; i < lanes; i++) sums[i] += weights[t] * first[t * lanes + i];
-    for (int64_t i = 0; i < lanes; i++) sums[i] = rounded(sums[i], WEIGHT - BETWEEN);
-}
-
-static inline void sum_pixels(const int32_t *restrict line, int64_t channels, const int32_t *weights, int64_t taps,
-                              int32_t *restrict whole) {
-    if (channels == RGB) { /* the fourth lane is overwritten by the next pixel */
-        Four all = {0}, next;
-        for (int64_t t = 0; t < taps; t++) {
-            memcpy(&next, line + t * RGB, sizeof next);
-            all += next * weights[t];
-        }
-        memcpy(whole, &all, sizeof all);
-    } else
-        for (int64_t c = 0; c < channels; c++) {
-            whole[c] = 0;
-            for (int64_t t = 0; t < taps; t++) whole[c] += line[t * channels + c] * weights[t];
-        }
-}
-
-KERNEL static void resize(const uint8_t *from, uint8_t *to, const Pass *pass, int32_t *numbers) {
-    int64_t lanes = lanes_of(pass->before), channels = pass->before.channels, result = lanes_of(pass->after);
-    int64_t down = pass->numbers[TAPS_DOWN], across = pass->numbers[TAPS_ACROSS];
-    const int32_t *tall = pass->numbers + WEIGHTS, *wide = tall + pass->after.height * (down + 1);
-    int32_t *sums = numbers, *whole = numbers + lanes + 1; /* behind both there is room for a lane more */
-    for (int64_t y = 0; y < pass->after.height; y++, to += result) {
-        const int32_t *of_line = weights_of(tall, y, down);
-        sum_lines(from + of_line[0] * lanes, lanes, of_line + 1, down, sums);
-        for (int64_t x = 0; x < pass->after.width; x++) {
-            const int32_t *of_pixel = weights_of(wide, x, across);
-            sum_pixels(sums + of_pixel[0] * channels, channels, of_pixel + 1, across, whole + x * channels);
-        }
-        for (int64_t i = 0; i < result; i++) to[i] = (uint8_t)rounded(whole[i], BETWEEN + WEIGHT);
-    }
+static const int32_t *weights_across(const Pass *pass) {
+    return pass->numbers + WEIGHTS + pass->after.height * (pass->numbers[TAPS_DOWN] + 1);
 }
 
 /* ---- boxes ---- */
 
-enum { COVER_HEIGHT, COVER_WIDTH, COLOUR }; /* numbers of COVER */
+enum { TOP, LEFT, TALL, WIDE, OF_BOX }; /* parameters of passes over boxes, which may reach beyond an image */
 
-static void cover(uint8_t *to, const Pass *pass, int64_t top, int64_t left) {
+/* Where the part of a box that lies in the image begins and ends, in lines and in bytes of a line. */
+typedef struct {
+    int64_t top, bottom, first, end, line;
+} Box;
+
+static Box inside(const Pass *pass, int64_t top, int64_t left, int64_t tall, int64_t wide) {
     Size size = pass->before;
-    int64_t pixel = size.channels * (pass->floats ? (int64_t)sizeof(float) : 1);
-    int64_t bottom = top + pass->numbers[COVER_HEIGHT], right = left + pass->numbers[COVER_WIDTH];
-    if (top < 0) top = 0;
+    int64_t pixel = size.channels * (pass->floats ? (int64_t)sizeof(float) : 1), bottom = top + tall;
+    int64_t right = left + wide < size.width ? left + wide : size.width;
     if (left < 0) left = 0;
-    if (bottom > size.height) bottom = size.height;
-    if (right > size.width) right = size.width;
-    for (int64_t y = top; y < bottom; y++)
-        for (int64_t x = left; x < right; x++) {
-            uint8_t *at = to + (y * size.width + x) * pixel;
-            if (pass->floats)
-                memset(at, 0, (size_t)pixel);
-            else
-                for (int64_t c = 0; c < size.channels; c++) at[c] = (uint8_t)pass->numbers[COLOUR + c];
-        }
+    if (right < left) left = right = 0;
+    return (Box){top < 0 ? 0 : top, bottom < size.height ? bottom : size.height, left * pixel, right * pixel,
+                 size.width * pixel};
 }
 
-enum { TOP, LEFT, TALL, WIDE, KEY, NOISE_COLUMNS = KEY + 2 }; /* parameters of NOISE */
+enum { COVER_HEIGHT, COVER_WIDTH, COLOUR }; /* numbers of COVER */
+
+static void cover(uint8_t *to, const Pass *pass, const int32_t *given) {
+    const int32_t *numbers = pass->numbers;
+    Box box = inside(pass, given[TOP], given[LEFT], numbers[COVER_HEIGHT], numbers[COVER_WIDTH]);
+    uint8_t *first = to + box.top * box.line + box.first;
+    size_t bytes = (size_t)(box.end - box.first);
+    if (box.top >= box.bottom) return;
+    if (pass->floats)
+        memset(first, 0, bytes);
+    else
+        for (size_t i = 0; i < bytes; i += (size_t)pass->before.channels)
+            for (int64_t c = 0; c < pass->before.channels; c++) first[i + (size_t)c] = (uint8_t)numbers[COLOUR + c];
+    for (int64_t y = box.top + 1; y < box.bottom; y++) memcpy(first + (y - box.top) * box.line, first, bytes);
+}
+
+enum { KEY = OF_BOX, NOISE_COLUMNS = KEY + 2 }; /* parameters of NOISE, after those of its box */
 
 static uint64_t splitmix64(uint64_t x) {
     uint64_t z = x + 0x9E3779B97F4A7C15u;
@@ -436,6 +478,55 @@ static void noise(uint8_t *to, Size size, const int32_t *parameters) {
             at += count;
         }
     }
+}
+
+/* ---- pairs ---- */
+
+/* Parameters of MIX, after those of the box where all is the partner's: its part of the other pixels, for bytes and for
+ * floats. */
+enum { PART = OF_BOX, PART_OF_FLOATS, MIX_COLUMNS };
+
+KERNEL static void blend(uint8_t *restrict one, uint8_t *restrict other, int64_t count, int32_t part,
+                         int32_t of_other) {
+    for (int64_t i = 0; i < count; i++) {
+        int32_t value = one[i], partner = other[i], half = 1 << (SHARE - 1);
+        one[i] = (uint8_t)clipped(((value << SHARE) + part * (partner - value) + half) >> SHARE);
+        other[i] = (uint8_t)clipped(((partner << SHARE) + of_other * (value - partner) + half) >> SHARE);
+    }
+}
+
+/* XLA, too, rounds the product and the sum once. */
+KERNEL_FUSED static void blend_floats(float *restrict one, float *restrict other, int64_t count, float part,
+                                      float of_other) {
+    for (int64_t i = 0; i < count; i++) {
+        float value = one[i], partner = other[i];
+        one[i] = __builtin_fmaf(part, partner - value, value);
+        other[i] = __builtin_fmaf(of_other, value - partner, partner);
+    }
+}
+
+/* Copies the pixels of a box to the same places of another image. */
+static void copy_box(const uint8_t *from, uint8_t *to, const Pass *pass, const int32_t *given) {
+    Box box = inside(pass, given[TOP], given[LEFT], given[TALL], given[WIDE]);
+    for (int64_t y = box.top; y < box.bottom; y++)
+        memcpy(to + y * box.line + box.first, from + y * box.line + box.first, (size_t)(box.end - box.first));
+}
+
+/* Mixes two images in place. What each gets in its box is kept in `kept` and `kept_of_other` until both are blended. */
+static void mix(uint8_t *one, uint8_t *other, const Pass *pass, const int32_t *given, const int32_t *of_other,
+                uint8_t *kept, uint8_t *kept_of_other) {
+    int64_t count = volume(pass->before);
+    int column = pass->floats ? PART_OF_FLOATS : PART;
+    copy_box(other, kept, pass, given);
+    copy_box(one, kept_of_other, pass, of_other);
+    if (given[column] || of_other[column]) { /* else they stay as they are */
+        if (pass->floats)
+            blend_floats((float *)one, (float *)other, count, as_float(given + column), as_float(of_other + column));
+        else
+            blend(one, other, count, given[column], of_other[column]);
+    }
+    copy_box(kept, one, pass, given);
+    copy_box(kept_of_other, other, pass, of_other);
 }
 
 /* ---- RandAugment ---- */
@@ -493,11 +584,12 @@ static const char *read_weights(const int32_t *table, int64_t count, int64_t tap
     for (int64_t i = 0; i < count; i++, table += taps + 1) {
         int64_t total = 0;
         if (table[0] < 0 || table[0] + taps > before) return "resize: weights must be those of an image's lines";
+        if (i && table[0] < table[-taps - 1]) return "resize: weights must be in the order of the image's lines";
         for (int64_t t = 1; t <= taps; t++) {
             if (table[t] < 0) return "resize: weights must not be negative";
             total += table[t];
         }
-        if (total > 1 << WEIGHT) return "resize: weights must add up to no more than 1";
+        if (total > WHOLE) return "resize: weights must add up to no more than 1";
     }
     return NULL;
 }
@@ -518,7 +610,7 @@ static const char *read_pass(Pass *pass, int64_t *columns) {
     int has_grey = channels == 1 || channels == RGB;
     const char *problem = NULL;
     *columns = 0;
-    if (pass->floats && pass->kind != FLIP && pass->kind != COVER) return "pass: takes no floats";
+    if (pass->floats && pass->kind != FLIP && pass->kind != COVER && pass->kind != MIX) return "pass: takes no floats";
     switch (pass->kind) {
         case CROP:
             if (count != CROP_NUMBERS || numbers[PADDING] < 0 || numbers[PADDING] > MOST_SIDE)
@@ -558,6 +650,9 @@ static const char *read_pass(Pass *pass, int64_t *columns) {
                                                                                : "augment: wrong numbers or channels";
         case NORMALISE:
             return count == 2 * channels ? NULL : "normalise: wrong numbers";
+        case MIX:
+            *columns = MIX_COLUMNS;
+            return count ? "mix: wrong numbers" : NULL;
         default:
             return "pass: there is no such kind";
     }
@@ -579,13 +674,16 @@ static Sizes sizes_of(const Program *program) {
         Size size = pass->before;
         int64_t after = volume(pass->after) * (pass->floats || pass->kind == NORMALISE ? (int64_t)sizeof(float) : 1);
         sizes.image = larger(sizes.image, after);
-        sizes.lines =
-            larger(sizes.lines, lanes_of(size) > lanes_of(pass->after) ? lanes_of(size) : lanes_of(pass->after));
+        sizes.lines = larger(sizes.lines, OF_LINE * (int64_t)sizeof(int32_t) * in_vectors(lanes_of(size)));
+        if (pass->kind == RESIZE) {
+            int64_t room = room_to_resize_whole(extent(size), extent(pass->after), size.channels,
+                                                pass->numbers[TAPS_DOWN], pass->numbers[TAPS_ACROSS]);
+            sizes.lines = larger(sizes.lines, room);
+        }
         if (pass->kind == MOVE || pass->kind == AUGMENT)
             sizes.frame = larger(sizes.frame, (size.height + 3) * (size.width + 3) * size.channels);
     }
-    return (Sizes){aligned(sizes.image), aligned(sizes.frame),
-                   aligned(OF_LINE * (int64_t)sizeof(int32_t) * sizes.lines)};
+    return (Sizes){aligned(sizes.image), aligned(sizes.frame), aligned(sizes.lines)};
 }
 
 const char *read_program(const int32_t *numbers, int64_t count, Size size, Program *program) {
@@ -596,6 +694,7 @@ const char *read_program(const int32_t *numbers, int64_t count, Size size, Progr
     program->before = program->after = size;
     while (count) {
         if (program->count == MOST_PASSES) return "a program must not have more than 256 passes";
+        if (program->mixes) return "mix: must be the last pass";
         if (count < 2 || numbers[1] < 0 || numbers[1] > count - 2) return "a program must not end within a pass";
         Pass *pass = &program->passes[program->count++];
         int64_t columns = 0;
@@ -608,6 +707,7 @@ const char *read_program(const int32_t *numbers, int64_t count, Size size, Progr
         program->columns += columns;
         program->after = pass->after;
         program->floats |= pass->kind == NORMALISE;
+        program->mixes |= pass->kind == MIX;
         numbers += 2 + pass->count;
         count -= 2 + pass->count;
     }
@@ -646,7 +746,7 @@ static int is_in_place(const Pass *pass) { return pass->kind == COVER || pass->k
 
 static void paint(const Pass *pass, uint8_t *image, const int32_t *given) {
     if (pass->kind == COVER)
-        cover(image, pass, given[TOP], given[LEFT]);
+        cover(image, pass, given);
     else
         noise(image, pass->before, given);
 }
@@ -675,7 +775,8 @@ static int done(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_
             return 1;
         }
         case RESIZE:
-            resize(from, to, pass, lines);
+            resize_whole(from, extent(size), to, extent(pass->after), size.channels, pass->numbers + WEIGHTS,
+                         pass->numbers[TAPS_DOWN], weights_across(pass), pass->numbers[TAPS_ACROSS], lines);
             return 1;
         case AUGMENT:
             return augment(from, to, pass, given[0], frame, lines);
@@ -692,12 +793,12 @@ void distort(const Program *program, const uint8_t *images, const int32_t *param
     int32_t *lines = (int32_t *)(frame + sizes.frame);
     int64_t before = volume(program->before);
     size_t after = (size_t)volume(program->after) * (program->floats ? sizeof(float) : 1);
-    int last = program->count - 1; /* that is not in place */
+    int own_passes = program->count - program->mixes, last = own_passes - 1; /* that is not in place */
     while (last >= 0 && is_in_place(&program->passes[last])) last--;
     for (int64_t i = 0; i < count; i++, images += before, parameters += program->columns) {
         uint8_t *out = (uint8_t *)result + (size_t)i * after, *own = NULL; /* where the image is that may be changed */
         const uint8_t *at = images;
-        for (int p = 0; p < program->count; p++) {
+        for (int p = 0; p < own_passes; p++) {
             const Pass *pass = &program->passes[p];
             uint8_t *to = p >= last ? out : own == room[0] ? room[1] : room[0];
             if (!is_in_place(pass)) {
@@ -708,5 +809,10 @@ void distort(const Program *program, const uint8_t *images, const int32_t *param
             paint(pass, own, parameters + pass->first);
         }
         if (at != out) memcpy(out, at, after);
+        if (program->mixes && i % 2) {
+            const Pass *pass = &program->passes[own_passes];
+            const int32_t *given = parameters + pass->first;
+            mix(out - after, out, pass, given - program->columns, given, room[0], room[1]);
+        }
     }
 }

@@ -24,6 +24,7 @@ typedef struct {
     int count;
     Size before, after;
     int floats;      /* whether the result is floats */
+    int mixes;       /* whether the last pass mixes images 0 and 1, 2 and 3, ...: there must be an even number */
     int64_t columns; /* of parameters */
     int64_t scratch; /* bytes that `distort` needs */
 } Program;

@@ -1,5 +1,5 @@
-/* Bilinear resizing, antialiased if an image is made smaller: the bytes of TensorFlow's ScaleAndTranslate with the
- * triangle kernel, whose float operations it repeats in their order
+/* Bilinear resizing, antialiased if an image is made smaller. With weights of its own it gives the bytes of
+ * TensorFlow's ScaleAndTranslate with the triangle kernel, whose float operations it repeats in their order
  * (tensorflow/core/kernels/image/scale_and_translate_op.cc), rounded to whole numbers. TensorFlow's passes write whole
  * images of floats. Here eight lines of the result are made at a time, or sixteen (_resize_wide.c): their sums of lines
  * are transposed, so that the sums of pixels, of which there are too few side by side for vectors, are made for all of
@@ -15,8 +15,8 @@
 enum { ABREAST = 8 };
 #endif
 enum { RGB = 3, LINE = 64, STRIP = 64, IN_STRIP = STRIP / ABREAST, IN_WORD = 4, PIECE = IN_WORD * ABREAST };
-static const float TO_WHOLE =
-    8388608.0f; /* 2^23: a float as large has no fraction, so adding it rounds, halves to even */
+/* A float of 2^23 or more has no fraction, so adding it rounds, halves to even; one of 2^19 has four bits of it. */
+static const float TO_WHOLE = 8388608.0f, TO_SIXTEENTHS = 524288.0f;
 
 typedef float Floats __attribute__((vector_size(4 * ABREAST), may_alias));
 typedef uint32_t Words __attribute__((vector_size(4 * ABREAST), may_alias));
@@ -40,7 +40,7 @@ static int64_t span_of(int64_t before, int64_t after) {
 
 static int64_t within(int64_t value, int64_t most) { return value < 0 ? 0 : value > most ? most : value; }
 
-static void make_spans(int64_t before, int64_t after, Spans *spans) {
+KERNEL static void make_spans(int64_t before, int64_t after, Spans *spans) {
     float inverse = scale_of(before, after), radius = inverse > 1.0f ? inverse : 1.0f, narrower = 1.0f / radius;
     memset(spans->weights, 0, sizeof(float) * (size_t)(after * spans->span));
     spans->most = 1;
@@ -61,12 +61,6 @@ static void make_spans(int64_t before, int64_t after, Spans *spans) {
         if (end - first > spans->most) spans->most = end - first;
     }
 }
-
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define SHUFFLED __builtin_shufflevector
-#endif
-#endif
 
 /* Transposes vectors in place: value i of vector k becomes value k of vector i. */
 #ifdef WIDE
@@ -136,9 +130,9 @@ INLINED void read_strip(const uint8_t *from, int64_t stride, int64_t lanes, int6
 }
 
 /* Writes sums of lines: value r of vector i of `sums` is lane i of line r of the result. `floats` has room for a strip
- * of each line that is summed. */
+ * of each line that is summed. Sums are rounded to the fractions that `rounds` has; 0: they are not. */
 INLINED void sum_lines(const uint8_t *restrict from, int64_t stride, int64_t lanes, int64_t lines, const Spans *down,
-                       const int64_t *rows, Floats *restrict floats, Floats *restrict sums) {
+                       const int64_t *rows, float rounds, Floats *restrict floats, Floats *restrict sums) {
     for (int64_t at = 0; at < lanes; at += STRIP, from += STRIP, sums += STRIP) {
         read_strip(from, stride, lanes - at, lines, (float *)floats);
         for (int r = 0; r < ABREAST; r++) {
@@ -148,6 +142,8 @@ INLINED void sum_lines(const uint8_t *restrict from, int64_t stride, int64_t lan
             for (int k = 0; k < IN_STRIP; k++) all[k] = line[k] * weights[0];
             for (int64_t t = 1; t < down->most; t++)
                 for (int k = 0; k < IN_STRIP; k++) all[k] += line[t * IN_STRIP + k] * weights[t];
+            if (rounds != 0.0f)
+                for (int k = 0; k < IN_STRIP; k++) all[k] = all[k] + rounds - rounds;
             for (int k = 0; k < IN_STRIP; k++) sums[k * ABREAST + r] = all[k];
         }
         for (int k = 0; k < IN_STRIP; k++) transpose((Words *)sums + k * ABREAST);
@@ -213,75 +209,120 @@ static int64_t strips(int64_t lanes) { return (lanes + STRIP - 1) / STRIP * STRI
 
 static int64_t pieces(int64_t bytes) { return (bytes + PIECE - 1) / PIECE * PIECE; }
 
-static int64_t of_spans(int64_t before, int64_t after) {
-    return aligned(4 * after) + aligned(4 * after * span_of(before, after));
-}
+static int64_t of_spans(int64_t after, int64_t span) { return aligned(4 * after) + aligned(4 * after * span); }
 
 /* The parts of the room, in bytes: strips of the lines that eight lines sum, their sums, and words. */
 typedef struct {
     int64_t floats, sums, words;
 } Sizes;
 
+static Sizes sizes_for(int64_t lines, int64_t lanes, int64_t width, int64_t channels) {
+    return (Sizes){aligned(4 * STRIP * lines), aligned(4 * ABREAST * lanes),
+                   aligned(4 * ABREAST * (pieces(width * channels) / IN_WORD + IN_WORD * channels))};
+}
+
 static Sizes sizes_of(Extent before, Extent after, int64_t channels) {
     int64_t lines = (int64_t)ceilf(ABREAST * scale_of(before.height, after.height)) + 2;
     lines = (lines < before.height ? lines : before.height) + span_of(before.height, after.height);
     int64_t lanes = strips(before.width * channels) + channels * span_of(before.width, after.width);
-    return (Sizes){aligned(4 * STRIP * lines), aligned(4 * ABREAST * lanes),
-                   aligned(4 * ABREAST * (pieces(after.width * channels) / IN_WORD + IN_WORD * channels))};
+    return sizes_for(lines, lanes, after.width, channels);
 }
 
 static int64_t room_of(Extent before, Extent after, int64_t channels) {
     Sizes sizes = sizes_of(before, after, channels);
-    return of_spans(before.height, after.height) + of_spans(before.width, after.width) + sizes.floats + sizes.sums +
-           sizes.words;
+    return of_spans(after.height, span_of(before.height, after.height)) +
+           of_spans(after.width, span_of(before.width, after.width)) + sizes.floats + sizes.sums + sizes.words;
 }
 
 static uint8_t *take_spans(int64_t before, int64_t after, uint8_t *room, Spans *spans) {
     *spans = (Spans){span_of(before, after), 1, (int32_t *)room, (float *)(room + aligned(4 * after))};
-    make_spans(before, after, spans);
-    return room + of_spans(before, after);
+    return room + of_spans(after, spans->span);
 }
 
 KERNEL static void resize(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after,
-                          int64_t channels, int mirrored, void *room) {
-    Spans down, across;
-    Sizes sizes = sizes_of(before, after, channels);
-    uint8_t *rest = take_spans(before.height, after.height, room, &down);
-    rest = take_spans(before.width, after.width, rest, &across);
-    Floats *floats = (Floats *)rest, *sums = (Floats *)(rest + sizes.floats);
-    Words *words = (Words *)(rest + sizes.floats + sizes.sums);
-    Words *four = words + pieces(after.width * channels) / IN_WORD;
+                          int64_t channels, int mirrored, const Spans *down, const Spans *across, float rounds,
+                          Floats *floats, Floats *sums, Words *words) {
     int64_t lanes = before.width * channels, result = after.width * channels;
-    /* Weights of 0 are multiplied with what is behind the last line and pixel, which must not be infinite. */
-    memset(floats, 0, (size_t)sizes.floats);
-    memset(sums + strips(lanes), 0, (size_t)(sizes.sums - 4 * ABREAST * strips(lanes)));
-    memset(words, 0, (size_t)sizes.words);
+    Words *four = words + pieces(result) / IN_WORD;
     for (int64_t y = 0; y < after.height; y += ABREAST, to += ABREAST * result) {
         int64_t rows[ABREAST], count = within(after.height - y, ABREAST);
         for (int r = 0; r < ABREAST; r++) rows[r] = y + within(r, count - 1); /* the last line several times */
-        int64_t first = down.starts[y], end = within(down.starts[rows[ABREAST - 1]] + down.most, before.height);
-        sum_lines(image + first * stride, stride, lanes, end - first, &down, rows, floats, sums);
-        if (channels == RGB && across.most == 2) /* constant numbers of sums, of which no loop is left */
-            sum_pixels(sums, RGB, &across, 2, after.width, mirrored, four, words);
-        else if (channels == RGB && across.most == 3)
-            sum_pixels(sums, RGB, &across, 3, after.width, mirrored, four, words);
-        else if (channels == RGB && across.most == 4)
-            sum_pixels(sums, RGB, &across, 4, after.width, mirrored, four, words);
+        int64_t first = down->starts[y], end = within(down->starts[rows[ABREAST - 1]] + down->most, before.height);
+        sum_lines(image + first * stride, stride, lanes, end - first, down, rows, rounds, floats, sums);
+        if (channels == RGB && across->most == 2) /* constant numbers of sums, of which no loop is left */
+            sum_pixels(sums, RGB, across, 2, after.width, mirrored, four, words);
+        else if (channels == RGB && across->most == 3)
+            sum_pixels(sums, RGB, across, 3, after.width, mirrored, four, words);
+        else if (channels == RGB && across->most == 4)
+            sum_pixels(sums, RGB, across, 4, after.width, mirrored, four, words);
         else
-            sum_pixels(sums, channels, &across, across.most, after.width, mirrored, four, words);
+            sum_pixels(sums, channels, across, across->most, after.width, mirrored, four, words);
         write_lines(words, result, to, count);
     }
 }
 
+static void resize_in(void *room, const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after,
+                      int64_t channels, int mirrored) {
+    Spans down, across;
+    Sizes sizes = sizes_of(before, after, channels);
+    uint8_t *rest = take_spans(before.height, after.height, room, &down);
+    rest = take_spans(before.width, after.width, rest, &across);
+    make_spans(before.height, after.height, &down);
+    make_spans(before.width, after.width, &across);
+    Floats *floats = (Floats *)rest, *sums = (Floats *)(rest + sizes.floats);
+    Words *words = (Words *)(rest + sizes.floats + sizes.sums);
+    int64_t lanes = strips(before.width * channels);
+    /* Weights of 0 are multiplied with what is behind the last line and pixel, which must not be infinite. */
+    memset(floats, 0, (size_t)sizes.floats);
+    memset(sums + lanes, 0, (size_t)(sizes.sums - 4 * ABREAST * lanes));
+    memset(words, 0, (size_t)sizes.words);
+    resize(image, stride, before, to, after, channels, mirrored, &down, &across, 0.0f, floats, sums, words);
+}
+
 #ifndef WIDE
-/* Both choose the wide build where there is one. Not `resize` itself: of a function with several builds, clang finds
- * only one in its own file. */
+/* Both choose the wide build where there is one. */
 int64_t room_to_resize(Extent before, Extent after, int64_t channels) {
     return can_resize_wide() ? room_to_resize_wide(before, after, channels) : room_of(before, after, channels);
 }
 
 void resize_image(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after, int64_t channels,
                   int mirrored, void *room) {
-    (can_resize_wide() ? resize_wide : resize)(image, stride, before, to, after, channels, mirrored, room);
+    if (can_resize_wide())
+        resize_wide(image, stride, before, to, after, channels, mirrored, room);
+    else
+        resize_in(room, image, stride, before, to, after, channels, mirrored);
+}
+
+/* ---- with whole weights ---- */
+
+static Sizes sizes_of_whole(Extent before, Extent after, int64_t channels) {
+    return sizes_for(before.height, strips(before.width * channels), after.width, channels);
+}
+
+int64_t room_to_resize_whole(Extent before, Extent after, int64_t channels, int64_t taps_down, int64_t taps_across) {
+    Sizes sizes = sizes_of_whole(before, after, channels);
+    return of_spans(after.height, taps_down) + of_spans(after.width, taps_across) + sizes.floats + sizes.sums +
+           sizes.words;
+}
+
+static uint8_t *take_whole(const int32_t *table, int64_t after, int64_t taps, uint8_t *room, Spans *spans) {
+    *spans = (Spans){taps, taps, (int32_t *)room, (float *)(room + aligned(4 * after))};
+    for (int64_t i = 0; i < after; i++, table += taps + 1) {
+        spans->starts[i] = table[0];
+        for (int64_t t = 0; t < taps; t++) spans->weights[i * taps + t] = (float)table[1 + t] * (1.0f / WHOLE);
+    }
+    return room + of_spans(after, taps);
+}
+
+void resize_whole(const uint8_t *image, Extent before, uint8_t *to, Extent after, int64_t channels, const int32_t *down,
+                  int64_t taps_down, const int32_t *across, int64_t taps_across, void *room) {
+    Spans lines, pixels;
+    Sizes sizes = sizes_of_whole(before, after, channels);
+    uint8_t *rest = take_whole(down, after.height, taps_down, room, &lines);
+    rest = take_whole(across, after.width, taps_across, rest, &pixels);
+    Floats *floats = (Floats *)rest, *sums = (Floats *)(rest + sizes.floats);
+    Words *words = (Words *)(rest + sizes.floats + sizes.sums);
+    resize(image, before.width * channels, before, to, after, channels, 0, &lines, &pixels, TO_SIXTEENTHS, floats, sums,
+           words);
 }
 #endif

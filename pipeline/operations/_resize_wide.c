@@ -26,7 +26,7 @@ int64_t room_to_resize_wide(Extent before, Extent after, int64_t channels) { ret
 
 void resize_wide(const uint8_t *image, int64_t stride, Extent before, uint8_t *to, Extent after, int64_t channels,
                  int mirrored, void *room) {
-    resize(image, stride, before, to, after, channels, mirrored, room);
+    resize_in(room, image, stride, before, to, after, channels, mirrored);
 }
 #else
 int can_resize_wide(void) { return 0; }

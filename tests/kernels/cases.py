@@ -212,7 +212,9 @@ def _copies(rng: Random) -> list[Array]:
     return [memory, np.sort(rng.integers(0, memory.size + 1, (*shape, 2)), axis=-1)]
 
 
-CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE = range(9)  # as pipeline.distort.passes has them
+CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE, MIX = range(
+    10
+)  # as pipeline.distort.passes has them
 _OF_BYTES, _OF_FLOATS, _COLOURED = range(CROP, NORMALISE), (FLIP, COVER), (RECOLOUR, AUGMENT)
 
 
@@ -248,6 +250,13 @@ def _pass(rng: Random, kind: int, rows: int, size: list[int]) -> tuple[list[int]
         return [*drawn(0, 256, 3), *(n for way in ways for n in way), *places], [drawn(0, 28, rows)]
     if kind == NORMALISE:
         return rng.uniform(-2, 2, 2 * channels).astype(np.float32).view(np.int32).tolist(), []
+    if kind == MIX:
+        shares = rng.uniform(0, 1, rows).astype(np.float32) * drawn(0, 2, rows)
+        return [], [
+            drawn(-20, 20, rows, 4),
+            np.rint(shares * 2**16).astype(np.int64),
+            _halves(shares.astype(np.float32)),
+        ]
     return [], [drawn(0, 2, rows)]  # FLIP
 
 
@@ -258,15 +267,19 @@ def _halves(numbers: Array) -> Array:
 def _weights(rng: Random, before: int, after: int) -> Array:
     taps = int(rng.integers(1, before + 1))
     weights = rng.integers(0, (1 << 12) // taps + 1, (after, taps))
-    return np.column_stack([rng.integers(0, before - taps + 1, after), weights])
+    return np.column_stack([np.sort(rng.integers(0, before - taps + 1, after)), weights])
 
 
 def _distorted(rng: Random, floats: bool) -> list[Array]:
-    rows, size = int(rng.integers(0, 4)), [*rng.integers(1, 12, 2).tolist(), int(pick(rng, (1, 3, 3, 4)))]
+    rows, size = int(rng.integers(0, 5)), [*rng.integers(1, 12, 2).tolist(), int(pick(rng, (1, 3, 3, 4)))]
     images = rng.integers(0, 256, (rows, *size)) >> int(rng.integers(0, 8))
     kinds = [int(pick(rng, _OF_BYTES)) for _ in range(int(rng.integers(0, 5)))]
     if floats:
         kinds += [NORMALISE, *(int(pick(rng, _OF_FLOATS)) for _ in range(int(rng.integers(0, 3))))]
+    if is_rare(rng, 2):
+        kinds.append(MIX)
+        images = images[: rows - rows % 2] if not is_rare(rng, 10) else images
+        rows = len(images)
     program, columns = [], [np.zeros((rows, 0), np.int64)]
     for kind in kinds:
         if kind not in _COLOURED or size[2] in (1, 3):

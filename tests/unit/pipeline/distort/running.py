@@ -1,10 +1,13 @@
 """Runs a recipe as the input does."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
 from pipeline import operations
-from pipeline.distort.composed import distorted_by_passes
+from pipeline.distort import mixing
+from pipeline.distort.composed import distorted_by_passes, mixed_by_passes
 from pipeline.distort.recipes import make_recipe
 from tests.unit.pipeline.distort.reference import STATISTICS
 
@@ -40,10 +43,15 @@ def compiled(text, training=True):
 
 
 def mix(text, images, labels, keys, epoch=0, real=None):
-    """Returns the mixed images and labels."""
+    """Returns the images, distorted before, and labels, mixed; they are the same by XLA and by passes."""
     recipe, rows = make_recipe(text), len(images)
-    real = tf.ones(rows, tf.bool) if real is None else tf.constant(real)
-    compiled = tf.function(recipe.mixing.mix, jit_compile=True, autograph=False)
-    epoch = tf.constant(epoch, tf.int64)
-    mixed = compiled(tf.constant(images), tf.constant(labels), tf.constant(keys), epoch, real)
-    return mixed.images.numpy(), mixed.labels.numpy()
+    real, epoch = tf.constant(np.ones(rows, bool) if real is None else real), tf.constant(epoch, tf.int64)
+    distorted = compiled(text)(images, keys)
+    function = tf.function(functools.partial(mixing.mix, recipe.mixing), jit_compile=True, autograph=False)
+    mixed = [part.numpy() for part in function(distorted, labels, tf.constant(keys), epoch, real)]
+    if operations.is_compiled() and images.dtype == np.uint8:
+        statistics = statistics_of(images.shape[3])
+        function = tf.function(lambda *given: mixed_by_passes(recipe, *given, statistics, epoch, real), autograph=False)
+        for one, other in zip(function(images, labels, keys), mixed, strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
+    return mixed

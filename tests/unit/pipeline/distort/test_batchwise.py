@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipeline.distort import mixing
 from pipeline.distort.base import ImageStatistics
 from pipeline.distort.composed import batchwise
 from pipeline.distort.recipes import CROPPING, MIXING, RECIPES, make_recipe
@@ -31,7 +32,7 @@ def distorting(recipe):
     @tf.function(jit_compile=True, autograph=False)
     def mix(images, labels, keys, epoch):
         real = tf.ones_like(keys, tf.bool)
-        return batchwise(lambda *arguments: recipe.mixing.mix(*arguments[:3], epoch, arguments[3]))(
+        return batchwise(lambda *arguments: mixing.mix(recipe.mixing, *arguments[:3], epoch, arguments[3]))(
             images, labels, keys, real
         )
 

@@ -108,11 +108,18 @@ def test_a_dataset_for_another_process_has_no_operations_of_ours(data):
     assert "Stepfeed" not in str(graph_of(dataset))
 
 
-@pytest.mark.parametrize("text", ["none", "mixup", "cutmix(prob=0.5)", "cifar10_tutorial(crop=9)"])
+@pytest.mark.parametrize("text", ["none", "cifar10_tutorial(crop=9)", "cifar10_tutorial(crop=9) | mixup"])
 def test_what_has_no_pass_is_left_to_xla(data, text):
     """Else each batch would be copied, or its keys computed apart."""
     dataset = input_fn(data, "train", global_batch_size=12, training=True, distort=text)
     assert "StepfeedDistort" not in str(graph_of(dataset))
+
+
+@pytest.mark.parametrize("text", ["mixup", "cutmix(prob=0.5)"])
+def test_mixing_alone_is_a_pass_and_an_evaluation_hands_the_images_on(data, text):
+    for training in (True, False):
+        dataset = input_fn(data, "train", global_batch_size=12, training=training, distort=text)
+        assert ("StepfeedDistort" in str(graph_of(dataset))) == training
 
 
 @pytest.mark.parametrize("text", ["random_resized_crop(size=24)", "random_crop(size=24, normalize=False)"])
@@ -149,6 +156,7 @@ FINE = {
     Kind.NOISE: ([], 6),
     Kind.AUGMENT: ([*range(3), *[0] * 26, *[0] * (10 * 22)], 1),
     Kind.NORMALISE: ([0] * 6, 0),
+    Kind.MIX: ([], 6),
 }
 
 
@@ -177,7 +185,7 @@ def test_each_pass_takes_its_numbers_and_no_others(kind):
 @pytest.mark.parametrize(
     ("program", "columns", "parameter", "reason"),
     [
-        ([(9, [])], 0, 0, "there is no such kind"),
+        ([(10, [])], 0, 0, "there is no such kind"),
         ([(Kind.FLIP, [])] * 257, 257, 0, "more than 256"),
         ([(Kind.CROP, [0, 6, 6])], 2, 0, "larger than the padded image"),
         ([(Kind.CROP, [1, 0, 7])], 2, 0, "at least 1"),
@@ -188,10 +196,12 @@ def test_each_pass_takes_its_numbers_and_no_others(kind):
         ([(Kind.AUGMENT, FINE[Kind.AUGMENT][0])], 1, 28, "no such operation"),
         ([(Kind.AUGMENT, FINE[Kind.AUGMENT][0])], 1, -1, "no such operation"),
         ([(Kind.RESIZE, [5, 6, 1, 1, 5, *TABLE[1:]])], 0, 0, "must be those of an image's lines"),
+        ([(Kind.RESIZE, [5, 6, 1, 1, *TABLE[:8], 0, *TABLE[9:]])], 0, 0, "in the order of the image's lines"),
         ([(Kind.RESIZE, [5, 6, 1, 1, 0, -1, *TABLE[2:]])], 0, 0, "must not be negative"),
         ([(Kind.RESIZE, [5, 6, 1, 1, 0, 4097, *TABLE[2:]])], 0, 0, "no more than 1"),
         ([(Kind.COVER, [-1, 2, 9, 9, 9])], 2, 0, "wrong numbers"),
         ([(Kind.NORMALISE, [0] * 6), (Kind.MOVE, [0])], 22, 0, "takes no floats"),
+        ([(Kind.MIX, []), (Kind.FLIP, [])], 7, 0, "must be the last pass"),
     ],
 )
 def test_a_program_that_would_reach_beyond_an_image_is_refused(program, columns, parameter, reason):
@@ -205,6 +215,12 @@ def test_a_program_that_ends_within_a_pass_is_refused(numbers):
         operations.distort(
             np.zeros((1, *SIZE), np.uint8), np.array(numbers, np.int32), np.zeros((1, 1), np.int32), False
         )
+
+
+def test_an_odd_number_of_images_is_not_mixed():
+    program, parameters = np.array([Kind.MIX, 0], np.int32), np.zeros((3, 6), np.int32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="even number of images"):
+        operations.distort(np.zeros((3, *SIZE), np.uint8), program, parameters, False)
 
 
 def test_an_operation_gives_only_its_own_type():
