@@ -16,6 +16,7 @@ import tensorflow as tf
 from pipeline import manifest as manifests
 from pipeline import skipped_records
 from pipeline.audit.__main__ import main as audit
+from pipeline.batch import compose
 from pipeline.errors import DataError, UsageError
 from pipeline.index.__main__ import main as index
 from pipeline.index.command import alone_in
@@ -108,6 +109,38 @@ def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, k
             assert all(abs(times[i] - i % 7 / 2) < 1 for i in range(100))
 
 
+@pytest.mark.parametrize("kind", [*list(KINDS)[:2], pytest.param("png", marks=pytest.mark.slow), "gzip"])
+@pytest.mark.parametrize("shuffle_bytes", [1 << 30, SMALL], ids=["one window", "in windows"])
+def test_portable_views_feed_the_same_batches(data, kind, shuffle_bytes):
+    folder = data(kind, (KINDS | {"gzip": Kind(compression="GZIP")})[kind])
+    options = {"global_batch_size": 10, "training": True, "epochs": 3, "record_ids": True, "distort": "shift"}
+    options |= {"shuffle_bytes": shuffle_bytes, "skip_steps": "1:2,5:7", "start_step": 1}
+    for view in VIEWS.values():
+        one, other = (list(input_fn(folder, portable=way, **options, **view)) for way in (False, True))
+        assert len(one) == len(other) > 5
+        for mine, theirs in zip(one, other, strict=True):
+            assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_a_portable_mixture_feeds_the_views_of_its_sources(data):
+    sources = [(data("raw"), 0.5, VIEWS["weigh"]), (data("png", KINDS["png"]), 0.5, VIEWS["where"])]
+    options = {"global_batch_size": 10, "training": True, "epochs": 2, "record_ids": True, "limit": 60}
+    one, other = (list(input_fn(sources, portable=way, **options)) for way in (False, True))
+    assert len(one) == len(other) > 5
+    for mine, theirs in zip(one, other, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_a_view_that_would_make_too_large_a_graph_is_refused(data, monkeypatch):
+    monkeypatch.setattr(compose, "_MOST_IN_GRAPH", 399)
+    fed(data("raw"), where="label in (1, 3)", portable=True)  # 40 numbers of 4 bytes
+    fed(data("raw"), balance="label")
+    with pytest.raises(
+        UsageError, match=r"a view that chooses 100 records: their numbers take 400 bytes in .* at most"
+    ):
+        fed(data("raw"), balance="label", portable=True)
+
+
 def test_epochs_differ_in_who_gets_the_extra_turn(data):
     view = VIEWS["balance"]
     first, second = (np.bincount(fed(data("raw"), epochs=epochs, **view)[0], minlength=100) for epochs in (1, 2))
@@ -176,7 +209,6 @@ def test_an_evaluation_takes_the_chosen_records_in_the_stored_order(data):
         ),
         ({"weigh": "weight", "training": False}, "weigh='weight' with training=False"),
         ({"skip_steps": "1:2", "training": False}, "skip_steps with training=False"),
-        ({"where": "label == 1", "portable": True}, "know no views"),
         (
             {"where": "lable == 1"},
             "unknown 'lable'; did you mean 'label'? known: bytes, height, label, rare, weight, width",
