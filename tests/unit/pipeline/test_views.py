@@ -26,6 +26,7 @@ from pipeline.manifest.columns import Columns
 from pipeline.manifest.splits import select
 from pipeline.order.sharding import Shard
 from pipeline.read.shards import Shards
+from pipeline.records import tf_example
 from pipeline.request import Request
 from pipeline.resolved import resolve, resolve_all
 from pipeline.step_iterator import StepIterator
@@ -619,3 +620,19 @@ def test_columns_of_too_many_strings_are_left_out_or_refused(tmp_path, monkeypat
     index([str(foreign), "--split=train:a.*", "--add_columns=records"])
     assert set(manifests.load(foreign).columns) == {"bytes", "site"}
     assert "name: left out, has 11 different strings; a column has 10 at most" in capsys.readouterr().out
+
+
+def test_two_features_that_would_be_one_column_are_named_and_one_of_them_can_be_had(tmp_path):
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
+        for number in range(5):
+            writer.write(tf_example.encode({"a/b": number, "a_b": 10 * number, "c": 1}))
+    index([str(tmp_path), "--split=train:*.tfrecord"])
+    said = "features 'a/b' and 'a_b': both would be the column 'a_b'; name one of them: --add_columns=records:label,a_b"
+    for columns in ("records", "records:a/b,a_b"):
+        with pytest.raises(UsageError) as caught:
+            index([str(tmp_path), f"--add_columns={columns}"])
+        assert said in str(caught.value)
+    for name, factor in (("a/b", 1), ("a_b", 10)):
+        index([str(tmp_path), f"--add_columns=records:c,{name}"])
+        made = manifests.load(tmp_path)
+        assert Columns(tmp_path, made, select(made, "train"))["a_b"].tolist() == [factor * n for n in range(5)]
