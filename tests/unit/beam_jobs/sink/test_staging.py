@@ -127,6 +127,7 @@ def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_sha
         assert (out / "card.html").exists() is False
         if present is None:
             assert not (out / "dataset_info.json").exists()
+            assert not [*(out / "columns").glob("*")]
     assert seen == [False] * 2 + [True] * 16
 
 
