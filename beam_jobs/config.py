@@ -14,6 +14,7 @@ from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError, unknown
 from pipeline.index import columns
 from pipeline.manifest import naming
+from pipeline.manifest.columns import FROM_RECORDS, NO_COLUMNS
 
 _IMAGE_ENCODINGS = ("source", "raw", "png", "jpeg")
 _MAX_SEED = 2**63 - 1
@@ -76,9 +77,9 @@ class ConvertConfig:
     max_rejects: int = flag(0, "invalid rows of the source that may be skipped; they are listed in rejects.jsonl")
     seed: int = flag(0, "of the permutation that spreads the examples over the shards")
     columns: str = flag(
-        "",
-        "of values to choose and weigh records by, added at the end: records (label, bytes, features with one value), "
-        "records:label,width, or as pipeline.index --add_columns; data_dir must be local",
+        FROM_RECORDS,
+        "of values to choose and weigh records by: records (label, bytes, features with one value), records:label,id, "
+        "none; a file or function as of pipeline.index --add_columns adds to all of records, in a local data_dir",
     )
     overwrite: bool = flag(
         False,
@@ -119,13 +120,14 @@ class ConvertConfig:
             raise unknown(f"--{name}", getattr(self, name), [one for one in known if one])
 
     def _check_columns(self) -> None:
-        if self.columns and "://" in self.data_dir:
+        if self.are_own_columns:
+            return
+        columns.check(self.columns, "--columns")
+        if "://" in self.data_dir:
             raise UsageError(
-                f"--columns={self.columns} with --data_dir={self.data_dir}: columns are added to a local or mounted "
-                "folder; convert there, then copy all of it"
+                f"--columns={self.columns} with --data_dir={self.data_dir}: columns of a file or function are added "
+                "to a local or mounted folder; convert there, then copy all of it"
             )
-        if self.columns:
-            columns.check(self.columns, "--columns")
 
     def _check_channels(self) -> None:
         if self.channels not in (0, 1, 3):
@@ -134,6 +136,11 @@ class ConvertConfig:
     def _check_scaled(self) -> None:
         if self.scaled_decoding and not self.resize:
             raise UsageError("--scaled_decoding=True: only images that are resized are decoded so; give --resize=HxW")
+
+    @property
+    def are_own_columns(self) -> bool:
+        """Whether `columns` has none but those of the records, which are made with the shards."""
+        return self.columns == NO_COLUMNS or self.columns.partition(":")[0] == FROM_RECORDS
 
     @property
     def shards_by_split(self) -> int | dict[str, int] | None:

@@ -45,10 +45,6 @@ _LEAST = {  # options that are whole numbers, and the smallest value of each
     "cache_bytes": 1,
 }
 _OPTIONAL = ("streams", "epochs", "cache_bytes")  # those of them that may be None
-NOT_PORTABLE = (
-    "where, limit, balance, weigh and skip_steps with {}: TensorFlow's own operations read and plan there, which know "
-    "no views; leave them out"
-)
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
@@ -161,7 +157,6 @@ class Request:
 
     def _check_view(self) -> None:
         self._set("skip_steps", checked_skips(self.skip_steps))
-        views = [self.view, *(source.options for source in self.sources)]
         for name in ("balance", "weigh") if not self.training else ():
             if (value := getattr(self.view, name)) is not None:
                 raise UsageError(
@@ -170,8 +165,6 @@ class Request:
                 )
         if not self.training and self.skip_steps:
             raise UsageError("skip_steps with training=False: an evaluation skips nothing; leave it out")
-        if self.portable and (any(views) or self.skip_steps):
-            raise UsageError(NOT_PORTABLE.format("portable=True"))
 
     def _check_data(self) -> None:
         if isinstance(self.data_dir, str | os.PathLike):

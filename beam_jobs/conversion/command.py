@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
+from beam_jobs.examples import columns
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.report.summary import facts_of_plan, summary
 from beam_jobs.runs import entry
@@ -18,7 +19,7 @@ from beam_jobs.sources import published
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
-from pipeline.index import columns
+from pipeline.index import columns as index_columns
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
@@ -52,6 +53,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     sink.check(config.dataset, config.source)
     with published.refused() if config.dry_run else contextlib.nullcontext():
         plan = make_plan(config, sink.data_dir)
+        columns.chosen(config.columns, plan.source.features)  # before the conversion, not after it
     lowered = runners.bound_workers(options, len(plan.elements))
     workers = runners.use_all_cores(options, plan.sample.seconds, len(plan.elements))
     if config.dry_run:
@@ -69,20 +71,28 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
             images = facts_of_plan(staged)
             no_card = card.write_card(staged.data_dir, command, arguments, images)
     if staged is None:
-        _add_columns(config, sink)
+        _add_columns(config, sink, columns.chosen(config.columns, plan.source.features) or ())
         return
     made, total = manifest.load(sink.data_dir), time.monotonic() - started
     url = sink.data_dir.url if sink.data_dir.is_remote else ""
     print(summary(made, sink.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images, url=url))
     _add_columns(config, sink)
-    for note in [*([no_card] if no_card else []), *notes(sink.data_dir, made)]:
+    left_out = columns.left_out(config.columns, plan.source.features, made.columns)
+    for note in [*([no_card] if no_card else []), *left_out, *notes(sink.data_dir, made)]:
         print(f"note: {note}")
 
 
-def _add_columns(config: ConvertConfig, sink: Sink) -> None:
-    """Adds the columns of --columns to the data set that is published: the shards are read once more."""
-    if config.columns:
-        columns.add(str(sink.data_dir), config.columns)
+def _add_columns(config: ConvertConfig, sink: Sink, named: Sequence[str] = ()) -> None:
+    """Adds the columns of --columns that were not made with the shards, which are read once more for it.
+
+    Args:
+      config: of the conversion.
+      sink: its folder.
+      named: columns of the records that an earlier conversion may not have made.
+    """
+    is_missing = not {*named} <= manifest.load(sink.data_dir).columns.keys()
+    if not config.are_own_columns or (is_missing and not sink.data_dir.is_remote):
+        index_columns.add(str(sink.data_dir), config.columns)
 
 
 @contextlib.contextmanager

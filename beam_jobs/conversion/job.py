@@ -25,6 +25,7 @@ from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest, naming
+from pipeline.manifest.columns import NO_COLUMNS
 
 _SECONDS_BETWEEN_REMOTE_LOOKS = 2.0  # a store charges more for a list than for a read
 
@@ -121,7 +122,7 @@ def run_passes(plan: Plan, options: PipelineOptions) -> None:
 def _run_first_pass(plan: Plan, options: PipelineOptions) -> Manifest:
     folder = plan.receipts_dir / staging.FIRST_PASS
     folder.make_folder()
-    config = dataclasses.replace(plan.config, compression="")
+    config = dataclasses.replace(plan.config, compression="", columns=NO_COLUMNS)
     first = dataclasses.replace(plan, data_dir=folder, receipts_dir=folder, config=config)
     try:
         run_job(Conversion(first), options, Progress(first))

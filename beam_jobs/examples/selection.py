@@ -46,6 +46,7 @@ class Recoded:
       sizes: {(height, width, channels): number of images}.
       bad: {row of the block: why its image is invalid}.
       turned: number of files that are stored unchanged and have an EXIF orientation.
+      each_side: height and width of each image, if they are of several sizes; int32 (n, 2).
     """
 
     sums: PixelSums
@@ -54,6 +55,14 @@ class Recoded:
     sizes: Counter[tuple[int, ...]] = dataclasses.field(default_factory=Counter)
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
     turned: int = 0
+    each_side: NDArray[np.int32] | None = None
+
+    def sides(self, count: int) -> NDArray[np.int32]:
+        """Returns height and width of each of `count` images, int32 (count, 2)."""
+        if self.each_side is not None:
+            return self.each_side
+        size = next(iter(self.sizes), (0, 0))
+        return np.broadcast_to(np.array(size[:2], np.int32), (count, 2))
 
 
 def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset()) -> Recoded:
@@ -80,6 +89,7 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
     made = Recoded(PixelSums(options.channels))
     raw = None if options.shape is None else np.empty((len(block.labels), *options.shape), np.uint8)
     files: list[bytes] = []
+    sides: list[tuple[int, ...]] = []
     for row, image in enumerate(block.images):
         if row in skip:
             continue
@@ -96,7 +106,10 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
         made.formats.add(kind)
         made.sizes[pixels.shape] += 1
         made.turned += is_turned
+        sides.append(pixels.shape[:2])
     made.images = files
+    if len(made.sizes) > 1:
+        made.each_side = np.array(sides, np.int32)
     if raw is not None:
         made.images = raw[: made.sizes.total()]
         made.sums.add(made.images)  # all at once, many times as fast for small images
@@ -168,11 +181,15 @@ def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
     Args:
       parts: (rows of the block, int64 (n,); the selection from them) of each part, in any order; every row is in one.
     """
-    rows = Block.joined([(np.delete(rows, list(part.bad)), part.rows) for rows, part in parts])
+    places = [np.delete(rows, list(part.bad)) for rows, part in parts]
+    rows = Block.joined([(place, part.rows) for place, (_, part) in zip(places, parts, strict=True)])
     whole = Recoded(PixelSums(parts[0][1].recoded.sums.channels), rows.images)
     for _, part in parts:
         whole.formats |= part.recoded.formats
         whole.sums.merge(part.recoded.sums)
         whole.sizes.update(part.recoded.sizes)
         whole.turned += part.recoded.turned
+    if len(whole.sizes) > 1:
+        sides = [part.recoded.sides(len(place)) for place, (_, part) in zip(places, parts, strict=True)]
+        whole.each_side = np.concatenate(sides)[np.argsort(np.concatenate(places))]
     return Selected(rows, whole, {int(rows[row]): reason for rows, part in parts for row, reason in part.bad.items()})

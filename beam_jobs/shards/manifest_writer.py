@@ -15,13 +15,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from beam_jobs import drafts
+from beam_jobs.examples import columns
+from beam_jobs.examples.columns import Packed
 from beam_jobs.examples.statistics import moments
 from beam_jobs.plan import Origin, Plan
+from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Feature, Manifest, SplitInfo, naming
+from pipeline.manifest import Column, Feature, Manifest, SplitInfo, naming
 from pipeline.manifest.manifest import rounded_up
 
 TFDS_DATASET_INFO, TFDS_FEATURES, TFDS_LABELS = naming.TFDS_FILES
@@ -31,22 +34,48 @@ STATISTICS_SPLIT = "train"  # normalisation must not look at the test images
 _EXACT_SIZES = 100  # sizes of images that are listed one by one; of more, each side is rounded up
 
 
-def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> StoragePath:
+def write_manifest(plan: Plan, found: Iterable[Receipt]) -> StoragePath:
     """Writes the manifest into the plan's folder, the last of all files, and returns its path.
 
     Raises:
       DataError: a shard's receipt is missing, too many rows are invalid, or a file cannot be written.
     """
-    ordered = _in_order(plan, receipts)
+    ordered = _in_order(plan, found)
     folder = plan.data_dir
     if plan.origin is None:  # a second pass reads valid rows alone, and keeps the list of the first
         _write_rejects(folder, ordered)
     _check_rejects(plan, ordered)
     made = make_manifest(plan, ordered)
-    for name, data in tfds_files(made).items():
+    by_name, files = _columns(plan, made)
+    made = dataclasses.replace(made, columns=by_name)
+    if files:
+        (folder / naming.COLUMNS).make_folder()
+    for name, data in [*files.items(), *tfds_files(made).items()]:
         drafts.Draft(folder / name, [data]).publish()
     drafts.publish(folder / naming.MANIFEST, made.to_bytes())  # syncs the folder, for all files in it
     return folder / naming.MANIFEST
+
+
+def _columns(plan: Plan, made: Manifest) -> tuple[dict[str, Column], dict[str, bytes]]:
+    """Returns the columns of a conversion, and {name: content} of their files."""
+    if columns.chosen(plan.config.columns, plan.source.features) == ():
+        return {}, {}
+    splits: dict[str, list[dict[str, Packed]]] = {split: [] for split in plan.num_shards}
+    for (split, _), file in zip(plan.elements, plan.file_names, strict=True):
+        path = plan.receipts_dir / receipts.name_of(file)
+        receipt = receipts.load(path)
+        if receipt is None:
+            raise DataError("is missing or cut, and has the values of columns", path=path, advice="run again")
+        splits[split].append(receipt.columns)
+    image = made.features["image"]
+    are_sized = image.encoding != "raw" and None in image.shape[:2]
+    found, contents = columns.joined(plan.config.columns, plan.source.features, splits, are_sized)
+    files = {
+        naming.column_name(split, name, found[name].files[split]): data
+        for name, of_split in contents.items()
+        for split, data in of_split.items()
+    }
+    return found, files
 
 
 def _check_rejects(plan: Plan, receipts: list[Receipt]) -> None:

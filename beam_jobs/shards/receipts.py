@@ -9,6 +9,7 @@ from typing import Any
 import crc32c
 
 from beam_jobs import drafts
+from beam_jobs.examples.columns import Packed
 from beam_jobs.examples.statistics import PixelSums
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import ShardInfo, naming
@@ -40,6 +41,8 @@ class Receipt:
       num_rejects: number of invalid rows, which were skipped.
       rejects: the first of these: some more than a data set may have.
       turned: number of images that are stored with an EXIF orientation.
+      columns: values of its records (`beam_jobs.examples.columns.packed`); in the file alone, as `without_columns` is
+        what travels to where the manifest is written.
     """
 
     split: str
@@ -52,6 +55,11 @@ class Receipt:
     num_rejects: int
     rejects: tuple[Reject, ...]
     turned: int = 0
+    columns: dict[str, Packed] = dataclasses.field(default_factory=dict)
+
+    def without_columns(self) -> Receipt:
+        """Returns the receipt without the values of each record."""
+        return dataclasses.replace(self, columns={})
 
 
 def name_of(shard_file: str) -> str:
@@ -137,4 +145,5 @@ def _parse(content: dict[str, Any]) -> Receipt:
         num_rejects=content["num_rejects"],
         rejects=tuple(Reject(**reject) for reject in content["rejects"]),
         turned=content["turned"],
+        columns=content["columns"],
     )

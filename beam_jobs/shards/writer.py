@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.drafts import Draft
-from beam_jobs.examples.records import compressed, make_records
+from beam_jobs.examples import columns
+from beam_jobs.examples.records import Records, compressed, make_records
 from beam_jobs.examples.selection import Selected, joined, select
 from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.plan import Plan
@@ -20,6 +21,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import ShardInfo, naming
+from pipeline.records import framing
 
 _MORE_REJECTS = 1000  # listed per shard beyond the bound: enough to see what is wrong
 
@@ -43,7 +45,7 @@ def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Re
         for split, shard in elements:
             present = receipts.load_checked(plan.data_dir, plan.file_name(split, shard), plan.receipts_dir)
             if present and len(present.rejects) >= min(present.num_rejects, _most_listed(plan)):
-                yield present
+                yield present.without_columns()
                 continue
             drafts, receipt = _drafts(plan, split, shard)
             if syncing:
@@ -58,7 +60,8 @@ def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
     rows = plan.rows(split, shard)
     chosen = _chosen(plan, split, rows)
     histogram = label_histogram(chosen.rows.labels, len(plan.source.class_names))
-    drafts, info = _write(plan, plan.file_name(split, shard), chosen, entropy(histogram))
+    records = make_records(chosen.rows)
+    drafts, info = _write(plan, plan.file_name(split, shard), records, entropy(histogram))
     listed = sorted(chosen.bad, key=lambda row: int(rows[row]))[: _most_listed(plan)]  # the source's first ones
     return drafts, Receipt(
         split=split,
@@ -71,6 +74,7 @@ def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
         num_rejects=len(chosen.bad),
         rejects=tuple(Reject(*plan.source.where(split, int(rows[row])), chosen.bad[row]) for row in listed),
         turned=chosen.recoded.turned,
+        columns=columns.packed(chosen, np.diff(records.begins) - framing.OVERHEAD, plan.source.features),
     )
 
 
@@ -89,11 +93,10 @@ def _publish(drafts: list[Draft], receipts_folder: StoragePath, receipt: Receipt
         for draft in drafts:
             draft.publish()
     receipts.save(receipts_folder, receipt)
-    return receipt
+    return receipt.without_columns()
 
 
-def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None) -> tuple[list[Draft], ShardInfo]:
-    records = make_records(chosen.rows)
+def _write(plan: Plan, name: str, records: Records, label_entropy: float | None) -> tuple[list[Draft], ShardInfo]:
     if records.num_bytes > plan.config.max_shard_bytes:
         more = -(-sum(plan.num_shards.values()) * records.num_bytes // plan.config.max_shard_bytes)
         raise UsageError(

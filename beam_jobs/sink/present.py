@@ -148,13 +148,17 @@ def files_of(present: Manifest | None) -> set[str]:
         return set()
     shards = [shard.file for shard in present.shards if drafts.is_ours(shard.file)]
     places = (naming.sidecar_names, naming.beside_names)
-    columns = {
+    sidecars = {name for shard in shards for names in places for name in names(shard)}
+    return {*shards, *sidecars, *columns_of(present), *drafts.BESIDE_SHARDS}
+
+
+def columns_of(present: Manifest) -> list[str]:
+    """Returns the names of the files of a data set's columns."""
+    return [
         naming.column_name(split, name, crc)
         for name, column in present.columns.items()
         for split, crc in column.files.items()
-    }
-    sidecars = {name for shard in shards for names in places for name in names(shard)}
-    return {*shards, *sidecars, *columns, *drafts.BESIDE_SHARDS}
+    ]
 
 
 def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, object]]:

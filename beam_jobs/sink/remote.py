@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from beam_jobs import drafts
 from beam_jobs.plan import Plan
 from beam_jobs.sink import staging
-from beam_jobs.sink.present import files_of
+from beam_jobs.sink.present import columns_of, files_of
 from pipeline import manifest
 from pipeline.errors import DataError, RerunError, UsageError
 from pipeline.files.remote import RemotePath, is_url
@@ -158,8 +158,9 @@ class RemoteSink:
         folder = self.data_dir / staging.folder_name(plan.digest)
         try:
             yield dataclasses.replace(plan, data_dir=self.data_dir, receipts_dir=folder)
-            made = {name for shard in manifest.load(self.data_dir).shards for name in shard.files}
-            for name in files_of(present) - made - {*drafts.BESIDE_SHARDS}:
+            made = manifest.load(self.data_dir)
+            kept = {*(name for shard in made.shards for name in shard.files), *columns_of(made)}
+            for name in files_of(present) - kept - {*drafts.BESIDE_SHARDS}:
                 (self.data_dir / name).remove()
             self.tidy()
         except BaseException as error:

@@ -93,6 +93,7 @@ def undo_interrupted_publish(data_dir: LocalPath) -> None:
         for file in (name for shard in shards for name in (shard, *naming.sidecar_names(shard))):
             if (data_dir / file).exists() and not (folder / file).exists():
                 (data_dir / file).move_to(folder / file)
+    _remove_columns(data_dir / naming.COLUMNS)
     for name in drafts.BESIDE_SHARDS:
         if name != naming.REJECTS:
             (data_dir / name).remove()
@@ -109,11 +110,11 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
         path = data_dir / name
         if path.is_dir() and not path.is_symlink():
             raise DataError(f"cannot be written: {os.strerror(errno.EISDIR)}", path=path, advice="remove it")
-    sidecars = data_dir / naming.SIDECARS
-    if sidecars.exists() and not sidecars.is_dir():
-        raise DataError(
-            "cannot be written to: it is not a folder", path=sidecars, advice="remove it or choose another --data_dir"
-        )
+    for place in (data_dir / naming.SIDECARS, data_dir / naming.COLUMNS):
+        if place.exists() and not place.is_dir():
+            raise DataError(
+                "cannot be written to: it is not a folder", path=place, advice="remove it or choose another --data_dir"
+            )
     for name in drafts.BESIDE_SHARDS:
         if not replaced and name != naming.REJECTS and os.path.lexists(data_dir / name):
             raise DataError(
@@ -134,6 +135,7 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
     made = manifest.load(folder)
     written = set(folder.names())
     listed = [name for shard in made.shards for name in shard.files]
+    listed += present.columns_of(made)
     names = [*listed, *(name for name in drafts.BESIDE_SHARDS if name in written)]
     check_names_free(data_dir, names, replaced or made)
     with _signals_held():
@@ -174,11 +176,14 @@ def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     pending = data_dir / temporary_name(naming.MANIFEST)
     (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder is not a data set either
     (data_dir / naming.MANIFEST).remove()
-    (data_dir / naming.SIDECARS).make_folder()
+    folders = [data_dir / naming.SIDECARS, data_dir / naming.COLUMNS]
+    for each in folders:
+        each.make_folder()
     data_dir.sync()  # the old manifest is gone for good before the first of its shards is
     for name in names:
         (folder / name).move_to(data_dir / name)
-    (data_dir / naming.SIDECARS).sync()
+    for each in folders:
+        each.sync()
     data_dir.sync()  # all shards have their names for good before the manifest has
     pending.move_to(data_dir / naming.MANIFEST)
     data_dir.sync()
@@ -209,7 +214,16 @@ def _inner_folders(data_dir: LocalPath) -> list[LocalPath]:
 def _folders(folder: LocalPath) -> list[LocalPath]:
     """Returns the folders that hold shards and sidecars: of a plan's folder, and of its first pass."""
     passes = (folder, folder / FIRST_PASS)
-    return [part for each in passes for part in (each, each / naming.SIDECARS) if part.is_dir()]
+    inside = (naming.SIDECARS, naming.COLUMNS)
+    return [part for each in passes for part in (each, *(each / name for name in inside)) if part.is_dir()]
+
+
+def _remove_columns(folder: LocalPath) -> None:
+    """Removes the columns of a data set without a manifest, which are made again."""
+    if folder.is_dir() and not folder.is_symlink():
+        for name in folder.names():
+            if naming.is_column_name(name) or drafts.is_temporary(name):
+                (folder / name).remove()
 
 
 def _remove(folder: LocalPath) -> None:

@@ -228,7 +228,7 @@ def column_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Probl
     for name, column in manifest.columns.items():
         for split, crc in column.files.items():
             try:
-                Columns(str(data_dir), manifest, select(manifest, split))[name]
+                Columns(data_dir.url, manifest, select(manifest, split))[name]
             except DataError as error:
                 yield Problem(len(manifest.shards), -1, naming.column_name(split, name, crc), "", error.reason)
 

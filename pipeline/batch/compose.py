@@ -39,9 +39,10 @@ from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
 from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
 from pipeline.records import tf_example
-from pipeline.request import HOST, NOT_PORTABLE, Request
+from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, of_source, resolve_all, schedule_of
 
+_MOST_IN_GRAPH = 256 << 20  # 256 MiB of a view, far below the 2 GiB of a stored graph
 _READY_STEPS = 2  # joined elements made ahead; each source makes some ahead, too
 
 
@@ -189,13 +190,14 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     corruption = Corruption(os.fspath(data_dir), request.on_corrupt, request.max_corrupt)
     batches = Batches(resolved, *_form_and_recipe(resolved))
     if is_read_by_graph(request):
-        _check_graph(request)
+        _check_graph(resolved)
         shards = Shards.found(data_dir, segments, corruption)
         # The graph's reader checks CRCs, but cannot notice a shard of another conversion. So the first and last record
         # of each shard are compared with the manifest here.
         RecordsReader(shards, manifest.compression).probe()
         _check_first_record(resolved, shards)
-        return GraphReader(data_dir, resolved.selection, manifest.compression), batches
+        is_chosen = resolved.order.times is not None
+        return GraphReader(data_dir, resolved.selection, manifest.compression, is_chosen), batches
     batches = dataclasses.replace(batches, by_passes=operations.is_compiled())
     cache = make_cache(data_dir, manifest, segments, request.cache_dir, request.cache_bytes, corruption.skips)
     shards = Shards.found(data_dir, segments, corruption, cache)
@@ -219,12 +221,17 @@ def is_read_by_graph(request: Request) -> bool:
     return request.portable or tf.inside_function()
 
 
-def _check_graph(request: Request) -> None:
+def _check_graph(resolved: ResolvedRequest) -> None:
     """Raises UsageError for options that TensorFlow's own reader cannot serve."""
+    request, times = resolved.request, resolved.order.times
     if request.on_corrupt == "skip":
         raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
-    if request.view or request.skip_steps:
-        raise UsageError(NOT_PORTABLE.format("a dataset that is made inside a tf.function, as for parameter servers"))
+    if times is not None and times.num_bytes > _MOST_IN_GRAPH:
+        raise UsageError(
+            f"a view that chooses {times.num_chosen:,} records: their numbers take {size_of(times.num_bytes)} in the "
+            f"graph of TensorFlow's own operations, which portable=True and parameter servers need, at most "
+            f"{size_of(_MOST_IN_GRAPH)}; choose fewer, or convert the chosen ones to a data set of their own"
+        )
     if request.cache_dir is not None:
         raise UsageError(
             "cache_dir: not where the dataset is made inside a tf.function, as for parameter servers; leave it out"

@@ -19,7 +19,7 @@ from pipeline.batch.batches import Batches
 from pipeline.batch.resident import ResidentRows
 from pipeline.decode import PixelRows
 from pipeline.distort.base import Undistorted, UserDistorted, output_spec
-from pipeline.order.arrays import Number, NumpyArrays
+from pipeline.order.arrays import Array, Number, NumpyArrays
 from pipeline.order.feed import Feed, WindowPlan
 from pipeline.order.order import MAX_STEP, Order
 from pipeline.read.numpy_calls import call_numpy
@@ -68,17 +68,38 @@ class Run:
           contiguous: whether the plan puts records next to each other in the order of their elements.
         """
 
-        def plan_of(number: Number) -> tuple[WindowPlan, Number]:
+        def plan_of(number: Number, ends: Array | None = None) -> tuple[WindowPlan, Number]:
             epoch, window = self.feed.epoch_and_window(number)
-            plan = self.feed.plan(epoch, window)
+            plan = self.feed.plan(epoch, window, ends)
             plan = plan.with_contiguous_elements(self.feed.arrays) if contiguous else plan
             return plan, self.feed.first_element(self.first_step, epoch, window)
 
         # A plan in ops has 560 nodes. Building them would take half of a dataset's start-up, and a second in a process
         # that makes several datasets. Only datasets that run in other processes need that.
-        is_numpy = isinstance(self.feed.arrays, NumpyArrays)
-        planned = _by_numpy(plan_of, self.feed.replica_rows) if is_numpy else plan_of
-        return tf.data.Dataset.range(*self.feed.window_numbers(self.first_step, self.last_step)).map(planned)
+        first, stop = self.feed.window_numbers(self.first_step, self.last_step)
+        if isinstance(self.feed.arrays, NumpyArrays):
+            planned = _by_numpy(plan_of, self.feed.replica_rows)
+        elif self.feed.order.repeats:
+            return self._plans_by_epoch(plan_of, first, stop)
+        else:
+            planned = plan_of
+        return tf.data.Dataset.range(first, stop).map(planned)
+
+    def _plans_by_epoch(
+        self, plan_of: Callable[[Number, Array], tuple[WindowPlan, Number]], first: Number, stop: int
+    ) -> tf.data.Dataset:
+        """Returns the plans of windows `first` to before `stop`; what all windows of an epoch need is computed once."""
+        count = self.feed.order.windows
+
+        def of_epoch(epoch: tf.Tensor) -> tuple[tf.Tensor, Array]:
+            return epoch, self.feed.arrays.ends(self.feed.order.times, epoch)
+
+        def of_windows(epoch: tf.Tensor, ends: Array) -> tf.data.Dataset:
+            numbers = tf.data.Dataset.range(tf.maximum(epoch * count, first), tf.minimum((epoch + 1) * count, stop))
+            return numbers.map(lambda number: plan_of(number, ends))
+
+        epochs = tf.data.Dataset.range(first // count, -(-stop // count)).map(of_epoch)
+        return epochs.prefetch(1).flat_map(of_windows)
 
 
 def _by_numpy(

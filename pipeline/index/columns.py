@@ -25,14 +25,14 @@ from pipeline.errors import DataError, UsageError, of_user, unknown
 from pipeline.files.paths import folder
 from pipeline.index.command import alone_in, drafts_in
 from pipeline.manifest import Column, Manifest, naming
-from pipeline.manifest.columns import FROM_RECORDS, MOST_STRINGS, encode
+from pipeline.manifest.columns import FROM_RECORDS, LONGEST_STRING, MOST_STRINGS, column_name, column_names, encode
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
 
 OfRecord = Callable[[bytes], Mapping[str, Any]]
+_FLAG = "--add_columns"
 _KEY = "key"
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
-_NOT_IDENTIFIER = re.compile(r"\W")
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
 
 
@@ -60,7 +60,7 @@ def _add(data_dir: str, source: str) -> None:
     if kind == FROM_RECORDS:
         wanted = [name.strip() for name in names.split(",") if name.strip()]
         found = of_records(data_dir, manifest, Scalars(manifest, wanted))
-        if missing := [name for name in wanted if _identifier(name) not in found]:
+        if missing := [name for name in wanted if column_name(name) not in found]:
             raise unknown("--add_columns: feature", missing[0], found)
         if not wanted:
             found = dict(_without_names(found))
@@ -81,10 +81,12 @@ def _without_names(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str
     """Yields the columns, but those of more strings than one would choose by, such as names of files."""
     for name, splits in found.items():
         texts = {value for values in splits.values() for value in values if isinstance(value, str | bytes)}
-        if len(texts) <= MOST_STRINGS:
-            yield name, splits
-        else:
+        if len(texts) > MOST_STRINGS:
             print(f"  {name}: left out, has {len(texts):,} different strings; a column has {MOST_STRINGS:,} at most")
+        elif any(len(text) > LONGEST_STRING for text in texts):
+            print(f"  {name}: left out, has strings of more than {LONGEST_STRING} characters; name it to have it")
+        else:
+            yield name, splits
 
 
 def check(source: str, flag: str) -> None:
@@ -195,7 +197,7 @@ def _values(of_record: OfRecord, record: bytes, file: object, number: int, offse
         found = of_record(record)
     except tf_example.BadExampleError as error:
         raise error.at(file, number, offset) from None
-    except DataError:
+    except (DataError, UsageError):
         raise
     except Exception as error:
         raise DataError(of_user(error), path=file, record=number, offset=offset) from error
@@ -211,11 +213,15 @@ class Scalars:
     Args:
       manifest: of the data set.
       wanted: names of features; empty: all that the first record has, but not its key.
+
+    Raises:
+      UsageError: two features would be one column.
     """
 
     def __init__(self, manifest: Manifest, wanted: Iterable[str]) -> None:
         self._wanted = list(wanted)
         self._names: list[str] | None = self._wanted or None
+        self._columns = column_names(self._wanted, _FLAG)
         feature = manifest.features.get("image")
         self._has_sizes = feature is not None and feature.encoding != "raw" and None in feature.shape[:2]
 
@@ -227,6 +233,7 @@ class Scalars:
             raise tf_example.BadExampleError(str(error)) from None
         if self._names is None:
             self._names = sorted(name for name, value in values.items() if _is_scalar(name, value))
+            self._columns = column_names(self._names, _FLAG)
         found: dict[str, Any] = {"bytes": len(record)}
         if self._has_sizes:
             found["width"], found["height"] = _size(values)
@@ -236,20 +243,13 @@ class Scalars:
             value: Any = values.get(name, [])
             if len(value) != 1:
                 raise tf_example.BadExampleError(f"feature {name!r} has {len(value)} values; a column needs one")
-            found[_identifier(name)] = value[0]
-        wanted = self._wanted and {_identifier(name) for name in self._wanted}
+            found[self._columns[name]] = value[0]
+        wanted = self._wanted and {column_name(name) for name in self._wanted}
         return {name: value for name, value in found.items() if not wanted or name in wanted}
 
 
 def _is_scalar(name: str, value: Any) -> bool:
     return len(value) == 1 and name not in (_KEY, "image") and not name.endswith("encoded")
-
-
-def _identifier(name: str) -> str:
-    """Returns a feature's name as that of a column: `image/height` is `image_height`."""
-    found = _NOT_IDENTIFIER.sub("_", name)
-    found = f"_{found}" if found[:1].isdigit() else found
-    return f"{found}_" if keyword.iskeyword(found) else found
 
 
 def _size(values: Mapping[str, Any]) -> tuple[int, int]:

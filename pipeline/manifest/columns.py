@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import keyword
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import crc32c
@@ -24,10 +26,43 @@ from pipeline.manifest.splits import Selection
 
 Values = NDArray[Any]
 FROM_RECORDS = "records"  # in place of a file: the values are in the shards
+NO_COLUMNS = "none"
 MOST_STRINGS = 1 << 16  # of a column, since each process reads them with the manifest
+LONGEST_STRING = 256  # characters of a string that a column gets without being asked for
+_NOT_IDENTIFIER = re.compile(r"\W")
 _INTEGERS = ("int8", "int16", "int32", "int64")
 _CRC_BLOCK = 4 << 20  # 4 MiB
 _MADE_BY = "python -m pipeline.index {} --add_columns=" + FROM_RECORDS
+
+
+def column_name(feature: str) -> str:
+    """Returns a feature's name as that of a column: `image/height` is `image_height`."""
+    found = _NOT_IDENTIFIER.sub("_", feature)
+    found = f"_{found}" if found[:1].isdigit() else found
+    return f"{found}_" if keyword.iskeyword(found) else found
+
+
+def column_names(features: Iterable[str], flag: str) -> dict[str, str]:
+    """Returns {feature: name of its column}.
+
+    Args:
+      features: their names.
+      flag: that names columns, for the message.
+
+    Raises:
+      UsageError: two features would be one column.
+    """
+    found: dict[str, str] = {}
+    for feature in dict.fromkeys(features):
+        name = column_name(feature)
+        other = next((other for other, theirs in found.items() if theirs == name), None)
+        if other is not None:
+            raise UsageError(
+                f"features {other!r} and {feature!r}: both would be the column {name!r}; name one of them: "
+                f"{flag}={FROM_RECORDS}:label,{feature}"
+            )
+        found[feature] = name
+    return found
 
 
 def encode(splits: Mapping[str, Sequence[Any] | Values]) -> tuple[Column, dict[str, bytes]]:
@@ -51,7 +86,7 @@ def encode(splits: Mapping[str, Sequence[Any] | Values]) -> tuple[Column, dict[s
         arrays = {split: np.array([codes[text] for text in found], np.int64) for split, found in texts.items()}
     elif not kinds <= set("biuf"):
         raise ValueError("values must be numbers, truth values or strings, all of one kind")
-    dtype = _dtype_of(list(arrays.values()))
+    dtype = smallest(list(arrays.values()))
     files = {split: _npy(array.astype(dtype)) for split, array in arrays.items()}
     return Column(dtype, {split: f"{crc32c.crc32c(data):08x}" for split, data in files.items()}, names), files
 
@@ -72,8 +107,12 @@ def _text(value: Any) -> str:
     return value
 
 
-def _dtype_of(arrays: Sequence[Values]) -> str:
-    """Returns the smallest type that holds all values exactly; float64 values that are float32 numbers become these."""
+def smallest(arrays: Sequence[Values]) -> str:
+    """Returns the smallest type that holds all values exactly; float64 values that are float32 numbers become these.
+
+    Raises:
+      ValueError: a whole number is not in the range of a signed 64-bit integer.
+    """
     if any(array.dtype.kind == "f" for array in arrays):
         single = all(np.array_equal(array, array.astype(np.float32), equal_nan=True) for array in arrays)
         return "float32" if single else "float64"

@@ -13,6 +13,7 @@ SIDECARS = "sidecars"
 COLUMNS = "columns"  # the folder of the files of columns
 TFDS_FILES = ("dataset_info.json", "features.json", "label.labels.txt")  # what TensorFlow Datasets reads
 COMPRESSIONS = {"": "", "GZIP": ".gz"}  # TensorFlow's name: the suffix of a shard's file
+_COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*\.\w+\.[0-9a-f]{8}\.npy")
 _SPLIT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _SHARD = re.compile(r"(?P<split>[A-Za-z][A-Za-z0-9_]*)-(?P<index>\d{5,})-of-(?P<count>\d{5,})\.tfrecord(\.gz)?")
 
@@ -69,6 +70,11 @@ def column_name(split: str, name: str, crc: str) -> str:
     It has the file's CRC32C, so that new values never overwrite those that a run may be reading.
     """
     return f"{COLUMNS}/{split}.{name}.{crc}.npy"
+
+
+def is_column_name(name: str) -> bool:
+    """Returns whether a base name is that of a file of a column."""
+    return _COLUMN.fullmatch(name) is not None
 
 
 def parse_shard_name(name: str) -> tuple[str, int, int] | None:

@@ -59,8 +59,8 @@ class Arrays(Protocol):
     def repeat(self, values: Array, counts: Array | int) -> Array:
         """Returns each value repeated by its count, or all by one number."""
 
-    def gather(self, values: Array | NDArray[np.int64], index: Array) -> Array:
-        """Returns the values at an index of any shape."""
+    def gather(self, values: Array | NDArray[Any], index: Array) -> Array:
+        """Returns the values at an index of any shape; int32 become int64."""
 
     def select(self, values: Array, mask: Array) -> Array:
         """Returns the rows of values (n, ...) at which the mask (n,) is true."""
@@ -70,6 +70,14 @@ class Arrays(Protocol):
 
     def searchsorted(self, ascending: Array, values: Array, side: Literal["left", "right"]) -> Array:
         """Returns the places where values would be inserted, like `numpy.searchsorted`."""
+
+    def ends(self, times: Any, epoch: Number) -> Array | None:
+        """Returns the positions up to the end of each chosen record of a view in an epoch; None: each has one.
+
+        Args:
+          times: `pipeline.order.views.Times`.
+          epoch: its number.
+        """
 
     def stack(self, columns: Sequence[Array]) -> Array:
         """Returns columns (n,) as a matrix (n, columns)."""
@@ -116,7 +124,7 @@ class NumpyArrays:
 
     @staticmethod
     def gather(values: Array, index: Array) -> Array:
-        return values[index]
+        return values[index].astype(np.int64, copy=False)
 
     @staticmethod
     def select(values: Array, mask: Array) -> Array:
@@ -128,7 +136,12 @@ class NumpyArrays:
 
     @staticmethod
     def searchsorted(ascending: Array, values: Array, side: Literal["left", "right"]) -> Array:
-        return np.searchsorted(ascending, values, side)
+        # NumPy would convert `ascending`, which may be long, if it had another dtype.
+        return np.searchsorted(ascending, values.astype(ascending.dtype, copy=False), side)
+
+    @staticmethod
+    def ends(times: Any, epoch: Number) -> Array | None:
+        return times.ends(epoch)
 
     @staticmethod
     def sums_before(values: Array) -> Array:

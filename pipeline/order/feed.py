@@ -44,18 +44,26 @@ class LaidShards(NamedTuple):
     epoch: EpochPositions | None
 
     @classmethod
-    def of(cls, order: Order, epoch: Number, arrays: Arrays) -> LaidShards:
-        """Returns the shards of an epoch, permuted by (seed, epoch) when training."""
+    def of(cls, order: Order, epoch: Number, arrays: Arrays, ends: Array | None = None) -> LaidShards:
+        """Returns the shards of an epoch, permuted by (seed, epoch) when training.
+
+        Args:
+          order: of the selection.
+          epoch: its number.
+          arrays: evaluates it.
+          ends: of a view in this epoch (`Arrays.ends`); None: they are computed here.
+        """
         counts = order.count_array
         firsts, positions = np.cumsum(counts) - counts, None
         stored = firsts
-        if order.times is not None:  # in NumPy: a dataset that runs in other processes has no view
-            positions = order.times.epoch_of(epoch)
+        if order.times is not None:
+            ends = arrays.ends(order.times, epoch) if ends is None else ends
+            positions = EpochPositions(arrays, order.times, ends)
             bounds = positions.before(order.times.counts(np.append(firsts, order.num_stored)))
-            stored, counts = bounds[:-1], np.diff(bounds)
-        segments = arrays.range(len(counts))
+            stored, counts = bounds[:-1], bounds[1:] - bounds[:-1]
+        segments, num_segments = arrays.range(len(order.counts)), np.array([len(order.counts)])
         if order.training:
-            segments = arrays.permutations(arrays.key(Domain.SHARDS, order.seed, epoch)[None], np.array([len(counts)]))
+            segments = arrays.permutations(arrays.key(Domain.SHARDS, order.seed, epoch)[None], num_segments)
         laid, firsts = arrays.gather(counts, segments), arrays.gather(firsts, segments)
         first_stored = firsts if positions is None else arrays.gather(stored, segments)
         return cls(arrays, segments, firsts, arrays.sums_before(laid) + laid, laid, first_stored, positions)
@@ -79,8 +87,8 @@ class LaidShards(NamedTuple):
         exists = start < stop
         pieces, at = arrays.select(pieces, exists), arrays.select(at, exists)
         if self.epoch is not None:
-            begin, end = (self.first_stored[at] + pieces[:, column] for column in (1, 2))
-            return self.epoch.located(pieces[:, 0], self.first_records[at], begin, end)
+            begin, end = (gather(self.first_stored, at) + pieces[:, column] for column in (1, 2))
+            return self.epoch.located(pieces[:, 0], gather(self.first_records, at), begin, end)
         records = consecutive(arrays, gather(self.first_records, at) + pieces[:, 1], pieces[:, 2] - pieces[:, 1])
         return pieces, records, arrays.range(0)
 
@@ -251,17 +259,18 @@ class Feed:
         skipped = self.arrays.maximum(step - self.steps_before(window), 0) * self.local_replicas
         return self.arrays.where(epoch == first_epoch, skipped, 0)
 
-    def plan(self, epoch: Number, window: Number) -> WindowPlan:
-        """Returns the plan of a window, 0..W-1."""
+    def plan(self, epoch: Number, window: Number, ends: Array | None = None) -> WindowPlan:
+        """Returns the plan of a window, 0..W-1; `ends` are as for `LaidShards.of`."""
         arrays, order = self.arrays, self.order
         first, stop = self.steps_before(window), self.steps_before(window + 1)
-        pieces, records, times, rows = self._read(epoch, window, first)
+        laid = LaidShards.of(order, epoch, arrays, ends)
+        pieces, records, times, rows = self._read(laid, epoch, window, first)
         steps = arrays.range(stop - first) + first
         take, real = self._rows_of_steps(rows, steps)
         real_rows = arrays.minimum(order.num_records - steps * order.global_batch_size, order.global_batch_size)
-        if order.skip_steps:  # in NumPy, like views
-            is_trained = ~is_skipped(epoch * order.steps_per_epoch + steps, order.skip_steps)
-            real, real_rows = real & is_trained[:, None], real_rows * is_trained
+        if order.skip_steps:
+            is_trained = ~is_skipped(epoch * order.steps_per_epoch + steps, order.skip_steps, arrays)
+            real, real_rows = real & is_trained[:, None], arrays.where(is_trained, real_rows, 0)
         zero = arrays.range(1)
         return WindowPlan(
             epoch=epoch,
@@ -277,14 +286,16 @@ class Feed:
             contiguous=arrays.concat([zero, zero]),
         )
 
-    def _read(self, epoch: Number, window: Number, first_step: Number) -> tuple[Array, Array, Array, _WindowRows]:
+    def _read(
+        self, laid: LaidShards, epoch: Number, window: Number, first_step: Number
+    ) -> tuple[Array, Array, Array, _WindowRows]:
         """Returns the pieces, records and times of a window, and the rows of its positions."""
         arrays = self.arrays
         starts, lengths = self._stream_bounds()
         begin, end = self.window_bounds(window)
         # A stream without positions reads in its last window the record that its padding copies.
         end += arrays.where((window == self.order.windows - 1) & (lengths == 0), 1, 0)
-        pieces, records, times = LaidShards.of(self.order, epoch, arrays).between(begin, end)
+        pieces, records, times = laid.between(begin, end)
         tail_begin = starts + first_step * self.order.rows_per_stream
         rows = _WindowRows(begin, end - begin, self._permuted(epoch, window, end - begin), tail_begin)
         unused = arrays.range(arrays.maximum(1 - arrays.total(end - begin), 0))

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from pipeline.order import hashing_tf
 from pipeline.order.arrays import Array, Number
+from pipeline.order.hashing import Domain
+from pipeline.order.views import ONE, Strata, Times
 
 
 class TensorArrays:
@@ -53,7 +55,7 @@ class TensorArrays:
     @staticmethod
     def gather(values: Array, index: Array) -> Array:
         are_known = isinstance(values, np.ndarray) and isinstance(index, np.ndarray)
-        return values[index] if are_known else tf.gather(values, index)
+        return values[index].astype(np.int64) if are_known else tf.cast(tf.gather(values, index), tf.int64)
 
     @staticmethod
     def select(values: Array, mask: Array) -> Array:
@@ -78,6 +80,38 @@ class TensorArrays:
         exists = index < tf.expand_dims(sizes, 1)
         ordered = tf.argsort(tf.where(exists, hashes, tf.int64.max), stable=True)
         return tf.gather_nd(tf.cast(ordered, tf.int64), tf.where(exists))
+
+    def ends(self, times: Times, epoch: Number) -> Array | None:
+        if times.strata is not None:
+            return tf.cumsum(self._balanced(times.strata, times.seed, epoch))
+        if times.weights is not None:
+            return tf.cumsum(self._weighed(times.weights, times.seed, epoch))
+        return None
+
+    def _balanced(self, strata: Strata, seed: int, epoch: Number) -> Array:
+        """Returns what `Times.of` does for `balance`. The permutations of all classes are sorted together."""
+        stratum = self.repeat(np.arange(len(strata.counts)), strata.counts)
+        firsts = np.cumsum(strata.counts) - strata.counts
+        rank = tf.range(len(strata.members), dtype=tf.int64) - self.gather(firsts, stratum)
+        keys = self.key(Domain.BALANCE, seed, epoch, strata.codes)
+        by_hash = tf.argsort(hashing_tf.permutation_hashes(tf.gather(keys, stratum), rank), stable=True)
+        turn = self.gather(by_hash, tf.argsort(tf.gather(stratum, by_hash), stable=True))
+        size, count = self.gather(strata.sizes, stratum), self.gather(strata.counts, stratum)
+        return _scattered(tf.gather(strata.members, turn), (rank + 1) * size // count - rank * size // count)
+
+    def _weighed(self, weights: np.ndarray, seed: int, epoch: Number) -> Array:
+        """Returns what `Times.of` does for `weigh`, of the whole line at once."""
+        turn = hashing_tf.permutation(self.key(Domain.WEIGH, seed, epoch), len(weights))
+        room = ONE - (int(weights.sum(dtype=np.int64)) & ONE - 1)
+        at = tf.cast(self.key(Domain.WEIGH_START, seed, epoch) % tf.constant(room, tf.uint64), tf.int64)
+        mine = self.gather(weights, turn)
+        ends = tf.cumsum(mine) + at
+        return _scattered(turn, ends // ONE - (ends - mine) // ONE)
+
+
+def _scattered(index: Array, values: Array) -> Array:
+    """Returns values (n,), of which each goes to its place in a permutation of 0..n-1."""
+    return tf.scatter_nd(tf.expand_dims(tf.cast(index, tf.int64), 1), values, tf.shape(values, tf.int64))
 
 
 TENSORS = TensorArrays()

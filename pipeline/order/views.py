@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError, nearest
-from pipeline.order.arrays import NumpyArrays, consecutive
+from pipeline.order.arrays import Array, Arrays, NumpyArrays, consecutive
 from pipeline.order.hashing import Domain, derive_key, permutation
 
 I64 = NDArray[np.int64]
@@ -37,6 +37,7 @@ ONE = 1 << ONE_BITS  # weights in fixed point
 _MOST_POSITIONS = 1 << 40  # of an epoch, so that no product or sum below overflows
 _BLOCK = 1 << 20  # weights that are converted at once
 _MOST_NAMED = 20  # classes in a message
+_NUMPY = NumpyArrays()
 _KEPT_EPOCHS = 2  # whose positions stay in memory: this one, and the one that is being planned
 _LIMIT = re.compile(r"([1-9]\d{0,17})(?: per ([^\W\d]\w*))?")
 _BALANCE = re.compile(r"([^\W\d]\w*)|sqrt\(([^\W\d]\w*)\)")
@@ -321,9 +322,15 @@ class Times:
         """Number of records that are ever in an epoch."""
         return self.num_stored if self.records is None else len(self.records)
 
-    def ids(self, numbers: I64) -> I64:
-        """Returns the record ids of numbers among the chosen."""
-        return numbers if self.records is None else self.records[numbers].astype(np.int64)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays that a plan needs."""
+        members = None if self.strata is None else self.strata.members
+        return sum(array.nbytes for array in (self.records, self.weights, members) if array is not None)
+
+    def ids(self, numbers: Array, arrays: Arrays = _NUMPY) -> Array:
+        """Returns the record ids of numbers among the chosen, which are of the kind of `arrays`."""
+        return numbers if self.records is None else arrays.gather(self.records, numbers)
 
     def of(self, epoch: int) -> NDArray[Any]:
         """Returns how often each chosen record is in an epoch, (n,)."""
@@ -337,15 +344,19 @@ class Times:
     def _dtype(self) -> type[np.integer[Any]]:
         return np.int32 if self.total < 1 << 31 else np.int64
 
-    def epoch_of(self, epoch: int) -> EpochPositions:
-        """Returns the positions of an epoch; those of the last two are kept."""
-        kept: dict[int, EpochPositions] = self._kept  # type: ignore[attr-defined]
+    def ends(self, epoch: int) -> NDArray[Any] | None:
+        """Returns the positions of an epoch up to the end of each chosen record, (n,); None: each has one.
+
+        Those of the last two epochs are kept. `TensorArrays.ends` computes the same numbers in a graph.
+        """
+        if not self.repeats:
+            return None
+        kept: dict[int, NDArray[Any]] = self._kept  # type: ignore[attr-defined]
         with self._lock:  # type: ignore[attr-defined]
             if epoch not in kept:
                 while len(kept) >= _KEPT_EPOCHS:  # before the memory for another one is taken
                     kept.pop(next(iter(kept)))
-                ends = np.cumsum(self.of(epoch), dtype=self._dtype) if self.repeats else None
-                kept[epoch] = EpochPositions(self, ends)
+                kept[epoch] = np.cumsum(self.of(epoch), dtype=self._dtype)
             return kept[epoch]
 
     def _balanced(self, strata: Strata, epoch: int) -> NDArray[Any]:
@@ -387,9 +398,9 @@ class Located(NamedTuple):
       times: how many of the positions each record that is read fills, (records read,); empty: each fills one.
     """
 
-    pieces: I64
-    ids: I64
-    times: I64
+    pieces: Array
+    ids: Array
+    times: Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -397,20 +408,23 @@ class EpochPositions:
     """The records of an epoch in the stored order, each as often as it is there: its stored positions.
 
     Attributes:
+      arrays: evaluates them; arrays here are of its kind.
       times: of the view.
       ends: stored position after the last of each chosen record, (n,); None: each is there once.
     """
 
+    arrays: Arrays
     times: Times
-    ends: NDArray[Any] | None
+    ends: Array | None
 
-    def before(self, numbers: I64) -> I64:
+    def before(self, numbers: Array) -> Array:
         """Returns the stored positions before some numbers of chosen records, 0..n."""
         if self.ends is None:
             return numbers
-        return np.where(numbers > 0, self.ends[np.maximum(numbers - 1, 0)], 0).astype(np.int64)
+        arrays = self.arrays
+        return arrays.where(numbers > 0, arrays.gather(self.ends, arrays.maximum(numbers - 1, 0)), 0)
 
-    def located(self, segments: I64, first_records: I64, begin: I64, end: I64) -> Located:
+    def located(self, segments: Array, first_records: Array, begin: Array, end: Array) -> Located:
         """Returns the records at stored positions begin[i]..end[i]-1, one interval after the other.
 
         Args:
@@ -418,41 +432,43 @@ class EpochPositions:
           first_records: id of the first record of each of these segments.
           begin, end: of each interval; no interval is empty.
         """
-        arrays = NumpyArrays()
+        arrays = self.arrays
+        gather, intervals = arrays.gather, arrays.range(arrays.size(begin))
         if self.ends is None:
             numbers = consecutive(arrays, begin, end - begin)
-            of_interval = np.repeat(np.arange(len(begin)), end - begin)
-            records, counts = self.times.ids(numbers), np.zeros(0, np.int64)
-            ids = records
+            of_interval = arrays.repeat(intervals, end - begin)
+            ids = records = self.times.ids(numbers, arrays)
+            counts = arrays.range(0)
         else:
-            # Of the dtype of `ends`, which would be copied otherwise.
-            low = np.searchsorted(self.ends, begin.astype(self.ends.dtype), "right")
-            high = np.searchsorted(self.ends, (end - 1).astype(self.ends.dtype), "right") + 1
-            numbers = consecutive(arrays, low, high - low)
-            of_interval = np.repeat(np.arange(len(begin)), high - low)
+            low = arrays.searchsorted(self.ends, begin, "right")
+            high = arrays.searchsorted(self.ends, end - 1, "right") + 1
+            numbers, of_interval = consecutive(arrays, low, high - low), arrays.repeat(intervals, high - low)
             starts = self.before(numbers)
-            first = np.maximum(starts, begin[of_interval])
-            counts = np.minimum(self.ends[numbers], end[of_interval]) - first
+            first = arrays.maximum(starts, gather(begin, of_interval))
+            counts = arrays.minimum(gather(self.ends, numbers), gather(end, of_interval)) - first
             there = counts > 0
-            numbers, of_interval, counts = numbers[there], of_interval[there], counts[there]
-            records = self.times.ids(numbers)
-            copies = consecutive(arrays, (first - starts)[there], counts)
-            ids = np.repeat(records, counts) + copies * self.times.num_stored
-        return Located(pieces_of(segments[of_interval], records - first_records[of_interval]), ids, counts)
+            numbers, of_interval, counts = (arrays.select(each, there) for each in (numbers, of_interval, counts))
+            records = self.times.ids(numbers, arrays)
+            copies = consecutive(arrays, arrays.select(first - starts, there), counts)
+            ids = arrays.repeat(records, counts) + copies * self.times.num_stored
+        numbers = records - gather(first_records, of_interval)
+        return Located(pieces_of(gather(segments, of_interval), numbers, arrays), ids, counts)
 
 
-def pieces_of(segments: I64, numbers: I64) -> I64:
+def pieces_of(segments: Array, numbers: Array, arrays: Arrays = _NUMPY) -> Array:
     """Returns the pieces that have some records, in their order: segment, first record and end; int64 (p, 3).
 
     Args:
       segments: of each record, (n,).
       numbers: of each in its segment, (n,).
+      arrays: of which kind these are.
     """
-    if not len(numbers):
-        return np.zeros((0, 3), np.int64)
-    begins = np.flatnonzero((np.diff(numbers, prepend=-2) != 1) | (np.diff(segments, prepend=-1) != 0))
-    lasts = np.append(begins[1:], len(numbers)) - 1
-    return np.stack([segments[begins], numbers[begins], numbers[lasts] + 1], axis=1)
+    is_apart = (numbers[1:] - numbers[:-1] != 1) | (segments[1:] != segments[:-1])
+    one = arrays.range(arrays.minimum(arrays.size(numbers), 1)) == 0  # the first begins a piece, the last ends one
+    begins, ends = arrays.concat([one, is_apart]), arrays.concat([is_apart, one])
+    return arrays.stack(
+        [arrays.select(segments, begins), arrays.select(numbers, begins), arrays.select(numbers, ends) + 1]
+    )
 
 
 def _shown(where: Where) -> str:
@@ -640,7 +656,7 @@ def skips_text(skips: Intervals) -> str:
     return ",".join(f"{first}:{stop}" for first, stop in skips) or "none"
 
 
-def is_skipped(steps: I64, skips: Intervals) -> NDArray[np.bool_]:
-    """Returns which global steps are skipped, bool of the shape of `steps`."""
+def is_skipped(steps: Array, skips: Intervals, arrays: Arrays) -> Array:
+    """Returns which global steps (n,) are skipped, bool (n,)."""
     bounds = np.array(skips, np.int64).reshape(-1)
-    return np.searchsorted(bounds, steps, "right") % 2 == 1
+    return arrays.searchsorted(bounds, steps, "right") % 2 == 1

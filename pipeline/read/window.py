@@ -14,6 +14,8 @@ from pipeline.errors import to_run
 from pipeline.files.paths import PathLike, folder
 from pipeline.files.remote import in_command
 from pipeline.manifest.splits import Selection
+from pipeline.order.arrays import consecutive
+from pipeline.order.tensors import TENSORS
 from pipeline.read.memory import Buffers, aligned_matrix
 from pipeline.read.numpy_calls import call_numpy
 from pipeline.read.records_reader import RecordsReader
@@ -223,6 +225,7 @@ class GraphReader:
       data_dir: the data set's folder, under its path in that process.
       selection: whose segments the pieces name.
       compression: of the shards.
+      is_chosen: whether pieces are records that a view chooses: many that lie close, or have copies.
     """
 
     assigns_rows: ClassVar[bool] = False
@@ -230,16 +233,43 @@ class GraphReader:
     data_dir: PathLike
     selection: Selection
     compression: str
+    is_chosen: bool = False
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
         """Returns the pieces. This reader fetches nothing ahead."""
         return pieces
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
-        del row_of, times  # views are not served here
+        del row_of
+        wanted = None
+        if self.is_chosen:
+            pieces, wanted = self._joined(pieces)
+            wanted = wanted if times.shape[0] == 0 else tf.repeat(wanted, times)
         # An empty record is added, because a window must have a row even if it has no record.
         records = tf.data.Dataset.from_tensor_slices(pieces).map(self._records).unbatch()
-        return {RECORD: _all(records.concatenate(tf.data.Dataset.from_tensors("")))}
+        found = _all(records.concatenate(tf.data.Dataset.from_tensors("")))
+        if wanted is not None:
+            found = tf.gather(found, tf.concat([wanted, [tf.size(found, tf.int64) - 1]], axis=0))
+        return {RECORD: found}
+
+    def _joined(self, pieces: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns fewer pieces, which include what lies between some, and the rows of theirs that are wanted, (n,).
+
+        A piece costs the opening of its file and a whole buffer, and in a compressed file all that lies before it.
+        """
+        arrays, shards = TENSORS, [segment.shard for segment in self.selection.segments]
+        most = _BUFFER * sum(shard.num_examples for shard in shards) // sum(shard.num_bytes for shard in shards)
+        segment, begin, end = tf.unstack(pieces, num=3, axis=1)
+        gap = begin[1:] - end[:-1]
+        is_apart = (segment[1:] != segment[:-1]) | (gap < 0)
+        is_apart = is_apart if self.compression else is_apart | (gap > most)
+        one = arrays.range(arrays.minimum(arrays.size(begin), 1)) == 0
+        begins, ends = arrays.concat([one, is_apart]), arrays.concat([is_apart, one])
+        first = arrays.select(begin, begins)
+        joined = arrays.stack([arrays.select(segment, begins), first, arrays.select(end, ends)])
+        row_of_first = arrays.sums_before(joined[:, 2] - first) - first
+        group = tf.cumsum(tf.cast(begins, tf.int64)) - 1
+        return joined, consecutive(arrays, begin + arrays.gather(row_of_first, group), end - begin)
 
     def _records(self, piece: tf.Tensor) -> tf.Tensor:
         """Returns the records of a piece (3,): string (n,). An error names the shard and the record."""

@@ -17,6 +17,7 @@ import pytest
 
 from beam_jobs import convert, validate
 from beam_jobs.shards import manifest_writer
+from beam_jobs.sink.present import columns_of
 from beam_jobs.sink.remote import leased
 from pipeline import manifest
 from pipeline.errors import DataError, RerunError, TransientError, UsageError
@@ -104,6 +105,10 @@ def test_again_is_nothing_to_do_and_other_options_need_overwrite(
     convert.main([*other, "--overwrite"])
     shards = [name for name in bucket.files(recursive=True) if name.endswith(".tfrecord")]
     assert shards == ["test-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord"]
+    # That of the bytes is the same file as before, as all records have one length; that of the labels is another.
+    made = {name for name in bucket.files(recursive=True) if name.startswith("columns/")}
+    assert made == {*columns_of(manifest.load(bucket))}
+    assert {name.split(".")[1] for name in made} == {"bytes", "label"}
 
 
 @pytest.mark.slow

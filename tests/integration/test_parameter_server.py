@@ -77,6 +77,40 @@ def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
     assert all(int(match[1]) <= int(match[2]) <= 60 for match in lines if match)
 
 
+@pytest.fixture(scope="module")
+def line_with_columns(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("columns")
+    tasks.write(folder, ROWS)
+    index([str(folder), "--split=train:train-*.tfrecord", "--add_columns=records:number"])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "fed"),
+    [
+        (["--where=number % 5 in (1, 3)"], [number for number in range(ROWS) if number % 5 in (1, 3)]),
+        (["--where=number < 9", "--weigh=number", "--sync"], [number for number in range(9) for _ in range(number)]),
+    ],
+    ids=["a subset", "weighed, synchronous"],
+)
+def test_the_rows_of_a_view_are_trained_on_exactly(line_with_columns, tmp_path, flags, fed):
+    outcomes = Job(2, 1, line_with_columns, tmp_path, *LINE, *flags, "--epochs=5", "--steps_per_loop=2").finish()
+    assert_all_ended(outcomes)
+    steps = 5 * len(fed) // BATCH
+    assert ledger_of(outcomes["chief 0"][1]) == (steps, steps, 0, 0)
+    assert rows_of(outcomes) == sorted(fed * 5)
+
+
+def test_skipped_steps_are_made_by_workers_and_change_nothing(line_with_columns, tmp_path):
+    flags = ("--train_steps=6", "--skip_steps=0:6", "--log_every=1", "--ema=0.9")
+    outcomes = Job(2, 1, line_with_columns, tmp_path, *LINE, *flags).finish()
+    assert_all_ended(outcomes)
+    out = outcomes["chief 0"][1]
+    assert ledger_of(out) == (6, 6, 0, 0)
+    assert re.search(r"^given \[-?\d\.\d+, 0\.0\]$", out, re.M)  # the bias, as it was made
+    assert len(re.findall(r"^step \d, loss = 0\.0", out, re.M)) == 6
+
+
 @pytest.mark.slow
 def test_two_servers_three_workers_and_the_recipes(digits, tmp_path):
     flags = ["--optimizer=adam", "--learning_rate=0.02", "--clip_norm=1", "--ema=0.98", "--label_smoothing=0.1"]

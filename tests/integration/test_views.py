@@ -95,7 +95,6 @@ def test_steps_to_come_may_be_skipped_after_a_resume_and_past_ones_may_not(train
         (["--balance=lable"], "unknown 'lable'; did you mean 'label'?"),
         (["--eval_where=label > 99"], "keeps none of the 368 records of 'test'"),
         (["--weigh=label", "--balance=label"], "both say how often"),
-        (["--where=label == 3", "--strategy=parameter_server"], "know no views"),
     ],
 )
 def test_a_view_that_cannot_work_is_refused(train, flags, said):

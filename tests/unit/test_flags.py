@@ -67,7 +67,7 @@ SEEN: dict[str, dict[str, str]] = {
         "seed": "unit/beam_jobs/test_convert.py::test_the_seed_and_the_split_are_those_of_the_flags",
         "dry_run": "unit/beam_jobs/conversion/test_dry_run.py::test_what_is_said_is_what_the_conversion_does",
         "overwrite": "integration/test_card.py::test_a_data_set_that_is_replaced_gets_a_new_one",
-        "columns": "unit/beam_jobs/test_convert.py::test_columns_are_added_and_go_with_the_data_set",
+        "columns": "unit/beam_jobs/test_convert.py::test_columns_are_made_with_the_shards_and_go_with_the_data_set",
     },
     "beam_jobs.validate": {
         "data_dir": "integration/test_validate.py::test_the_report_is_json",

@@ -14,7 +14,6 @@ from pipeline.order.views import View, checked_skips
 from pipeline.request import parse_size
 from trainer.config.meaning import flag
 
-_NO_VIEWS = "workers plan with TensorFlow's own operations, which know no views"
 _GRAPHS = "workers read with TensorFlow's own operations, which"
 
 
@@ -121,22 +120,17 @@ class OrderFlags:
     where: str | None = flag(
         None,
         "records to train on, by columns: \"label in ('cat', 'dog') and width >= 28\" (None: all; docs/views.md)",
-        parameter_server=_NO_VIEWS,
     )
-    limit: str | None = flag(None, "number of records to train on, or '500 per label'", parameter_server=_NO_VIEWS)
+    limit: str | None = flag(None, "number of records to train on, or '500 per label'")
     balance: str | None = flag(
         None,
         "column whose values fill equally many rows of an epoch: label, or 'sqrt(label)' for half way to that",
-        parameter_server=_NO_VIEWS,
     )
     weigh: str | None = flag(
         None,
         "column of weights: a record of weight w is in an epoch floor(w) or ceil(w) times",
-        parameter_server=_NO_VIEWS,
     )
-    skip_steps: str = flag(
-        "", "steps that are not trained on, such as 12300:12360,20000:20010 (end excluded)", parameter_server=_NO_VIEWS
-    )
+    skip_steps: str = flag("", "steps that are not trained on, such as 12300:12360,20000:20010 (end excluded)")
     mixture_schedule: str = flag(
         "",
         "weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5' (docs/views.md)",

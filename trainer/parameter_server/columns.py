@@ -31,6 +31,7 @@ class ColumnBatches:
     Attributes:
       rows: of a share of a step.
       steps_per_epoch: T.
+      skip_steps: (first, end) of global steps whose rows have weight 0.
     """
 
     def __init__(self, resolved: ResolvedRequest, shares: int = 1) -> None:
@@ -55,14 +56,14 @@ class ColumnBatches:
         self._decodes, self._resolved = decodes, resolved
         self._feed = make_feed(order, None, TENSORS)
         self.rows, self.steps_per_epoch = order.global_batch_size // shares, order.steps_per_epoch
+        self.skip_steps = order.skip_steps
 
     def dataset(self) -> tf.data.Dataset:
         """Returns a dataset that repeats (columns, index of the worker), the same tensors each time."""
-        count = self._resolved.selection.num_examples
-        pieces = tf.constant(all_pieces(self._resolved.selection))
-        records = self._reader.read(pieces, pieces)["record"][:count]
-        read = self._decoded(records) if self._decodes else {"record": records}
-        columns = {RECORD_ID: tf.range(count, dtype=tf.int64), **read}
+        times = self._resolved.order.times
+        pieces = tf.constant(all_pieces(self._resolved.selection, None if times is None else times.records))
+        records = self._reader.read(pieces, pieces)["record"][: self._count]
+        columns = self._decoded(records) if self._decodes else {"record": records}
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
         dataset = tf.data.Dataset.from_tensors((columns, tf.cast(index, tf.int64))).repeat()
         options = tf.data.Options()
@@ -83,7 +84,8 @@ class ColumnBatches:
             number = step % self.steps_per_epoch
             first = share * self.rows
             part = lambda rows: tf.ensure_shape(rows[first : first + self.rows], [self.rows])  # noqa: E731
-            taken = gather(columns, tf.gather(plan.records, part(plan.take[number])))
+            records = tf.gather(plan.records, part(plan.take[number]))
+            taken = {RECORD_ID: records, **gather(columns, self._rows(records))}
             here = plan._replace(real=part(plan.real[number])[None], real_rows=plan.real_rows[number][None])
             return self._batches.element(taken, here, tf.constant(0, tf.int64))
 
@@ -97,6 +99,20 @@ class ColumnBatches:
             return {"image": tf.reshape(examples.images, [-1, pixels]), "label": examples.labels}
 
         parts = tf.data.Dataset.from_tensor_slices(records).batch(_DECODED_TOGETHER).map(decode)
-        count = self._resolved.selection.num_examples
-        whole: Columns = parts.rebatch(max(1, count)).get_single_element()
+        whole: Columns = parts.rebatch(max(1, self._count)).get_single_element()
         return whole
+
+    @property
+    def _count(self) -> int:
+        times = self._resolved.order.times
+        return self._resolved.selection.num_examples if times is None else times.num_chosen
+
+    def _rows(self, records: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of records in the columns, which have those that a view chooses, each once."""
+        times = self._resolved.order.times
+        if times is None:
+            return records
+        stored = records % times.num_stored if times.repeats else records
+        if times.records is None:
+            return stored
+        return TENSORS.searchsorted(times.records, tf.cast(stored, times.records.dtype), "left")

@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from pipeline.batch.batches import DeviceDistortion
 from pipeline.errors import PipelineError, UsageError
+from pipeline.order.views import Intervals
 from trainer.config import TrainConfig
 from trainer.config.interval import Period
 from trainer.step.state import TrainState
-from trainer.step.train_step import COLUMNS, Contribution, Gradients, clipped, histogram
+from trainer.step.train_step import COLUMNS, Contribution, Gradients, clipped, histogram, is_skipped
 from trainer.task.base import WEIGHT
 
 _COUNT, _RATE = "_iterations", "_learning_rate"  # of Keras' optimizers; public nowhere as what can be set
@@ -106,6 +107,7 @@ class Compute:
         config: TrainConfig,
         distort: DeviceDistortion | None = None,
         shown: Period = Period(),  # noqa: B008, it is immutable
+        skip_steps: Intervals = (),
     ) -> None:
         """Makes variables beside those of the state.
 
@@ -115,6 +117,7 @@ class Compute:
           config: of the run.
           distort: distorts rows on the worker's device; None: the input distorts.
           shown: the steps whose gradients `histograms` shows, besides the first.
+          skip_steps: (first, end) of global steps that change nothing but the number of the step.
         """
         model = state.model
         self._strategy, self.state, self.graph = strategy, state, None
@@ -125,7 +128,7 @@ class Compute:
         self.kept = Transfer(
             [v.value for v in model.non_trainable_variables if v.dtype.startswith(("float", "bfloat"))]
         )
-        self._shown_every = Fraction(shown.steps)
+        self._shown_every, self._skip_steps = Fraction(shown.steps), skip_steps
         with strategy.scope():
             rows = tf.zeros([len(self.trainable.variables), COLUMNS])
             self._shown = tf.Variable(rows, trainable=False, name="histograms") if shown.steps else None
@@ -139,14 +142,28 @@ class Compute:
             computed = self._gradients.of(share, weight, values, batch, step)
         old = [value for value in values[1] if value.dtype.is_floating]
         changes = [new - tf.cast(was, tf.float32) for new, was in zip(computed.state, old, strict=True)]
-        return computed, Sent(self.trainable.flattened(computed.gradients), self.kept.flattened(changes))
+        sent = Sent(self.trainable.flattened(computed.gradients), self.kept.flattened(changes))
+        if not self._skip_steps:
+            return computed, sent
+        skipped = is_skipped(step, self._skip_steps)  # of which not even the regularisation counts
+        zeroed = lambda value: tf.where(skipped, tf.zeros_like(value), value)  # noqa: E731
+        return tf.nest.map_structure(zeroed, computed), tf.nest.map_structure(zeroed, sent)
 
     @tf.function(autograph=False)
     def apply(self, step: tf.Tensor, sent: Sent) -> tf.Tensor:
-        """Changes the weights by the gradient of a step; returns a tensor whose operation ends when that is done."""
-        state = self.state
+        """Changes the weights by the gradient of a step; returns a tensor whose operation ends when that is done.
+
+        A skipped step changes none: by a gradient of 0, momentum and decay would still move them.
+        """
         if self._shown is not None:
             tf.cond(self._is_shown(step + 1), lambda: self._show(sent), lambda: tf.constant(False))
+        if not self._skip_steps:
+            return self._update(step, sent)
+        skipped = is_skipped(step, self._skip_steps)
+        return tf.cond(skipped, lambda: tf.constant(False), lambda: self._update(step, sent))
+
+    def _update(self, step: tf.Tensor, sent: Sent) -> tf.Tensor:
+        state = self.state
         gradients = self.trainable.push(clipped(sent.gradients, self._clip_norm))
         rate = state.schedule(step) if state.schedule else None
 

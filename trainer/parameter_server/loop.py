@@ -100,7 +100,7 @@ class Loop:
     def _report(self, finished: Finished) -> None:
         for step in sorted(finished.rows):
             self._last = finished.rows[step]
-            self.averages.add(self.rows.loss(self._last), self._last.penalty)
+            self.averages.add(step, self.rows.loss(self._last), self._last.penalty)
             self.epoch.add(step, self._last, self.rows.weight(self._last))
         self._waited += finished.waited
         if self._last is None:  # a worker that is lost had applied all of them

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from pipeline.order.views import Intervals
 from trainer.step.state import DECAY
 from trainer.step.train_step import AVERAGED, REGULARIZATION, TOTAL_LOSS, LoopResult
 from trainer.task.base import LOSS, WEIGHT, Measure, Sums
@@ -71,11 +72,14 @@ class Rows:
 class Averages:
     """Moving averages of the losses over the steps, in their order; a checkpoint remembers them."""
 
-    def __init__(self) -> None:
+    def __init__(self, skip_steps: Intervals = ()) -> None:
         self.values = [math.nan] * len(AVERAGED)
+        self._skip_steps = skip_steps
 
-    def add(self, loss: float, penalty: float) -> None:
-        """Adds a step."""
+    def add(self, step: int, loss: float, penalty: float) -> None:
+        """Adds a step, by its number from 0 on; not a skipped one, which has no loss."""
+        if any(first <= step < stop for first, stop in self._skip_steps):
+            return
         values = {TOTAL_LOSS: loss + penalty, LOSS: loss, REGULARIZATION: penalty}
         for i, name in enumerate(AVERAGED):
             old, new = self.values[i], values[name]

@@ -157,7 +157,8 @@ class ParameterServerRun(Run):
         """Makes the graphs that workers run, and the scheduler of them."""
         config, plan, flags = self.config, self.plan, self.config.aggregation
         check_optimizer(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
-        self.averages, self.epoch, self.tally = Averages(), EpochSums(plan.training.steps_per_epoch), Tally()
+        self.epoch, self.tally = EpochSums(plan.training.steps_per_epoch), Tally()
+        self.averages = Averages(plan.training.spec.skip_steps)
         self.parts = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
         self.observers = [_Attendance(self.members, self._say_end)]
         num_workers = len(self.roles.workers)
@@ -168,7 +169,8 @@ class ParameterServerRun(Run):
             self.ledger = Ledger()
         columns = iter(self.cluster.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
         shown = period_of(config.output.histogram_every, plan.training.steps_per_epoch)
-        compute = self.shown = Compute(self.strategy, self.state, config, train_step.distortion(plan.training), shown)
+        distort = train_step.distortion(plan.training)
+        compute = self.shown = Compute(self.strategy, self.state, config, distort, shown, batches.skip_steps)
         if shown.steps:
             self.read_histograms = compute.histograms
         self.rows = Rows(self.state.measure)

@@ -343,21 +343,18 @@ class TrainStep:
             zeros: _Reduced = tf.nest.map_structure(lambda value: tf.zeros(value.shape, value.dtype), found[0])
             return zeros
 
-        return tf.cond(~self._is_skipped(self.state.global_step.read_value()), run, skip)
+        return tf.cond(~is_skipped(self.state.global_step.read_value(), self.skip_steps), run, skip)
 
     def _average(self, averages: Averages, step: tf.Tensor) -> None:
         """Updates the averages of the weights; not in a skipped step, towards whose weights they would move again."""
         if self.skip_steps:
-            tf.cond(self._is_skipped(step - 1), lambda: None, lambda: averages.update(self.strategy, step))
+            tf.cond(is_skipped(step - 1, self.skip_steps), lambda: None, lambda: averages.update(self.strategy, step))
         else:
             averages.update(self.strategy, step)
 
-    def _is_skipped(self, step: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_any([(step >= first) & (step < stop) for first, stop in self.skip_steps])
-
     def _averages(self, before: tf.Tensor, values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         after = moving_averages(before, values)
-        return tf.where(self._is_skipped(step), before, after) if self.skip_steps else after
+        return tf.where(is_skipped(step, self.skip_steps), before, after) if self.skip_steps else after
 
     def _replica_update(self, features: Any, labels: Any, weights: tf.Tensor) -> _Reduced:
         """Computes one replica's contribution to a step, sums those of all replicas, and updates its weights.
@@ -609,6 +606,11 @@ def create(
     steps_per_epoch = training.steps_per_epoch if training else None
     skips = training.spec.skip_steps if training else ()
     return TrainStep(strategy, state, gradients, config.optimizer.clip_norm, virtual, steps_per_epoch, skips)
+
+
+def is_skipped(step: tf.Tensor, skip_steps: Intervals) -> tf.Tensor:
+    """Returns whether a global step is in one of the intervals, bool scalar."""
+    return tf.reduce_any([(step >= first) & (step < stop) for first, stop in skip_steps])
 
 
 def distortion(training: ResolvedInput | None) -> DeviceDistortion | None:

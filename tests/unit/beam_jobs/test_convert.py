@@ -22,7 +22,10 @@ import pytest
 from beam_jobs import validate
 from beam_jobs.shards import writer
 from pipeline import images, manifest
+from pipeline.index.__main__ import main as index
 from pipeline.manifest import Feature, naming
+from pipeline.manifest.columns import Columns
+from pipeline.manifest.splits import select
 from pipeline.records import framing, tf_example
 from tests import forked
 from tests.converting import convert_in_process
@@ -52,29 +55,117 @@ def digests(contents):
 
 
 def test_the_bytes_of_a_tiny_data_set_are_pinned(mnist_folder, tmp_path, convert, contents):
-    assert convert(*flags(mnist_folder(), tmp_path / "out", "--num_shards=train:2", "--seed=1")).code == 0
+    options = ("--num_shards=train:2", "--seed=1", "--columns=none")
+    assert convert(*flags(mnist_folder(), tmp_path / "out", *options)).code == 0
     found = digests(contents(tmp_path / "out"))
     assert {name: found.pop(name) for name in naming.TFDS_FILES if name in found}.keys() == set(naming.TFDS_FILES)
     assert found == GOLDEN
 
 
-def test_columns_are_added_and_go_with_the_data_set(mnist_folder, tmp_path, convert):
-    source, out = mnist_folder(), tmp_path / "out"
-    assert convert(*flags(source, tmp_path / "plain")).code == 0
-    assert convert(*flags(source, out, "--columns=records")).code == 0
+def column_files(folder):
+    return {path.name: path.read_bytes() for path in (folder / "columns").iterdir()}
+
+
+def test_columns_are_made_with_the_shards_and_go_with_the_data_set(mnist_folder, tmp_path, convert, contents):
+    source, out, plain = mnist_folder(), tmp_path / "out", tmp_path / "plain"
+    assert convert(*flags(source, out, "--num_shards=train:2", "--seed=1")).code == 0
+    found = digests(contents(out))
+    assert {name: found[name] for name in GOLDEN if name != "manifest.json"}.items() <= GOLDEN.items()
     made = manifest.load(out)
-    assert made.digest == manifest.load(tmp_path / "plain").digest
     assert {name: sorted(column.files) for name, column in made.columns.items()} == {
         "bytes": ["test", "train"],
         "label": ["test", "train"],
     }
-    assert len(list((out / "columns").iterdir())) == 4
-    assert convert(*flags(source, out, "--columns=records:label")).code == 0  # nothing else to do
-    assert convert(*flags(source, out, "--seed=2", "--overwrite")).code == 0
-    assert not manifest.load(out).columns
+    assert convert(*flags(source, plain, "--num_shards=train:2", "--seed=1", "--columns=none")).code == 0
+    assert manifest.load(plain).digest == made.digest
+    assert not (plain / "columns").exists()
+    index([str(plain), "--add_columns=records"])  # which reads the shards
+    assert contents(plain) == contents(out)
+    again = convert(*flags(source, out, "--num_shards=train:2", "--seed=1", "--columns=records:label"))
+    assert (again.code, "nothing to do" in again.out) == (0, True)
+    assert convert(*flags(source, out, "--seed=2", "--overwrite", "--columns=records:label")).code == 0
+    assert list(manifest.load(out).columns) == ["label"]
+    assert len(column_files(out)) == 2
+    assert (
+        convert(*flags(source, out, "--seed=2", "--columns=records:bytes")).code == 0
+    )  # of the data set that is there
+    assert list(manifest.load(out).columns) == ["bytes", "label"]
+    assert convert(*flags(source, out, "--seed=3", "--overwrite", "--columns=none")).code == 0
     assert not (out / "columns").exists()
-    refused = convert(*flags(source, "s3://bucket/out", "--columns=records"))
-    assert refused.code == 2
+
+
+FEATURES = {"id": 7, "score": 0.25, "site": b"web", "a/b": 3, "text": b"x" * 300, "box": [1.0, 2.0]}
+
+
+def write_records(path, count=12, **more):
+    """Writes images of several sizes with features, of which `id`, `score` and `site` differ."""
+    with open(path, "wb") as file:
+        for number in range(count):
+            pixels = np.full((4 + number % 3, 5 + number % 2, 3), number, np.uint8)
+            own = {"id": number * 1000, "score": number / 3, "site": [b"web", b"b\xffok"][number % 2]}
+            values = {**FEATURES, **own, **more, "image": images.encoded(pixels, "png"), "label": number % 4}
+            file.write(
+                framing.frame(
+                    tf_example.encode({name: np.float32(v) if isinstance(v, list) else v for name, v in values.items()})
+                )
+            )
+    return ("--dataset=tfrecord", f"--source={path}", f"--keep_columns={','.join([*FEATURES, *more])}")
+
+
+def test_all_features_with_one_value_are_columns_as_if_the_shards_were_read(tmp_path, convert, capfd):
+    source = write_records(tmp_path / "a.tfrecord")
+    for name, more in {"out": (), "twice": ("--passes=2",), "plain": ("--columns=none",)}.items():
+        done = convert(*source, f"--data_dir={tmp_path / name}", "--num_shards=3", *more)
+        assert done.code == 0, done.err
+        noted = "note: 1 feature without a column (text): more than 65,536 different strings, or of more than 256"
+        assert (noted in done.out) == (name != "plain")
+    for folder in ("out", "plain"):
+        if folder == "plain":
+            index([str(tmp_path / folder), "--add_columns=records"])
+            assert "text: left out, has strings of more than 256 characters" in capfd.readouterr().out
+        made = manifest.load(tmp_path / folder)
+        assert sorted(made.columns) == ["a_b", "bytes", "height", "id", "label", "score", "site", "width"]
+        assert made.columns["site"].values == ("b\udcffok", "web")
+    assert column_files(tmp_path / "out") == column_files(tmp_path / "plain")
+    assert sorted(manifest.load(tmp_path / "twice").columns) == sorted(made.columns)
+    columns = Columns(
+        tmp_path / "out", manifest.load(tmp_path / "out"), select(manifest.load(tmp_path / "out"), "train")
+    )
+    assert sorted(columns["id"].tolist()) == [number * 1000 for number in range(12)]
+    assert (columns["height"] == 4 + columns["id"] // 1000 % 3).all()
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "said"),
+    [
+        ("records:idd", {}, "--columns: feature: unknown 'idd'; did you mean 'id'?"),
+        ("records", {"a_b": 1}, "features 'a/b' and 'a_b': both would be the column 'a_b'; name one of them"),
+        (
+            "records:text",
+            {},
+            "--columns=records:text: 'text' has strings of more than 256 characters; rerun with others",
+        ),
+        ("foo", {}, "--columns=foo: must be FILE.parquet, records"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused(tmp_path, convert, columns, more, said):
+    source = write_records(tmp_path / "a.tfrecord", **more)
+    refused = convert(*source, f"--data_dir={tmp_path / 'out'}", f"--columns={columns}")
+    assert refused.code != 0
+    assert said in refused.err
+    if "rerun" in said:
+        assert convert(*source, f"--data_dir={tmp_path / 'out'}", "--columns=records:a/b,site,width").code == 0
+        assert list(manifest.load(tmp_path / "out").columns) == ["a_b", "site", "width"]
+
+
+def test_columns_of_a_function_are_added_to_those_of_the_records(mnist_folder, tmp_path, convert):
+    (tmp_path / "mine.py").write_text("def f(record):\n    return {'first': record[0]}\n")
+    source = mnist_folder()
+    done = convert(*flags(source, tmp_path / "out", f"--columns={tmp_path / 'mine.py'}:f"))
+    assert done.code == 0
+    assert sorted(manifest.load(tmp_path / "out").columns) == ["bytes", "first", "label"]
+    refused = convert(*flags(source, "s3://bucket/out", f"--columns={tmp_path / 'mine.py'}:f"))
+    assert (refused.code, "are added to a local or mounted folder" in refused.err) == (2, True)
 
 
 def test_a_source_is_read_as_the_flags_say(tmp_path, convert_without_beam):

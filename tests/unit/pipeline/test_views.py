@@ -16,6 +16,7 @@ import tensorflow as tf
 from pipeline import manifest as manifests
 from pipeline import skipped_records
 from pipeline.audit.__main__ import main as audit
+from pipeline.batch import compose
 from pipeline.errors import DataError, UsageError
 from pipeline.index.__main__ import main as index
 from pipeline.index.command import alone_in
@@ -25,6 +26,7 @@ from pipeline.manifest.columns import Columns
 from pipeline.manifest.splits import select
 from pipeline.order.sharding import Shard
 from pipeline.read.shards import Shards
+from pipeline.records import tf_example
 from pipeline.request import Request
 from pipeline.resolved import resolve, resolve_all
 from pipeline.step_iterator import StepIterator
@@ -108,6 +110,38 @@ def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, k
             assert all(abs(times[i] - i % 7 / 2) < 1 for i in range(100))
 
 
+@pytest.mark.parametrize("kind", [*list(KINDS)[:2], pytest.param("png", marks=pytest.mark.slow), "gzip"])
+@pytest.mark.parametrize("shuffle_bytes", [1 << 30, SMALL], ids=["one window", "in windows"])
+def test_portable_views_feed_the_same_batches(data, kind, shuffle_bytes):
+    folder = data(kind, (KINDS | {"gzip": Kind(compression="GZIP")})[kind])
+    options = {"global_batch_size": 10, "training": True, "epochs": 3, "record_ids": True, "distort": "shift"}
+    options |= {"shuffle_bytes": shuffle_bytes, "skip_steps": "1:2,5:7", "start_step": 1}
+    for view in VIEWS.values():
+        one, other = (list(input_fn(folder, portable=way, **options, **view)) for way in (False, True))
+        assert len(one) == len(other) > 5
+        for mine, theirs in zip(one, other, strict=True):
+            assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_a_portable_mixture_feeds_the_views_of_its_sources(data):
+    sources = [(data("raw"), 0.5, VIEWS["weigh"]), (data("png", KINDS["png"]), 0.5, VIEWS["where"])]
+    options = {"global_batch_size": 10, "training": True, "epochs": 2, "record_ids": True, "limit": 60}
+    one, other = (list(input_fn(sources, portable=way, **options)) for way in (False, True))
+    assert len(one) == len(other) > 5
+    for mine, theirs in zip(one, other, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_a_view_that_would_make_too_large_a_graph_is_refused(data, monkeypatch):
+    monkeypatch.setattr(compose, "_MOST_IN_GRAPH", 399)
+    fed(data("raw"), where="label in (1, 3)", portable=True)  # 40 numbers of 4 bytes
+    fed(data("raw"), balance="label")
+    with pytest.raises(
+        UsageError, match=r"a view that chooses 100 records: their numbers take 400 bytes in .* at most"
+    ):
+        fed(data("raw"), balance="label", portable=True)
+
+
 def test_epochs_differ_in_who_gets_the_extra_turn(data):
     view = VIEWS["balance"]
     first, second = (np.bincount(fed(data("raw"), epochs=epochs, **view)[0], minlength=100) for epochs in (1, 2))
@@ -176,7 +210,6 @@ def test_an_evaluation_takes_the_chosen_records_in_the_stored_order(data):
         ),
         ({"weigh": "weight", "training": False}, "weigh='weight' with training=False"),
         ({"skip_steps": "1:2", "training": False}, "skip_steps with training=False"),
-        ({"where": "label == 1", "portable": True}, "know no views"),
         (
             {"where": "lable == 1"},
             "unknown 'lable'; did you mean 'label'? known: bytes, height, label, rare, weight, width",
@@ -587,3 +620,19 @@ def test_columns_of_too_many_strings_are_left_out_or_refused(tmp_path, monkeypat
     index([str(foreign), "--split=train:a.*", "--add_columns=records"])
     assert set(manifests.load(foreign).columns) == {"bytes", "site"}
     assert "name: left out, has 11 different strings; a column has 10 at most" in capsys.readouterr().out
+
+
+def test_two_features_that_would_be_one_column_are_named_and_one_of_them_can_be_had(tmp_path):
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
+        for number in range(5):
+            writer.write(tf_example.encode({"a/b": number, "a_b": 10 * number, "c": 1}))
+    index([str(tmp_path), "--split=train:*.tfrecord"])
+    said = "features 'a/b' and 'a_b': both would be the column 'a_b'; name one of them: --add_columns=records:label,a_b"
+    for columns in ("records", "records:a/b,a_b"):
+        with pytest.raises(UsageError) as caught:
+            index([str(tmp_path), f"--add_columns={columns}"])
+        assert said in str(caught.value)
+    for name, factor in (("a/b", 1), ("a_b", 10)):
+        index([str(tmp_path), f"--add_columns=records:c,{name}"])
+        made = manifests.load(tmp_path)
+        assert Columns(tmp_path, made, select(made, "train"))["a_b"].tolist() == [factor * n for n in range(5)]

@@ -228,3 +228,18 @@ def test_images_with_an_orientation_are_counted_over_the_parts(pixels):
     PIL.Image.fromarray(pixels(1)[0]).save(stream, "PNG", exif=exif)
     part = select(block([stream.getvalue()], [0]), 10, ImageOptions("source", 3))
     assert joined([(np.array([row]), part) for row in (1, 0)]).recoded.turned == 2
+
+
+def test_the_sides_of_each_image_are_in_the_order_of_the_rows(pixels):
+    shapes = [(4 + row % 3, 5 + row % 2, 3) for row in range(12)]
+    given = block([images.encoded(pixels(1, shape, seed=row)[0], "png") for row, shape in enumerate(shapes)], [0] * 12)
+    options, order = ImageOptions("source", 3), np.random.default_rng(1).permutation(12)
+    whole = select(given, 10, options)
+    assert whole.recoded.sides(12).tolist() == [list(shape[:2]) for shape in shapes]
+    parts = []
+    for rows in (order[:1], order[1:7], order[7:]):
+        taken = [given.images[row] for row in rows]
+        extra = {"a": given.extra["a"][rows], "b": [given.extra["b"][row] for row in rows]}
+        parts.append((rows, select(Block(taken, given.labels[rows], given.keys[rows], extra), 10, options)))
+    assert joined(parts).recoded.sides(12).tolist() == whole.recoded.sides(12).tolist()
+    assert parts[0][1].recoded.sides(1).tolist() == [list(shapes[order[0]][:2])]  # of one size

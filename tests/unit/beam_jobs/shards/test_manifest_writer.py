@@ -107,7 +107,10 @@ def test_the_images_are_described_as_they_are(stored, feature, plan_of, pixels):
     plan = plan_of({"train": Content(encoded(pixels, *stored))})
     made = manifest_writer.make_manifest(plan, receipts_of(plan))
     assert made.features["image"] == feature
-    assert manifest.load(manifest_writer.write_manifest(plan, receipts_of(plan)).parent) == made
+    written = manifest.load(manifest_writer.write_manifest(plan, receipts_of(plan)).parent)
+    assert dataclasses.replace(written, columns={}) == made
+    sizes = {"height", "width"} if None in feature.shape[:2] else set()
+    assert written.columns.keys() == {"bytes", "label", *sizes}
 
 
 def test_image_sizes_are_counted_and_of_very_many_rounded_up():

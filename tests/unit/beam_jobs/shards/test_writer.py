@@ -168,7 +168,7 @@ def test_a_damaged_shard_is_made_again(damage, plan_of, pixels, tmp_path):
         victim.write_bytes(victim.read_bytes()[:-1])
     assert write_shard(plan, "train", 0) == first
     assert path.read_bytes() == whole
-    assert receipts.load_checked(tmp_path / "out", path.name, tmp_path / "out") == first
+    assert receipts.load_checked(tmp_path / "out", path.name, tmp_path / "out").without_columns() == first
 
 
 def test_a_shard_over_the_bound_is_an_error_that_says_what_would_do(plan_of, pixels):

@@ -94,10 +94,10 @@ def test_killed_at_any_change_it_leaves_a_whole_data_set_or_none(replacing, monk
             assert expected.items() <= contents(out).items()
         staging.remove_leftovers(out, "f" * 64)
         assert not [path for path in out.iterdir() if path.name.startswith(".")]
-    # New manifest aside, old one away, 4 shards, their CRCs, 3 files beside them, the manifest in its place; then
-    # train's 3 old shards and more.
-    assert seen[:17] == ["old"] * 2 + ["none"] * 12 + ["new"] * 3
-    assert set(seen[17:]) == {"new"}
+    # New manifest aside, old one away, 4 shards, their CRCs, 4 columns, 3 files beside them, the manifest in its place;
+    # then train's 3 old shards and more.
+    assert seen[:21] == ["old"] * 2 + ["none"] * 16 + ["new"] * 3
+    assert set(seen[21:]) == {"new"}
     assert len(changes) == len(seen)
 
 
@@ -105,7 +105,7 @@ def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_sha
     make, _, new = replacing
     shards = {name: data for name, data in contents(new).items() if naming.parse_shard_name(name)}
     seen = []
-    for moment in range(1, 15):
+    for moment in range(1, 19):
         folder, out = make()
         with monkeypatch.context() as patch:
             interrupt_at(patch, moment, Killed())
@@ -127,7 +127,8 @@ def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_sha
         assert (out / "card.html").exists() is False
         if present is None:
             assert not (out / "dataset_info.json").exists()
-    assert seen == [False] * 2 + [True] * 12
+            assert not [*(out / "columns").glob("*")]
+    assert seen == [False] * 2 + [True] * 16
 
 
 def test_a_change_that_fails_is_one_line_with_the_path(replacing, monkeypatch):

@@ -1,15 +1,20 @@
 """Window plans as tensors, in a graph: those of NumPy, element for element, in whatever order they are asked for."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed
 from pipeline.order.order import Order
 from pipeline.order.tensors import TENSORS
+from pipeline.order.views import View
+from tests.unit.pipeline.order.test_views import columns_of
 
 CASES = [
     Order((5, 0, 4, 3), 4, 1, 1, "pad", 0, training=True),
@@ -62,6 +67,52 @@ def test_plans_are_those_of_numpy(order, rows):
 )
 def test_plans_of_a_part_of_the_rows_are_those_of_numpy(order, rows):
     check_plans(order, rows, 3)
+
+
+VIEWS = [
+    View(where="label != 1 or w > 2"),
+    View(balance="label"),
+    View(balance="sqrt(label)", limit=30),
+    View(where="w > 0.7", weigh="w"),
+    View(weigh="w"),
+    View(limit="3 per label"),
+]
+
+
+def some_views(count):
+    """Returns as many random views, with random orders of random parts of their rows that skip some steps."""
+    rng = np.random.default_rng(1)
+    for i, (order, rows) in enumerate(some_feeds(count)):
+        n, view = order.num_stored, VIEWS[i % len(VIEWS)]
+        columns = columns_of(rng.integers(0, 4, n), w=np.float32(rng.random(n) * 3))
+        columns.values["w"][0] = 2.5
+        times, _ = view.resolve(columns, n, order.seed, "train")
+        skips = ((1, 2), (4, 5)) if i % 2 else ()
+        yield dataclasses.replace(order, times=times, skip_steps=skips, remainder="pad"), rows, view
+
+
+@pytest.mark.parametrize(
+    ("order", "rows", "view"),
+    [pytest.param(*case, marks=pytest.mark.slow if i >= 6 else ()) for i, case in enumerate(some_views(30))],
+)
+def test_plans_of_random_views_are_those_of_numpy(order, rows, view):
+    check_plans(order, rows, 0, 12345678901)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.0, 0.25, 1.0, 1.75, 3.1])), min_size=1, max_size=300),
+    st.sampled_from(
+        [{"balance": "label"}, {"balance": "sqrt(label)"}, {"weigh": "w"}, {"where": "w > 0", "weigh": "w"}]
+    ),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**40),
+)
+@settings(max_examples=60, deadline=None)
+def test_records_of_a_view_end_in_an_epoch_where_they_do_in_numpy(records, view, seed, epoch):
+    labels, weights = zip(*[*records, (0, 1.5)], strict=True)
+    times, _ = View(**view).resolve(columns_of(labels, w=np.float32(weights)), len(labels), seed, "train")
+    found = TENSORS.ends(times, tf.constant(epoch, tf.int64))
+    np.testing.assert_array_equal(found, times.ends(epoch))
 
 
 def check_plans(order, rows, *epochs):

@@ -371,6 +371,34 @@ def test_random_views_feed_what_a_plain_listing_says_on_any_workers_from_any_ste
             assert counts.tolist() == times_of(view, columns, epoch, order.seed).tolist()
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        View(),
+        View(where="label != 1"),
+        View(limit=300),
+        View(limit="150 per label"),
+        View(balance="label"),
+        View(balance="sqrt(label)", where="score > 0.2"),
+        View(weigh="score"),
+    ],
+    ids=lambda view: view._text(columns_of([0]), None) or "plain",
+)
+@pytest.mark.parametrize("windows", [1, 3])
+def test_a_run_goes_on_at_each_step_of_two_epochs_on_any_other_number_of_workers(view, windows):
+    rng = np.random.default_rng(0)
+    columns = columns_of(rng.choice(4, 420, p=[0.5, 0.3, 0.15, 0.05]), score=np.float32(rng.random(420) * 2))
+    times, _ = view.resolve(columns, 420, 3, "train")
+    order = Order((100, 0, 37, 283), 120, 4, windows, "pad", 3, True, times if view else None, ((2, 3),))
+    model = Model(order, lambda epoch: times_of(view, columns, epoch, 3))
+    last = 2 * order.steps_per_epoch
+    wanted = [model.batch(step) for step in range(last)]
+    assert last >= 6
+    for count in (1, 2, 3, 5, 8):
+        for first in range(last):  # whoever made the steps before it
+            assert fed(order, count, first, last) == wanted[first:], (count, first)
+
+
 def test_a_window_reads_no_record_that_its_epoch_lacks():
     columns = columns_of([0, 1, 0, 2, 0, 3] * 20, w=[0.4, 1, 0.2, 2, 0.7, 3] * 20)
     times, _ = View(weigh="w").resolve(columns, 120, 5, "train")

@@ -8,6 +8,7 @@ from pipeline import input_fn
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.splits import select
+from pipeline.read import window
 from pipeline.read.corruption import Corruption
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shards import Shards
@@ -169,3 +170,22 @@ def test_offsets_beside_the_shards_are_read_as_in_earlier_releases(tmp_path):
     read, _ = in_graph(tmp_path)
     assert read(PIECES["parts, in any order"]).numpy().tolist() == expected
     assert len(set(expected)) == 7 + 1  # and an empty row
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_chosen_records_that_lie_close_are_read_at_once_and_no_others(tmp_path, monkeypatch, compression):
+    made = write_dataset(tmp_path, (40, 30), kind=Kind(compression=compression, unequal_keys=True))
+    selection, shard = select(made, "train"), made.splits["train"].shards[0]
+    monkeypatch.setattr(window, "_BUFFER", 5 * shard.num_bytes // shard.num_examples)  # a gap of 4 or 5 records
+    pieces = [(0, 3, 5), (0, 8, 9), (0, 20, 21), (1, 20, 23), (1, 2, 3), (0, 38, 40)]
+    reader, every = (GraphReader(tmp_path, selection, compression, is_chosen) for is_chosen in (True, False))
+    plainly = every.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64))["record"].numpy().tolist()
+    found = reader.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64))["record"].numpy().tolist()
+    assert found == plainly
+    assert len(found) == 10 + 1
+    joined, _ = reader._joined(tf.constant(pieces, tf.int64))
+    first = [[0, 3, 21]] if compression else [[0, 3, 9], [0, 20, 21]]  # a compressed shard is read from its beginning
+    assert joined.numpy().tolist() == [*first, [1, 20, 23], [1, 2, 3], [0, 38, 40]]
+    times = tf.constant([1, 2, 1, 1, 3, 1, 1, 1, 1, 2], tf.int64)
+    copies = reader.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64), times)["record"].numpy().tolist()
+    assert copies == [one for one, n in zip(plainly, [*times.numpy().tolist(), 1], strict=True) for _ in range(n)]

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
+from pipeline.index.__main__ import main as index
 from tests.datasets import write_dataset
 from trainer import plan
 from trainer.callbacks import graph
@@ -57,7 +58,8 @@ def job(config, make_strategy, make_state, monkeypatch):
         with strategy.scope():
             ledger = Ledger()
         columns, rows = iter(batches.dataset()), Rows(state.measure)
-        compute, closures = Compute(strategy, state, config, None, shown), Closures(Here(), lambda: None)
+        skips = batches.skip_steps
+        compute, closures = Compute(strategy, state, config, None, shown, skips), Closures(Here(), lambda: None)
         roles, said = Roles(("localhost:1",), ("localhost:2",), Task(CHIEF)), []
         coordinator = Coordinator(roles, None, None, 1.0, 1.0, 1, None, said.append, None)
         lines = WorkerLines(coordinator, Period(2))
@@ -139,6 +141,67 @@ def test_histograms_are_of_the_weights_now_and_of_the_gradient_of_the_last_shown
     for layer in (layer.name for layer in model.layers if layer.weights):
         assert any(layer in name[1:-1] for name in parts if name[0] == "worker" and "gradients" not in name)
         assert any(layer in name[2:-1] for name in parts if name[:2] == ["worker", "gradients"])
+
+
+@pytest.fixture
+def of_view(config, config_of, make_strategy):
+    """Returns a function that makes the `ColumnBatches` of flags, and the dataset of one process with these flags."""
+    index([config.data.data_dir, "--add_columns=records"])
+
+    def make(shares, **flags):
+        given = {
+            "data_dir": config.data.data_dir,
+            "model_dir": "M",
+            "global_batch_size": 4,
+            "distort": "shift",
+            **flags,
+        }
+        training = plan.make(config_of(**given), ALONE).training
+        return ColumnBatches(training.first, shares), make_dataset(training.request)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"where": "label in (1, 3)"},
+        {"balance": "sqrt(label)", "where": "bytes > 0"},
+        {"weigh": "label", "skip_steps": "1:2,4:6"},
+        {"limit": 5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shares", [1, 2])
+def test_the_batches_of_a_view_are_those_of_one_process(of_view, flags, shares, monkeypatch):
+    monkeypatch.setattr(
+        tf.distribute.coordinator, "experimental_get_current_worker_index", lambda: tf.constant(0, tf.int64)
+    )
+    batches, dataset = of_view(shares, **flags)
+    content, _ = next(iter(batches.dataset()))
+    wanted = iter(dataset)
+    for step in range(2 * batches.steps_per_epoch):
+        number = tf.constant(step, tf.int64)
+        make = batches.of_epoch(content, number)
+        parts = [make(number, tf.constant(share, tf.int64)) for share in range(shares)]
+        for mine, theirs in zip(zip(*parts, strict=True), next(wanted), strict=True):
+            np.testing.assert_array_equal(np.concatenate(mine), theirs)
+
+
+@pytest.mark.parametrize("shares", [0, 2])
+def test_a_skipped_step_changes_nothing(shares, config, config_of, job, monkeypatch):
+    plain = job(shares)
+    run(plain, 0, 2)
+    flags = {"data_dir": config.data.data_dir, "model_dir": "M", "global_batch_size": 4, "distort": "none"}
+    training = plan.make(config_of(**flags, skip_steps="2:4"), ALONE).training
+    monkeypatch.setattr(plan, "make", lambda *_: types.SimpleNamespace(training=training))
+    made = job(shares)
+    rows = {step: row for report in run(made, 0, 4) for step, row in report.rows.items()}
+    for mine, theirs in zip(weights(made.state), weights(plain.state), strict=True):
+        np.testing.assert_array_equal(mine, theirs)  # Adam would move them by a gradient of 0
+    assert [(made.rows.loss(rows[step]), rows[step].penalty, rows[step].norm) for step in (2, 3)] == [(0, 0, 0)] * 2
+    assert int(made.state.global_step.numpy()) == 4
+    assert made.ledger.read(0, 4) == Tally(once=4)
 
 
 def test_steps_that_are_applied_already_are_left_out(job):

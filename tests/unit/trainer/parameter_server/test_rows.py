@@ -1,6 +1,8 @@
+import math
+
 import numpy as np
 
-from trainer.parameter_server.rows import EpochSums, Row
+from trainer.parameter_server.rows import Averages, EpochSums, Row
 
 ROW = Row(0.5, 0.0, np.array([1.0, 2.0]))
 
@@ -18,3 +20,15 @@ def test_the_sums_of_an_epoch_begin_with_its_first_step_and_go_on_after_a_resume
     for step in (3, 8):  # the first of an epoch, then one of another epoch
         resumed.add(step, ROW, 1.0)
         assert resumed.state_dict()["sums"] == [1.0, 0.5, 1.0, 2.0]
+
+
+def test_a_skipped_step_moves_no_average():
+    averages = Averages(((1, 3), (7, 8)))
+    averages.add(1, 9.0, 1.0)
+    assert all(map(math.isnan, averages.values))
+    averages.add(0, 2.0, 1.0)
+    for step in (1, 2, 7):
+        averages.add(step, 0.0, 0.0)
+    assert sorted(averages.values) == [1.0, 2.0, 3.0]
+    averages.add(3, 0.0, 0.0)
+    assert max(averages.values) < 3.0
