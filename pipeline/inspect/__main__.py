@@ -265,7 +265,10 @@ def _show_key(config: InspectConfig, resolved: ResolvedInput, replicas: int) -> 
 
 def _places(fed: Sequence[steps.Fed], epoch: int, replicas: int) -> list[str]:
     if not fed:
-        return [f"epoch {epoch} does not have it: its view leaves it out, or remainder=drop, as it fills no batch"]
+        return [
+            f"epoch {epoch} does not have it: its view leaves it out, or remainder=drop, as it fills no batch, or the "
+            "schedule, by which its source has ended"
+        ]
     rows = [
         [
             ("epoch", str(epoch)),

@@ -301,8 +301,9 @@ def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, 
     for begin in range(0, steps, block):
         records, real = contract.epoch(epoch).batches(range(begin, min(begin + block, steps)), range(size))
         for t, own in np.argwhere(records % contract.num_stored == record).tolist():
-            step, row = resolved.place(source, epoch * steps + begin + t, own)
-            found.append(Fed(step, row, row * replicas // total, not real[t, own]))
+            if place := resolved.place(source, epoch * steps + begin + t, own):
+                step, row = place
+                found.append(Fed(step, row, row * replicas // total, not real[t, own]))
     return found
 
 

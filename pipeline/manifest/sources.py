@@ -82,13 +82,14 @@ def _checked(one: Any, split: str) -> Source:
     return Source(data_dir, own, _number(source, weight), dict(options))
 
 
-def _number(source: PathLike, weight: Any) -> float:
+def _number(source: PathLike, weight: Any, may_be_zero: bool = False) -> float:
     try:
         number = math.nan if isinstance(weight, bool | str) else float(weight)
     except (TypeError, ValueError):
         number = math.nan
-    if not 0 < number < math.inf:
-        raise UsageError(f"source {os.fspath(source)!r}: its weight, {weight!r}, must be a number above 0")
+    if not 0 <= number < math.inf or not (number or may_be_zero):
+        least = "of 0 or more" if may_be_zero else "above 0"
+        raise UsageError(f"source {os.fspath(source)!r}: its weight, {weight!r}, must be a number {least}")
     return number
 
 
@@ -124,13 +125,13 @@ def schedule_of(given: Any) -> Weights:
       given: pairs of a first step and {source: weight}, or a text such as `0:a=0.9,b=0.1;10000:a=0.5,b=0.5`.
 
     Raises:
-      UsageError: it is none of these; the first step is not 0, or they do not increase; a weight is no number above 0.
+      UsageError: it is none of these; the first step is not 0, or they do not increase; a weight is below 0.
     """
     try:
         pairs = [_segment(part, given) for part in given.split(";") if part] if isinstance(given, str) else given or ()
         named = [(operator.index(step), dict(weights).items()) for step, weights in pairs]
         found = tuple(
-            (step, tuple((os.fspath(source), _number(source, weight)) for source, weight in weights))
+            (step, tuple((os.fspath(source), _number(source, weight, may_be_zero=True)) for source, weight in weights))
             for step, weights in named
         )
     except (TypeError, ValueError) as error:
@@ -150,7 +151,8 @@ def in_order_of(schedule: Weights, sources: Sequence[Source]) -> Weights:
     """Returns a schedule with all sources, as `DIR:SPLIT`, in their order in every segment.
 
     Raises:
-      UsageError: there is no mixture, or a segment does not name each of its sources once.
+      UsageError: there is no mixture, a segment does not name each of its sources once, or a weight of 0 leaves a
+        segment without rows, the whole run without a source, or the run's epochs without their length.
     """
     if schedule and not sources:
         raise UsageError("schedule: changes the weights of a mixture; give data_dir several sources")
@@ -169,8 +171,23 @@ def in_order_of(schedule: Weights, sources: Sequence[Source]) -> Weights:
             own[matching[0]] = weight
         for source in map(str, sources):
             if source not in own:
-                raise UsageError(f"schedule, step {step}: the source {source!r} has no weight; give it one above 0")
+                raise UsageError(
+                    f"schedule, step {step}: the source {source!r} has no weight; give it one, or 0 where it has no rows"
+                )
+        if not any(own.values()):
+            raise UsageError(f"schedule, step {step}: all weights are 0; give one source a weight above 0")
         found.append((step, tuple((str(one), own[str(one)]) for one in sources)))
+    for number, source in enumerate(map(str, sources)):
+        of_source = [weights[number][1] for _, weights in found]
+        if found and not any(of_source):
+            raise UsageError(
+                f"schedule: the source {source!r} has the weight 0 in all segments; leave it out of data_dir, too"
+            )
+        if found and not number and not of_source[0]:
+            raise UsageError(
+                f"schedule: {source!r}, the first source of data_dir, has the weight 0 at step 0, but its rows there "
+                "count the run's epochs; name a source first that begins at step 0"
+            )
     return tuple(found)
 
 
