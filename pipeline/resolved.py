@@ -240,7 +240,9 @@ class ResolvedInput:
         if found is None:
             return None
         units = shares.units_at(schedule, found)
-        return found, int(shares.rows_in_blocks([shares.unit_of(schedule)] * len(units))[units.index((source, step))][row])
+        return found, int(
+            shares.rows_in_blocks([shares.unit_of(schedule)] * len(units))[units.index((source, step))][row]
+        )
 
     def own_step(self, source: int, step: int) -> int:
         """Returns the step of a source's own order before a global step; under a schedule its steps are units."""
@@ -338,7 +340,8 @@ def _part(request: Request, schedule: Segments, number: int, source: Source, row
     if not rows:
         share = request.shuffle_bytes // len(request.sources)
     if schedule:  # the source's steps are its units
-        skips = tuple(tuple(shares.units_before(schedule, number, step) for step in pair) for pair in skips)
+        units = [tuple(shares.units_before(schedule, number, step) for step in pair) for pair in skips]
+        skips = tuple((first, stop) for first, stop in units if first < stop)
     with of_source(request, source):
         return dataclasses.replace(
             request,

@@ -107,6 +107,7 @@ class Seen:
       names: the keys of the split by record id, followed by logged keys that the split does not have.
       steps: the rows (G,) of each global step: `record`, an index into `names` or NOT_LOGGED, `weight`, `replica`.
       relogged: rows that were logged twice because of a resume.
+      superseded: rows left out, as the schedule takes their unit in another step: a resume may have changed it since.
       workers: (index, workers) of the headers.
       skip_steps: of the last header, as a run that resumes may change those to come.
       differences: entries of a wrong size, and rows that a resumed run logged again with other records.
@@ -117,7 +118,7 @@ class Seen:
         self._ids = {key: record for record, key in enumerate(keys)}
         self.names = list(keys)
         self.steps: dict[int, NDArray[Any]] = {}
-        self.relogged = 0
+        self.relogged = self.superseded = 0
         self.workers: set[tuple[int, int]] = set()
         self.skip_steps: Intervals = ()
         self.differences: list[Difference] = []
@@ -129,9 +130,9 @@ class Seen:
         if len(entry.keys) != count:
             self._differs(entry, start, f"{len(entry.keys)} rows, not {count} ({where})")
             return
-        if self._step_of is not None and (wanted := self._step_of(entry.step)) != entry.global_step:
-            text = f"this unit was taken by the global step {entry.global_step}, not {wanted} ({where})"
-            self._differs(entry, start, text)
+        if self._step_of is not None and self._step_of(entry.step) != entry.global_step:
+            self.superseded += count
+            return
         nothing = np.full(self._size, np.array((NOT_LOGGED, 0, 0), _ROW))
         before = self.steps.setdefault(entry.step, nothing)[start : start + count]
         rows = np.empty(count, _ROW)
@@ -207,6 +208,7 @@ class Report:
       steps: global steps whose rows are all in the logs.
       unfinished: trailing steps that a kill cut off; not an error.
       relogged: rows that were logged twice because of a resume.
+      superseded: rows left out; see `Seen`.
       first: the first difference, if any.
       differences: how many there are.
     """
@@ -215,6 +217,7 @@ class Report:
     steps: list[int]
     unfinished: int
     relogged: int
+    superseded: int
     first: Difference | None
     differences: int
 
@@ -232,7 +235,8 @@ def compare(contract: Contract, seen: Seen) -> Report:
         found += differences
         count += sum(counts[name] for name in _WRONG_ROWS)
     unfinished = sum(step > full[-1] for step in steps) if full else len(steps)
-    return Report(epochs, full, unfinished, seen.relogged, min(found, key=lambda d: d[:2], default=None), count)
+    first = min(found, key=lambda d: d[:2], default=None)
+    return Report(epochs, full, unfinished, seen.relogged, seen.superseded, first, count)
 
 
 def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[Difference], int]:
@@ -302,7 +306,8 @@ def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
         "",
         f"observed: {steps}"
         + (f"; {report.unfinished:,} more were not finished" if report.unfinished else "")
-        + (f"; {report.relogged:,} rows were done again after a resume, and are equal" if report.relogged else ""),
+        + (f"; {report.relogged:,} rows were done again after a resume, and are equal" if report.relogged else "")
+        + (f"; {report.superseded:,} rows left out, of a schedule that has changed" if report.superseded else ""),
         *(
             [f"(the last {len(rows)} of {len(report.epochs):,} epochs; all were checked)"]
             if report.epochs != listed

@@ -172,7 +172,7 @@ def in_order_of(schedule: Weights, sources: Sequence[Source]) -> Weights:
         for source in map(str, sources):
             if source not in own:
                 raise UsageError(
-                    f"schedule, step {step}: the source {source!r} has no weight; give it one, or 0 where it has no rows"
+                    f"schedule, step {step}: the source {source!r} has no weight; give it one, or 0: no rows"
                 )
         if not any(own.values()):
             raise UsageError(f"schedule, step {step}: all weights are 0; give one source a weight above 0")

@@ -273,6 +273,7 @@ SEEN: dict[str, dict[str, str]] = {
         "batch_size": "integration/test_predict.py::test_files_say_what_is_printed_and_batches_change_nothing",
     },
     "pipeline.inspect": {
+        "mixture_schedule": "integration/test_schedules.py::test_steps_of_the_run_are_shown_and_made_again",
         "data_dir": "unit/pipeline/inspect/test_inspect.py::test_tables_show_counts_bytes_and_labels",
         "png": (
             "unit/pipeline/inspect/test_inspect.py::"
@@ -308,6 +309,8 @@ SEEN: dict[str, dict[str, str]] = {
         "add_columns": "unit/pipeline/test_views.py::test_values_that_a_file_lacks_are_nan_false_or_empty",
     },
     "pipeline.audit": {
+        "mixture_schedule": ("unit/pipeline/audit/test_schedules.py::test_the_schedule_and_each_source_are_proved"),
+        "model_dir": "integration/test_schedules.py::test_the_audit_of_a_run_knows_its_schedule_and_its_logs",
         "data_dir": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
         "global_batch_size": "unit/pipeline/audit/test_mixture.py::test_each_source_is_proved",
         "workers": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",

@@ -104,7 +104,9 @@ def check_units(options, memory, whole, segments):
     parts = parts_of(Request(**options, **memory))
     assert [part.global_batch_size for part in parts] == [6, 6]
     for number, part in enumerate(parts):
-        units = [unit for step, batch in enumerate(whole) for unit in of_sources(batch, rows_at(step, segments))[number]]
+        units = [
+            unit for step, batch in enumerate(whole) for unit in of_sources(batch, rows_at(step, segments))[number]
+        ]
         own = {"seed": part.seed, "shuffle_bytes": part.shuffle_bytes, "global_batch_size": 6}
         alone = input_fn(part.folder, **{**OPTIONS, **memory, **own}).take(len(units)).as_numpy_iterator()
         for (ids, weights), element in zip(units, alone, strict=True):
@@ -227,11 +229,17 @@ def test_units_and_steps_as_a_list_has_them(drawn, factor, start, length):
     ("schedule", "message"),
     [
         ("0:{a}=1,c=1", "schedule, step 0: source: unknown 'c'; known: "),
-        ("0:{a}=1", "schedule, step 0: the source '.*b:train' has no weight; give it one, or 0 where it has no rows"),
+        ("0:{a}=1", "schedule, step 0: the source '.*b:train' has no weight; give it one, or 0: no rows"),
         ("0:{a}=1,{b}=-1", "source '.*b': its weight, -1.0, must be a number of 0 or more"),
-        ("0:{a}=1,{b}=0", "schedule: the source '.*b:train' has the weight 0 in all segments; leave it out of data_dir"),
+        (
+            "0:{a}=1,{b}=0",
+            "schedule: the source '.*b:train' has the weight 0 in all segments; leave it out of data_dir",
+        ),
         ("0:{a}=1,{b}=1;3:{a}=0,{b}=0", "schedule, step 3: all weights are 0; give one source a weight above 0"),
-        ("0:{a}=0,{b}=1;3:{a}=1,{b}=0", "schedule: '.*a:train', the first source of data_dir, has the weight 0 at step"),
+        (
+            "0:{a}=0,{b}=1;3:{a}=1,{b}=0",
+            "schedule: '.*a:train', the first source of data_dir, has the weight 0 at step",
+        ),
         ("0:{a}=99,{b}=1", "source '.*b:train': its weight, 1 of 100, gives it none of the global_batch_size=24 rows"),
         ("5:{a}=1,{b}=1", r"schedule: its first steps are \[5\]; they must begin with 0, increase"),
         ("0:{a}=1,{b}=1;7:{a}=2,{b}=1;7:{a}=1,{b}=1", r"first steps are \[0, 7, 7\]; they must begin with 0, increase"),
