@@ -342,6 +342,9 @@ SEEN: dict[str, dict[str, str]] = {
         "skip_steps": "unit/pipeline/test_views.py::test_the_audit_proves_the_view_of_its_flags",
     },
     "pipeline.bench": {
+        "mixture_schedule": (
+            "unit/pipeline/bench/test_command.py::test_a_mixture_is_timed_from_end_to_end_in_each_segment"
+        ),
         "data_dir": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
         "split": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
         "global_batch_size": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
