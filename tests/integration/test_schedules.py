@@ -13,7 +13,8 @@ from pipeline.errors import DataError
 from pipeline.inspect import __main__ as inspect
 from tests.datasets import write_dataset
 from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
-from trainer import loss_log, replay, run
+from trainer import loss_log, replay, run, watch
+from trainer.watching.batch import drawn
 
 STEPS = 40
 # Units of 4 rows: 16 + 8 rows, then 4 + 20 from step 13 on, then 12 + 12. The sources' epochs, of 17 and 10 units, end
@@ -188,3 +189,18 @@ def test_steps_of_the_run_are_shown_and_made_again(folders, mixture, logged, cap
         assert row["loss"] == pytest.approx(by_record[row["record"] + 66 * row["source"]], rel=1e-5)
     replay.main([model_dir, "--verify=0:12"])
     assert "all bits of" in capsys.readouterr().out
+
+
+def test_the_page_shows_units_and_the_batch_of_a_step(logged, capsys):
+    path, _ = logged
+    watch.main([f"{path}/run", "--json"])
+    [shown] = json.loads(capsys.readouterr().out)["runs"]
+    # The run has ended with the step 25, of 4 + 20 rows: 78 units of each source, in epochs of 17 and 10.
+    assert [(one["epoch"], one["steps"], one["unit"], one["rows"]) for one in shown["data"]] == [
+        (4, [10, 17], 4, 4),
+        (7, [8, 10], 4, 20),
+    ]
+    assert [worker["rows"] for one in shown["data"] for worker in one["workers"]] == [[0, 4]] * 2
+    assert drawn(path / "run", 16).startswith(b"\x89PNG")
+    with pytest.raises(DataError, match=r"^no row of step 20 is trained on: --skip_steps=3:5,20:21$"):
+        drawn(path / "run", 20)
