@@ -24,7 +24,7 @@ from pipeline.order.sharding import (  # noqa: F401, some are imported from here
     check_streams,
     divisors,
 )
-from pipeline.order.shares import Segments, segments_before, segments_text
+from pipeline.order.shares import Segments, segments_before, segments_text, unit_of, with_unit
 from pipeline.order.views import Intervals, Times, skipped_before, skips_text
 
 ORDER_VERSION = 1
@@ -312,7 +312,21 @@ class MixtureSpec:
         mine = self.fields()
         if other.get("sources", 1) != mine["sources"]:
             return {"sources": (mine["sources"], other.get("sources", 1))}
-        return _differing(mine, other, step)
+        found = _differing(mine, other, step)
+        if self.schedule and other.get("schedule"):
+            sizes = [found.pop(f"source {number}: global_batch_size", None) for number in range(len(self.parts))]
+            if pair := next(filter(None, sizes), None):
+                found = {"unit of the schedule": (self._unit_text(pair[1], step), f"{pair[1]} rows"), **found}
+        return found
+
+    def _unit_text(self, wanted: int, step: int | None) -> str:
+        """Returns this schedule's unit in words, and what would give it the wanted one."""
+        near = with_unit(self.schedule, wanted, MAX_STEP if step is None else step)
+        like = f", such as {segments_text(near)}" if near and near != self.schedule else ""
+        return (
+            f"{unit_of(self.schedule)}; the rows of all sources and segments must have {wanted} as their greatest "
+            f"common divisor{like}"
+        )
 
     def later_changes(self, other: dict[str, Any], step: int) -> str | None:
         """Returns how the steps to skip and the schedule differ, like `OrderSpec`."""

@@ -156,6 +156,25 @@ def segments_before(segments: Segments, step: int) -> Segments:
     return tuple(one for one in segments if one[0] < step)
 
 
+def with_unit(segments: Segments, unit: int, step: int) -> Segments | None:
+    """Returns segments whose rows from a step on are the nearest ones by which the schedule has a certain unit.
+
+    None: the nearest multiples of the unit do not give it.
+    """
+    rows = sum(segments[0][1])
+    near = tuple(
+        (first, own if first < step else tuple(unit * n for n in shares_of(rows // unit, own)))
+        for first, own in segments
+    )
+    changes = (
+        (a > 0) != (b > 0)
+        for (_, one), (_, other) in zip(segments, near, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+    is_like = not any(changes)
+    return near if is_like and rows % unit == 0 and unit_of(near) == unit else None
+
+
 def segments_text(segments: Segments) -> str:
     """Returns the rows of each source from each step on: `0:115+13,10000:64+64`, or `none`."""
     return ",".join(f"{first}:{'+'.join(map(str, rows))}" for first, rows in segments) or "none"

@@ -182,7 +182,12 @@ def test_what_lies_ahead_may_change_and_nothing_else(folders, options, caplog):
     np.testing.assert_array_equal(next(other)[3], next(first)[3])
     for schedule, why in [
         (f"0:{a}=3,{b}=1;5:{a}=1,{b}=3", r"schedule was 0:18\+6,4:6\+18, is 0:18\+6,5:6\+18;"),
-        (f"0:{a}=3,{b}=1;4:{a}=1,{b}=3;9:{a}=11,{b}=13", "source 0: global_batch_size was 6, is 1;"),
+        (
+            f"0:{a}=3,{b}=1;4:{a}=1,{b}=3;9:{a}=11,{b}=13",
+            "unit of the schedule was 6 rows, is 1; the rows of all sources and segments must have 6 as their greatest "
+            r"common divisor, such as 0:18\+6,4:6\+18,9:12\+12;",
+        ),
+        (f"0:{a}=3,{b}=1;4:{a}=1,{b}=3;9:{a}=23,{b}=1", "6 as their greatest common divisor;"),
         ((), "schedule was 0:18.*, is none"),
     ]:
         with pytest.raises(UsageError, match=f"another order of examples: .*{why}"):
