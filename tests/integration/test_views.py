@@ -1,5 +1,6 @@
 """A run of the trainer under a view: what it is fed, what it evaluates, what it skips, and how it resumes."""
 
+import json
 import shutil
 
 import numpy as np
@@ -64,9 +65,15 @@ def weights(folder):
 
 
 def test_a_skipped_step_changes_nothing_but_its_number(train, tmp_path):
-    flags = ["--optimizer=momentum", "--ema=0.9", "--eval_split=none"]
+    flags = ["--optimizer=momentum", "--ema=0.9", "--eval_split=none", "--log_every=1"]
     train("--train_steps=4", *flags, name="short")
-    lines = train("--train_steps=6", *flags, "--skip_steps=4:6", name="skipped")
+    more = (f"--metrics_jsonl={tmp_path}/metrics.jsonl", "--summary_every=1")
+    lines = train("--train_steps=6", *flags, *more, "--skip_steps=4:6", name="skipped")
+    said = [line.partition(" (")[0] for line in lines if "examples/sec" in line]
+    assert [line.endswith(", skipped") for line in said] == [False] * 4 + [True] * 2
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in written if "train/loss" in line] == [1, 2, 3, 4]
+    assert [line["step"] for line in written if "train/epoch_loss" in line] == [1, 2, 3, 4, 5, 6]
     assert lines[-1].startswith(f"checkpoint: {tmp_path / 'skipped' / 'ckpt-6'}")
     one, other = (weights(tmp_path / name) for name in ("short", "skipped"))
     assert one.keys() == other.keys()
