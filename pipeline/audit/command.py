@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline import manifest as manifests
-from pipeline import run_flags
 from pipeline.audit import key_log, observed, proof, reading, schedules
 from pipeline.audit.config import AuditConfig
 from pipeline.audit.contract import Contract
@@ -18,7 +17,7 @@ from pipeline.audit.key_log import Header
 from pipeline.audit.observed import compare, read_keys, report_lines
 from pipeline.audit.proof import Runs, check_all, order_checks
 from pipeline.audit.reading import Reading, Topology
-from pipeline.commands import commandline, quiet
+from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
 from pipeline.manifest.sources import Sources, parse_sources, sources_of

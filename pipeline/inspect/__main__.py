@@ -12,8 +12,8 @@ from typing import Any
 
 from PIL import Image
 
-from pipeline import manifest, run_flags
-from pipeline.commands import commandline, quiet
+from pipeline import manifest
+from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.flags import check_all, flag
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, named
@@ -204,7 +204,7 @@ def _show_run(config: InspectConfig) -> None:
 
 
 def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
-    options = run_flags.options_of_run(flags) if flags else {}
+    options = steps.options_of_run(flags) if flags else {}
     if config.mixture_schedule is not None:
         options["schedule"] = config.mixture_schedule
     options |= {name: value for name in _OF_INPUT if (value := getattr(config, name)) is not None}

@@ -21,6 +21,7 @@ from pipeline.audit.observed import keys_of
 from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import folder
+from pipeline.manifest.sources import parse_sources
 from pipeline.random_access import RandomAccess
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest
@@ -72,6 +73,17 @@ class Tile(NamedTuple):
     below: NDArray[Any] | None
     lines: tuple[str, ...]
     is_marked: bool = False
+
+
+def options_of_run(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `Request` for what a run trains on, by its flags: those of the same names.
+
+    Its end is left out, so that steps after it can be shown, too.
+    """
+    own = {"distort_on", "epochs", "schedule"}  # --schedule is that of the learning rate
+    names = {field.name for field in dataclasses.fields(Request)} & flags.keys() - own
+    found = {name: flags[name] for name in names} | {"schedule": flags.get("mixture_schedule") or ()}
+    return {**found, "data_dir": parse_sources(flags["data_dir"]), "split": flags.get("train_split", "train")}
 
 
 def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]:

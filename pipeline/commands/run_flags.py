@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.commands import commandline
 from pipeline.errors import DataError, reason_of
-from pipeline.manifest.sources import parse_sources
-from pipeline.request import Request
 
 _CONFIG = "config.yaml"  # in a run's folder: its flags, in groups, as `trainer.run` stores them
 
@@ -35,17 +32,6 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise DataError(f"{flag}: {_CONFIG} does not have the flags of a run, in groups")
     return {name: value for group in groups.values() for name, value in group.items()}
-
-
-def options_of_run(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `Request` for what a run trains on, by its flags: those of the same names.
-
-    Its end is left out, so that steps after it can be shown, too.
-    """
-    own = {"distort_on", "epochs", "schedule"}  # --schedule is that of the learning rate
-    names = {field.name for field in dataclasses.fields(Request)} & flags.keys() - own
-    found = {name: flags[name] for name in names} | {"schedule": flags.get("mixture_schedule") or ()}
-    return {**found, "data_dir": parse_sources(flags["data_dir"]), "split": flags.get("train_split", "train")}
 
 
 def workers_of_run(flags: Mapping[str, Any]) -> int:
