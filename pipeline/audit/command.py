@@ -20,7 +20,7 @@ from pipeline.audit.reading import Reading, Topology
 from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
-from pipeline.manifest.sources import Sources, parse_sources, sources_of
+from pipeline.manifest.sources import VIEWS, Sources, own_views, parse_sources, sources_of
 from pipeline.order.order import Order
 from pipeline.order.shares import step_of_unit
 from pipeline.order.views import skips_text
@@ -29,7 +29,7 @@ from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, re
 
 _GIVEN = "given  the shards hold what the manifest says: beam_jobs.validate checks that"
 _OF_RUN = ("data_dir", "distort", "resize", "mixture_schedule")  # flags that a run has, too, beside the next ones
-_VIEW = ("where", "limit", "balance", "weigh", "skip_steps")  # flags that only change the order if they are given
+_VIEW = (*VIEWS, "skip_steps")  # flags that only change the order if they are given
 _ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")  # flags
 
 
@@ -102,8 +102,11 @@ def _mixture(config: AuditConfig, sources: Sources) -> ResolvedInput | None:
 def _of_each(config: AuditConfig, sources: Sources, mixture: ResolvedInput | None) -> list[AuditConfig]:
     """Returns the flags that audit each source of a mixture by itself."""
     parts, found = [part.request for part in mixture.parts] if mixture is not None else [], []
-    for number, source in enumerate(sources_of(sources, config.split or "train")):
-        own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir)}
+    each, for_all = own_views(
+        sources_of(sources, config.split or "train"), {name: getattr(config, name) for name in VIEWS}
+    )
+    for number, source in enumerate(each):
+        own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir), **for_all, **source.options}
         if parts:
             own |= {name: getattr(parts[number], name) for name in _ORDER}
         if parts and config.skip_steps is not None:  # under a schedule, the source's units in these steps

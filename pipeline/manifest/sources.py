@@ -93,6 +93,42 @@ def _number(source: PathLike, weight: Any, may_be_zero: bool = False) -> float:
     return number
 
 
+def own_views(sources: Sequence[Source], given: Mapping[str, Any]) -> tuple[tuple[Source, ...], dict[str, Any]]:
+    """Returns the sources with the views that texts give some of them by name, and the values that are for all.
+
+    Args:
+      sources: of a mixture.
+      given: values of `VIEWS`; `b: score > 0.5; c: label == 3` is a text for the sources b and c alone.
+
+    Raises:
+      UsageError: a name does not stand for one source, or that has such a view already.
+    """
+    found, rest = list(sources), dict(given)
+    names = sorted({name for one in sources for name in _names_of(one)}, key=len, reverse=True)
+    name_of = re.compile(rf"(?:^|;)\s*({'|'.join(map(re.escape, names))}):\s") if names else None
+    for option, text in given.items():
+        parts = list(name_of.finditer(text)) if name_of and isinstance(text, str) else []
+        if not parts or parts[0].start():
+            continue
+        rest[option] = None
+        for part, end in zip(parts, [*(later.start() for later in parts[1:]), len(text)], strict=True):
+            matching = [number for number, one in enumerate(sources) if part[1] in _names_of(one)]
+            number = matching[0]
+            if len(matching) > 1 or option in found[number].options:
+                raise UsageError(
+                    f"{option}={text}: {part[1]!r} does not name one source that has no {option} of its own yet; write "
+                    "it as DIR:SPLIT, each source once"
+                )
+            options = {**found[number].options, option: text[part.end() : end].strip()}
+            found[number] = dataclasses.replace(found[number], options=options)
+    return tuple(found), rest
+
+
+def _names_of(source: Source) -> tuple[str, str]:
+    """Returns what a source may be called: by its folder, or with its split."""
+    return str(source), os.fspath(source.data_dir)
+
+
 def parse_sources(text: str, flag: str = "--data_dir") -> str | list[tuple[PathLike, float]]:
     """Returns the sources and weights of a text such as `a=0.7,b:train[:50%]=0.3`; any other text as it is.
 
@@ -160,7 +196,7 @@ def in_order_of(schedule: Weights, sources: Sequence[Source]) -> Weights:
     for step, weights in schedule:
         own: dict[str, float] = {}
         for name, weight in weights:
-            matching = [str(one) for one in sources if name in (str(one), os.fspath(one.data_dir))]
+            matching = [str(one) for one in sources if name in _names_of(one)]
             if not matching:
                 raise unknown(f"schedule, step {step}: source", name, [os.fspath(one.data_dir) for one in sources])
             if len(matching) > 1 or matching[0] in own:
