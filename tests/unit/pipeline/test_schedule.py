@@ -13,7 +13,7 @@ from pipeline import Shard, StepIterator, input_fn, order_spec, steps_per_epoch
 from pipeline.errors import UsageError
 from pipeline.order.shares import segments_between, step_of_unit, unit_of, units_at, units_before
 from pipeline.request import Request
-from pipeline.resolved import parts_of
+from pipeline.resolved import parts_of, resolve_all
 from tests.datasets import write_dataset
 
 # 24 rows of a step, in units of 6: 18 + 6 rows, then 6 + 18, then 12 + 12. a: 53 records, 9 units; b: 40 records, 7.
@@ -85,6 +85,22 @@ def test_a_source_begins_later_and_pauses(curriculum, memory):
             np.testing.assert_array_equal(np.concatenate(component), expected)
     # Of the pool, b has its half: its rows at first are none, and may change until it begins.
     assert [part.shuffle_bytes for part in parts_of(Request(**curriculum, shuffle_bytes=5001))] == [5001, 2500]
+
+
+def test_the_place_of_a_row_is_where_it_is_fed(folders):
+    segments = (*CURRICULUM, (12, (24, 0)))
+    made = options_of(folders, segments)
+    resolved, number = resolve_all(Request(**made)), [0, 0]
+    for step, batch in enumerate(taken(made)):
+        for source, units in enumerate(of_sources(batch, rows_at(step, segments))):
+            for ids, _ in units:
+                places = [resolved.place(source, number[source], row) for row in range(6)]
+                assert [at for at, _ in places] == [step] * 6
+                np.testing.assert_array_equal(batch[3][[row for _, row in places]], ids)
+                number[source] += 1
+    assert resolved.place(0, number[0], 0)[0] == STEPS
+    assert resolved.place(1, number[1] - 1, 0)[0] == 11
+    assert resolved.place(1, number[1], 0) is None  # b has ended
 
 
 def test_sources_that_never_meet_are_alike_too(folders):
@@ -264,6 +280,13 @@ def test_a_wrong_schedule(folders, options, schedule, message):
         order_spec(a, global_batch_size=24, training=True, schedule={0: {a: 1}}.items())
 
 
-def test_replicas_divide_the_rows_of_every_segment(options):
+def test_replicas_divide_the_rows_of_every_segment(options, curriculum):
+    nearest = r"24, .* 0 rows, of which 5 replicas need equal parts; nearest that work: global_batch_size=20 and 25"
+    with pytest.raises(UsageError, match=nearest):
+        input_fn(**curriculum, shard=Shard(0, 5))
+    with pytest.raises(
+        UsageError, match=r"18, .* 6 rows, .* 4 replicas .*; nearest that work: the weights 20 and 4, or"
+    ):
+        input_fn(**curriculum, shard=Shard(0, 4))
     with pytest.raises(UsageError, match="gives the sources .* 18, .* 6 rows, of which 4 replicas need equal parts"):
         input_fn(**options, shard=Shard(0, 4))
