@@ -8,7 +8,7 @@ Parts (--only):
     a plain `for`, and as arrays of `StepIterator`; `nothing` is what TensorFlow takes to hand out one batch again and
     again;
   distribute: `pipeline.distribute` on 1, 2 and 4 logical devices against plain iteration on one, at the smallest and
-    the largest batch size;
+    the largest batch size; `nothing` hands out its first element again and again;
   photographs: each contestant of `PHOTOGRAPHS` crops the same JPEGs of each size to 224x224 and flips them, with and
     without RandAugment and normalisation; the limit is libjpeg-turbo decoding such crops, and nothing else. A round
     is five times as long, since a batch takes up to some seconds;
@@ -78,7 +78,9 @@ PHOTOGRAPHS = {
 _LONGER = 5  # times as long as another's is a round of photographs
 PLAIN = "plain"
 DISTRIBUTED = {PLAIN: Entry("ours", {"replicas": 0})} | {
-    f"distribute on {replicas}": Entry("ours", {"replicas": replicas}) for replicas in (1, 2, 4)
+    f"{what} on {replicas}": Entry("ours", {"replicas": replicas, "nothing": what == "nothing"})
+    for replicas in (1, 2, 4)
+    for what in ("distribute", "nothing")
 }
 READERS = {
     "ours": {"reader": "ours"},

@@ -113,7 +113,7 @@ def whole_numbers(flag: str, text: str, least: int) -> list[int]:
     """Returns the numbers of a flag, with commas between them.
 
     Raises:
-      UsageError: one is no whole number, or too small.
+      UsageError: one is not a whole number, or too small.
     """
     for part in text.split(","):
         if not part.isdecimal() or int(part) < least:

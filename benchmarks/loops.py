@@ -120,7 +120,7 @@ def fit(made: Made) -> Take:
     go, done = queue.Queue[None](), queue.Queue[BaseException | None]()
 
     class Turns(keras.callbacks.Callback):
-        """Makes an epoch of `fit` wait for its turn: one call, since each call would fill the shuffle buffer anew."""
+        """Makes an epoch of `fit` wait for its turn: one call, since each call would refill the shuffle buffer."""
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             go.get()

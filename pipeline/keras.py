@@ -71,7 +71,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def step(self) -> int:
-        """Updates so far, over all epochs and fits; the `batch` of Keras' callbacks begins anew in each."""
+        """Updates so far, over all epochs and fits; the `batch` of Keras' callbacks starts over in each."""
         return int(self._iterations.numpy())
 
     def restore(self) -> int:

@@ -29,7 +29,7 @@ def load_task(name: str | None) -> type[Task] | None:
       name: --task.
 
     Raises:
-      UsageError: there is no such class, or it is no Task.
+      UsageError: there is no such class, or it is not a Task.
     """
     if name is None:
         return None

@@ -61,7 +61,7 @@ class RunFolder:
 
     @property
     def fresh_note(self) -> pathlib.Path:
-        """Which job has begun anew in the folder, and whether it was still removing the run before it."""
+        """Which job has started over in the folder, and whether it was still removing the run before it."""
         return self.path / ".trainer.fresh"
 
     @property

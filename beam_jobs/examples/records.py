@@ -135,7 +135,7 @@ def _matrices(
     Those whose labels take one number of bytes are made as one matrix, with a row per record.
 
     Args:
-      layouts: of the records with labels of so many bytes.
+      layouts: by the number of bytes of the label.
       label_sizes: bytes of each label, int64 (n,).
       images: uint8 (n, ...).
       labels: int64 (n,).

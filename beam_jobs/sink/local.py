@@ -146,7 +146,7 @@ class LocalSink:
                     continue
                 return f"holds --source={source}, whose files could be overwritten; choose another"
             if any(_is_same(place, parent) for parent in folder.parents):
-                return f"contains --source={source}, which is no part of the data set; choose another"
+                return f"contains --source={source}, which is not part of the data set; choose another"
             is_read_whole = dataset in _READ_AT_ANY_DEPTH and os.path.isdir(source)
             if is_read_whole and any(_is_same(folder, parent) for parent in place.parents):
                 return f"lies in --source={source}, which is read with all its folders; choose another"

@@ -136,7 +136,7 @@ class RemoteSink:
         if str(self.data_dir) in (str(path), str(path.parent)):
             problem = "holds --source, whose files could be overwritten"
         elif f"{path}/".startswith(place):
-            problem = "contains --source, which is no part of the data set"
+            problem = "contains --source, which is not part of the data set"
         elif dataset == "parquet" and place.startswith(f"{path}/"):
             problem = "lies in --source, which is read with all its folders"
         else:

@@ -112,7 +112,7 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
     sidecars = data_dir / naming.SIDECARS
     if sidecars.exists() and not sidecars.is_dir():
         raise DataError(
-            "cannot be written to: it is no folder", path=sidecars, advice="remove it or choose another --data_dir"
+            "cannot be written to: it is not a folder", path=sidecars, advice="remove it or choose another --data_dir"
         )
     for name in drafts.BESIDE_SHARDS:
         if not replaced and name != naming.REJECTS and os.path.lexists(data_dir / name):

@@ -296,7 +296,7 @@ def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[b
 
 def _column(values: Any, label: Label, where: str) -> NDArray[np.uint8]:
     if not isinstance(values, list) or not values:
-        raise DataError(f"its {label.key} is no list of labels; it is not a batch of this data set", path=where)
+        raise DataError(f"its {label.key} is not a list of labels; it is not a batch of this data set", path=where)
     high = len(label.class_names) - 1
     for row, value in enumerate(values):
         if type(value) is not int or not 0 <= value <= high:

@@ -74,7 +74,9 @@ def load(handle: IO[bytes], where: str) -> Any:
             reason = "it is damaged, or does what these files do not need"
         at = stream.tell()
     raise DataError(
-        f"is no pickle of this data set: {reason}, before byte {at} of {size}", path=where, advice="get the file again"
+        f"is not a pickle of this data set: {reason}, before byte {at} of {size}",
+        path=where,
+        advice="get the file again",
     )
 
 

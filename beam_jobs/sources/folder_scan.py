@@ -87,7 +87,7 @@ class Listing:
       class_names: of all splits, in `labels.in_order`.
       splits: {name: its images}.
       folders: {split: its folder, relative to the listed one}; b"" if splits have no folders.
-      ignored: {extension: number of files that are no images}.
+      ignored: {extension: number of files that are not images}.
     """
 
     class_names: tuple[str, ...]
@@ -130,7 +130,7 @@ class _Scan:
     """One pass over a folder.
 
     Attributes:
-      ignored: {extension: number of files that are no images}.
+      ignored: {extension: number of files that are not images}.
     """
 
     def __init__(self, root: bytes, follow_links: bool) -> None:
@@ -197,7 +197,7 @@ class _Scan:
             elif self._is_image(entry):
                 for other in _entries(os.path.join(self._root, folder)):
                     if not self._is_folder(other):
-                        self._is_image(other)  # counts the files that are no images, for the advice
+                        self._is_image(other)  # counts the files that are not images, for the advice
                 raise DataError(
                     "is not in a class folder; images are expected as class/file.png",
                     path=text(entry.path),

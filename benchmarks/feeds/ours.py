@@ -45,7 +45,7 @@ def take(setting: Setting) -> Take:
         options["shuffle_bytes"] = inputs.decoded_bytes(data_dir) // _WINDOWS
     recipe = "cifar10_tutorial" if setting.distorted else "none"
     if "replicas" in setting.options:
-        return _steps(data_dir, setting.rows, recipe, setting.options["replicas"])
+        return _steps(data_dir, setting, recipe)
     if setting.options.get("taken") == "arrays":
         from pipeline import StepIterator  # noqa: PLC0415
 
@@ -67,11 +67,12 @@ def _repeated(dataset: Any) -> Any:
     return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat().with_options(options)
 
 
-def _steps(data_dir: str, rows: int, recipe: str, replicas: int) -> Take:
-    """Returns a Take of steps: of `distribute` on so many logical devices, or, for 0, of the plain dataset."""
+def _steps(data_dir: str, setting: Setting, recipe: str) -> Take:
+    """Returns a Take of steps: of `distribute` on the option's number of devices, or of the plain dataset."""
     from benchmarks.distributed_iterator import looper  # noqa: PLC0415
 
     tf = inputs.load_tensorflow()
+    rows, replicas = setting.rows, setting.options["replicas"]
     devices = [tf.config.LogicalDeviceConfiguration()] * max(replicas, 1)
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
     from pipeline import distribute  # noqa: PLC0415
@@ -82,4 +83,6 @@ def _steps(data_dir: str, rows: int, recipe: str, replicas: int) -> Take:
     names = [f"CPU:{i}" for i in range(replicas)]
     strategy = tf.distribute.OneDeviceStrategy(names[0]) if replicas == 1 else tf.distribute.MirroredStrategy(names)
     batches = distribute(strategy, data_dir, global_batch_size=rows, training=True, distort=recipe)
+    if setting.options.get("nothing"):
+        batches = _repeated(batches)
     return looper(tf, strategy, iter(batches), rows, inside=True)

@@ -1,4 +1,4 @@
-"""Regression on data that are no images: `python diabetes.py` writes them, `--task=diabetes:Diabetes` trains."""
+"""Regression on data that are not images: `python diabetes.py` writes them, `--task=diabetes:Diabetes` trains."""
 
 import keras
 import tensorflow as tf

@@ -72,7 +72,7 @@ _USUAL = {
 # Where one of these names means something else than our flag does.
 _DIFFERENCES = {
     "global_batch_size": "it counts the rows of all replicas together, not of each",
-    "model_dir": "a run in it is resumed, not wiped; --fresh begins anew",
+    "model_dir": "a run in it is resumed, not wiped; --fresh starts over",
 }
 _REQUIRED = "the following arguments are required: "  # argparse's words
 _NO_VALUE = "expected one argument"  # argparse's words

@@ -110,7 +110,7 @@ def _operands(tree: ast.expr) -> list[ast.expr]:
 
 
 def _call(tree: ast.expr) -> tuple[str, dict[str, object]]:
-    """Returns a call's name and arguments; raises ValueError if it is no call."""
+    """Returns a call's name and arguments; raises ValueError if it is not a call."""
     if isinstance(tree, ast.Constant) and tree.value is None:  # Python reads `None`, people mean `none`
         return "none", {}
     if isinstance(tree, ast.Name):

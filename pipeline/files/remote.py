@@ -216,7 +216,7 @@ class RemotePath:
         """
         try:
             return Identity(*self._size_and_time(), 0)
-        except Exception as error:  # a URL that pyarrow does not understand is no OSError
+        except Exception as error:  # a URL that pyarrow does not understand is not an OSError
             raise unreadable(self, error) from None
 
     def files(self, recursive: bool = False) -> list[str]:

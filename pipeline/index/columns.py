@@ -336,7 +336,7 @@ def _table(file: str) -> dict[str, NDArray[Any]]:
     try:
         table = pyarrow.parquet.read_table(file)
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"is no Parquet file: {error}".splitlines()[0], path=file) from None
+        raise DataError(f"is not a Parquet file: {error}".splitlines()[0], path=file) from None
     found = {}
     for name in table.column_names:
         column = table.column(name)

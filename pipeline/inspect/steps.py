@@ -46,7 +46,7 @@ class Row:
       key: of the record; empty: it has none, or cannot be read.
       label: as stored; None: unknown.
       weight: 0 for padding, and for a corrupt record that was skipped.
-      stored: its image as stored, decoded, uint8 (height, width, channels); None: it is no image, or cannot be read.
+      stored: its image as stored, decoded, uint8 (height, width, channels); None: not an image, or unreadable.
       trained: what the model gets for it, if that is an array.
       trained_label: likewise; a number, or shares of all classes, float32 (classes,).
       problem: why the record cannot be shown as it is stored; empty: it can.

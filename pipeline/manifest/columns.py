@@ -231,7 +231,7 @@ def _load(data_dir: PathLike, manifest: Manifest, split: str, name: str, column:
         # NumPy cannot map an empty array.
         found = np.load(io.BytesIO(data)) if parent.is_remote else np.load(str(file), mmap_mode="r" if count else None)
     except ValueError as error:
-        raise DataError(f"is no column: {error}", path=file, advice=advice) from None
+        raise DataError(f"is not a column: {error}", path=file, advice=advice) from None
     if found.shape != (count,) or found.dtype.name != column.dtype:
         raise DataError(
             f"has {found.dtype} of shape {found.shape}, but the manifest says {column.dtype} for {count} records",

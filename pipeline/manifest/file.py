@@ -195,7 +195,7 @@ def _of_columns(manifest: Manifest) -> Iterator[str]:
             yield f"column {name!r} has dtype {column.dtype!r}; known: {', '.join(COLUMN_DTYPES)}"
         for split, crc in column.files.items():
             if split not in manifest.splits:
-                yield f"column {name!r} has values for {split!r}, which is no split"
+                yield f"column {name!r} has values for {split!r}, which is not a split"
             if not _CRC.fullmatch(crc):
                 yield f"column {name!r}, split {split!r}: the CRC32C is {crc!r}, not 8 hexadecimal digits"
 
@@ -215,7 +215,7 @@ def _of_image(image: Feature, manifest: Manifest) -> Iterator[str]:
         if not 0 <= mean <= _WHITE or not 0 <= std <= _WHITE / 2:
             yield f"pixels of 0 to {_WHITE} have no mean of {mean} with the standard deviation {std}"
         if std == 0 and not mean.is_integer():  # all pixels would have this one value
-            yield f"image_std is 0 where image_mean is {mean}, which is no value of a pixel"
+            yield f"image_std is 0 where image_mean is {mean}, which is not a value of a pixel"
 
 
 def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:

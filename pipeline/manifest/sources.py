@@ -53,7 +53,7 @@ def sources_of(given: Any, split: str) -> tuple[Source, ...]:
       split: of the sources that name none.
 
     Raises:
-      UsageError: it is not such a list, or a weight is not a number above 0.
+      UsageError: it is not such a list, or a weight is not above 0.
     """
     try:
         pairs = list(given)
@@ -151,7 +151,7 @@ def _weighted(part: str, flag: str, text: str) -> tuple[PathLike, float]:
     try:
         return os.path.expanduser(source), float(weight)
     except ValueError:
-        raise UsageError(f"{flag}={text}: the weight of {source!r}, {weight!r}, is no number") from None
+        raise UsageError(f"{flag}={text}: the weight of {source!r}, {weight!r}, is not a number") from None
 
 
 def schedule_of(given: Any) -> Weights:

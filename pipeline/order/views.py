@@ -133,7 +133,7 @@ class View:
 
         Raises:
           DataError: a column's file is missing, or of another conversion.
-          UsageError: an unknown column, class or operator, a view without a record, or a weight that is no number.
+          UsageError: an unknown column, class or operator, a view without a record, or a weight that is not a number.
         """
         mask = self.mask(columns, num_records)
         # 32 bits where they are enough: half of the memory.
@@ -464,7 +464,9 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UsageError(f"where={text!r}: is no expression; write such as 'label in (3, 5) and width >= 28'") from None
+        raise UsageError(
+            f"where={text!r}: is not an expression; write such as 'label in (3, 5) and width >= 28'"
+        ) from None
 
 
 def _names_in(text: str) -> set[str]:
@@ -500,7 +502,9 @@ class _Expression:
             compared = [self._compared(*each) for each in zip(sides, node.ops, sides[1:], strict=False)]
             return functools.reduce(np.logical_and, compared)
         if isinstance(node, ast.BinOp | ast.Constant | ast.Name | ast.UnaryOp):
-            raise self._error(f"{ast.unparse(node)!r} is no condition; compare it, such as '{ast.unparse(node)} > 0'")
+            raise self._error(
+                f"{ast.unparse(node)!r} is not a condition; compare it, such as '{ast.unparse(node)} > 0'"
+            )
         raise self._refused(node)
 
     def _refused(self, node: ast.AST) -> UsageError:

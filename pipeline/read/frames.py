@@ -90,7 +90,7 @@ def unpack(block: U8, begins: I64, row_of: I64, images: U8, labels: I64) -> Unpa
 
 
 def _of_one_size(block: U8, places: I64) -> Iterator[tuple[I64, U8]]:
-    """Yields frames by their size: their numbers (m,), and uint8 (m, bytes of each). It leaves out what is no frame."""
+    """Yields frames by their size: their numbers (m,), and uint8 (m, bytes of each). Anything else is left out."""
     strides, view = np.diff(places), block.data
     for stride in sorted({*strides.tolist()}):
         which = np.flatnonzero(strides == stride)

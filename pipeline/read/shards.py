@@ -230,7 +230,7 @@ class Shards:
             yield file or stack.enter_context((folder(self.data_dir) / name).open_file())
 
     def is_checked_whole(self, segment: int, records: int) -> bool:
-        """Whether so many records of a segment's shard are compared with the manifest by the CRC32C of the whole file.
+        """Whether the CRC32C of the whole file is compared with the manifest, for this many records of its shard.
 
         They are where these are all of it, and the manifest has no list of the CRCs of its records.
         """

@@ -162,13 +162,13 @@ def parse(
         raise ValueError(f"its CRC32C is {found}, but the manifest says {crc}")
     name, version = bytes(data[: len(_NAME)]), bytes(data[len(_NAME) : len(_NAME) + 1])
     if name != _NAME or len(data) < np.dtype("<u8").itemsize * _HEAD or len(data) % np.dtype("<u8").itemsize:
-        raise ValueError("is no table of GZIP members")
+        raise ValueError("is not a table of GZIP members")
     if version[0] != _VERSION:
         raise ValueError(f"is of version {version[0]}, and this release reads {_VERSION}; upgrade it")
     numbers = np.frombuffer(data, "<u8").astype(np.int64)
     count, records = int(numbers[1]), num_examples + 1 if stride is None else 0
     if not 0 < count <= num_examples or len(numbers) != _HEAD + 2 * (count + 1) + records:
-        raise ValueError(f"has {len(numbers)} numbers, which is no table of {num_examples} records")
+        raise ValueError(f"has {len(numbers)} numbers, which is not a table of {num_examples} records")
     table = MemberTable.of(numbers, stride)
     for what, part, last in (("members", table.offsets, num_bytes), ("first records", table.firsts, num_examples)):
         if part[0] != 0 or part[-1] != last or (np.diff(part) <= 0).any():

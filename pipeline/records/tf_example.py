@@ -81,7 +81,7 @@ def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Value
     try:
         entries = _example_class().FromString(record).features.feature
     except message.DecodeError:
-        raise ValueError(f"these {len(record)} bytes are no serialized tf.train.Example") from None
+        raise ValueError(f"these {len(record)} bytes are not a serialized tf.train.Example") from None
     found: dict[str, Values] = {}
     for name in entries if names is None else [name for name in names if name in entries]:
         entry = entries[name]
@@ -233,7 +233,7 @@ def _decoded(data: bytes, channels: int) -> NDArray[np.uint8]:
             with PIL.Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as file:
                 pixels = np.array(file.convert(_MODES.get(channels, "RGB")), np.uint8)
     except PIL.UnidentifiedImageError:
-        raise BadExampleError(f"its image is no PNG or JPEG; it begins with 0x{data[:4].hex()}") from None
+        raise BadExampleError(f"its image is not a PNG or JPEG; it begins with 0x{data[:4].hex()}") from None
     except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError
         raise BadExampleError(f"its image cannot be decoded: {error or type(error).__name__}") from None
     return pixels.reshape(*pixels.shape[:2], -1)
@@ -256,8 +256,8 @@ class Layout:
     @classmethod
     @functools.lru_cache(maxsize=64)
     def build(cls, image_size: int, key_size: int, label_size: int = 1) -> Layout:
-        """Returns the layout with an image, a key and a label's varint of so many bytes; at most `MAX_LABEL_SIZE`."""
-        # The least and the largest number of so many bytes differ in each byte: 0x80, 0x80, 0x01 and 0xFF, 0xFF, 0x7F.
+        """Returns the layout with an image, a key and a label's varint of this many bytes; at most `MAX_LABEL_SIZE`."""
+        # The least and the largest number of that size differ in each byte: 0x80, 0x80, 0x01 and 0xFF, 0xFF, 0x7F.
         least, most = 1 << 7 * (label_size - 1), (1 << 7 * label_size) - 1
         record = _record(bytes(image_size), least, bytes(key_size))
         label = _differing(record, _record(bytes(image_size), most, bytes(key_size)))

@@ -145,5 +145,5 @@ def test_evaluated_on_another_split_the_ranking_begins_anew_and_says_so(undistur
     flags = ("--eval_split=train", f"--train_steps={last + 17}", "--early_stopping=0")
     ((code, out, err),) = finish(start(digits, folder, *FLAGS, *flags))
     assert (code, err) == (0, "")
-    assert "evaluations were of test, are of train, so the ranking of evaluations begins anew\n" in out
+    assert "evaluations were of test, are of train, so the ranking of evaluations starts over\n" in out
     assert sorted(best_of(folder)[0]) == [last, last + 17]

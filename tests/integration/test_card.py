@@ -60,7 +60,7 @@ def test_a_data_set_that_is_replaced_gets_a_new_one(digits, tmp_path):
 
 
 def write_sorted(path):
-    """Writes 2,000 images of 10 classes, one class after the other, in row groups of 100; row 17 is no image."""
+    """Writes 2,000 images of 10 classes, one class after the other, in row groups of 100; row 17 is not an image."""
     draw = np.random.default_rng(0)
     images = []
     for _ in range(2000):

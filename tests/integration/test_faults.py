@@ -382,6 +382,6 @@ def test_a_model_dir_that_is_gone(digits, tmp_path, workers, now):
     chief, *others = ends(*processes)
     said = f"--model_dir={folder}: was moved, removed or replaced during this run; .*"
     assert chief.is_one_line(1, said)
-    assert not folder.is_dir()  # it was not made anew
+    assert not folder.is_dir()  # it was not recreated
     assert all(other.is_one_line(1, CHIEF_FAILED + said) for other in others)
     assert list((tmp_path / "elsewhere").glob("ckpt-*.index"))

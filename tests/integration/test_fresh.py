@@ -1,4 +1,4 @@
-"""`--fresh` as real processes: the run in the folder goes, whatever is killed; a restart does not begin anew again."""
+"""`--fresh` as real processes: the run in the folder goes, whatever is killed; a restart does not start over again."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Examples that are no images, in files of any name: indexed, parsed by the user's function, fed in our order."""
+"""Examples that are not images, in files of any name: indexed, parsed by the user's function, fed in our order."""
 
 import gzip
 import os

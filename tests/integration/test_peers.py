@@ -33,10 +33,10 @@ def test_contestants_are_measured_in_processes_of_their_own(tmp_path):
         *(f"{part}, {what}, batch 64:" for part in ("peers", "distribute") for what in ("distorted", "undistorted")),
     ]
     assert sum(bool(re.search(rf"; of ours: {RATIO}, by processor time {RATIO}$", line)) for line in lines) == 2
-    assert sum(bool(re.search(rf"distribute on [124] .*; of plain: {RATIO}", line)) for line in lines) == 6
+    assert sum(bool(re.search(rf"(distribute|nothing) on [124] .*; of plain: {RATIO}", line)) for line in lines) == 12
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["machine"]["cores"] >= 1
-    assert [result["rows"] for result in found["results"]] == [64] * 12
+    assert [result["rows"] for result in found["results"]] == [64] * 18
     assert all(result["rounds"][0]["memory"] > 100 << 20 for result in found["results"])
     assert "tf_whole_batch" in (tmp_path / "chart.svg").read_text()
 

@@ -39,7 +39,7 @@ def run(tmp_path_factory, digits):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory, digits):
-    """Digits of the test split as files: {path: label}, sorted, beside a file that is no image."""
+    """Digits of the test split as files: {path: label}, sorted, beside a file that is not an image."""
     folder, labels = tmp_path_factory.mktemp("photos"), {}
     examples = RandomAccess(digits, "test")
     for number in range(COUNT):
@@ -228,7 +228,11 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_
         (["nowhere.png", "--model_dir=RUN"], 1, "nowhere.png: cannot be read: No such file or directory"),
         (["EMPTY", "--model_dir=RUN"], 1, "EMPTY: no images"),
         (["RUN/logs", "--model_dir=RUN"], 1, "RUN/logs: no images, but 1 file not named like an image (.png, "),
-        (["PHOTOS", "--exported=EMPTY"], 1, "EMPTY: is no export: there is no export.json in it; export the run again"),
+        (
+            ["PHOTOS", "--exported=EMPTY"],
+            1,
+            "EMPTY: is not an export: there is no export.json in it; export the run again",
+        ),
         (["a.png", "--model_dir=RUN", "--top=0"], 2, "--top=0: must be 1 or more"),
     ],
 )

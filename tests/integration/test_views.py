@@ -115,7 +115,7 @@ def test_steps_to_come_may_be_skipped_after_a_resume_and_past_ones_may_not(train
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--where=label >"], "where='label >': is no expression"),
+        (["--where=label >"], "where='label >': is not an expression"),
         (["--limit=none"], "limit='none': must be a number of records"),
         (["--skip_steps=7"], "skip_steps='7': must be pairs"),
         (["--balance=lable"], "unknown 'lable'; did you mean 'label'?"),

@@ -74,7 +74,7 @@ CASES = {
         "a corrupt record": "{tmp}/corrupt",
         "a shard that was cut": "{tmp}/cut",
         "a missing shard": "{tmp}/missing",
-        "a manifest that is no JSON": "{tmp}/bad_manifest",
+        "a manifest that is not JSON": "{tmp}/bad_manifest",
         "an unknown flag": "{tmp}/made --dep",
     },
     "trainer.run": {
@@ -88,8 +88,8 @@ CASES = {
         "an unknown model": "--data_dir={tmp}/made --model_dir={tmp}/out --model=lent",
         "several mistakes": "--model_dir={tmp}/out --lr=0.1 --max_steps=5 --seed=x --global_batch_size=0 --sync "
         "--epochs=2 --train_steps=7 --profile",
-        "a value that is no number": "--data_dir={tmp}/made --model_dir={tmp}/out --train_steps=many",
-        "a value that is no interval": "--data_dir={tmp}/made --model_dir={tmp}/out --eval_every=1epcoh",
+        "a value that is not a number": "--data_dir={tmp}/made --model_dir={tmp}/out --train_steps=many",
+        "a value that is not an interval": "--data_dir={tmp}/made --model_dir={tmp}/out --eval_every=1epcoh",
         "two clocks": "--data_dir={tmp}/made --model_dir={tmp}/out --checkpoint_every=30s --checkpoint_secs=60",
         "no manifest": "--data_dir={tmp}/nothing --model_dir={tmp}/out",
         "no such split": "--data_dir={tmp}/made --model_dir={tmp}/out --eval_split=tset",

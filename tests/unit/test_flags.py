@@ -1,7 +1,7 @@
 """Every flag of every command, and every optional argument of the public functions, has a test that sees its effect.
 
 `SEEN` names the test: one that would fail if the flag were parsed and then ignored. That a bad value is refused, or that
-the value arrives in a config, is no effect. What this file can check is that no flag is missing, and that the test is there
+the value arrives in a config, is not an effect. What this file can check is that no flag is missing, and that the test is there
 and passes the flag; that it sees the effect is for whoever adds the line, and for the review.
 """
 

@@ -127,7 +127,7 @@ class CheckpointFiles:
             if listed and not steps:
                 raise DataError(
                     f"{self.folder}: lists {', '.join(listed)} in its file `checkpoint`, but no .index file is there; "
-                    "restore them from a backup, or remove that file to start anew"
+                    "restore them from a backup, or remove that file to start over"
                 )
             lost = []
             for path in self.folder.glob(f"{PREFIX}-*.data-*"):

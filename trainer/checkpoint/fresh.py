@@ -21,7 +21,7 @@ from trainer.cluster import lock
 from trainer.config import TrainConfig, file
 from trainer.run_folder import EVENTS, RunFolder
 
-VARIABLE = "STEPFEED_FRESH"  # names a job, which begins anew once, however often its processes are started
+VARIABLE = "STEPFEED_FRESH"  # names a job, which starts over once, however often its processes are started
 _REMOVING, _BEGUN = "removing", "begun"  # in the note, before the name of the job
 _CHECKPOINT = re.compile(rf"{PREFIX}-\d+\.(index|data-\d{{5}}-of-\d{{5}})")
 
@@ -71,7 +71,7 @@ def advised(config: TrainConfig) -> Iterator[None]:
     except RerunError as error:
         if not config.run.fresh or os.environ.get(VARIABLE):
             raise
-        raise error.advised("without --fresh, which would begin anew") from None
+        raise error.advised("without --fresh, which would start over") from None
 
 
 def _note(folder: RunFolder, text: str) -> None:
@@ -86,7 +86,7 @@ def _check(folder: RunFolder, log_keys: str | None) -> None:
     for path in sorted(folder.path.iterdir()):
         for other in _others(folder, path, metrics):
             raise UsageError(
-                "is no file of a run, so that --fresh removes nothing",
+                "is not a file of a run, so that --fresh removes nothing",
                 path=other,
                 advice="move it away, or use another --model_dir",
             )

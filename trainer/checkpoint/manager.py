@@ -189,7 +189,7 @@ class CheckpointManager:
         if paths:
             raise DataError(
                 f"{self._files.folder}: none of its {len(paths)} checkpoints can be read, the newest is {paths[-1]}; "
-                "restore one from a backup, or start anew with another --model_dir"
+                "restore one from a backup, or start over with another --model_dir"
             )
         return None
 
@@ -218,7 +218,7 @@ class CheckpointManager:
     def _changes(self, stored: dict[str, Any]) -> tuple[str, ...]:
         changes = self._spec.changes(stored)
         if self.best and (reason := self.best.ranking.why_reset):
-            return (*changes, f"{reason}, so the ranking of evaluations begins anew")
+            return (*changes, f"{reason}, so the ranking of evaluations starts over")
         return changes
 
     def save(self) -> None:

@@ -1,4 +1,4 @@
-"""How often something happens during a training: every so many steps, epochs or seconds."""
+"""How often something happens during a training: every N steps, epochs or seconds."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class RunFlags:
         text="folder of checkpoints and logs; a run resumes from the newest checkpoint in it", per_machine=True
     )
     fresh: bool = flag(
-        False, "begin anew: remove the run that is in --model_dir; refused where other files lie there, too"
+        False, "start over: remove the run that is in --model_dir; refused where other files lie there, too"
     )
     strategy: str = flag(
         "one_device",
@@ -120,7 +120,7 @@ class ClusterFlags:
     ps_hosts: str | None = flag(None, "host:port of each parameter server, likewise", per_process=True)
     chief_host: str | None = flag(
         None,
-        "host:port of a chief that is no worker (None: the process of worker 0 is the chief)",
+        "host:port of a chief that is not a worker (None: the process of worker 0 is the chief)",
         per_process=True,
     )
     job_name: str | None = flag(None, "of this process: ps, worker or chief", known=JOBS, per_process=True)

@@ -19,7 +19,7 @@ _INTERVAL: dict[str, Any] = {"least": 0, "parse": Interval.value_of, "metavar": 
 
 @dataclasses.dataclass(frozen=True)
 class StepFlags:
-    """How long to train, and what happens every so many steps."""
+    """How long to train, and what happens every N steps."""
 
     shapes_training: ClassVar[bool] = False  # except the last step, if a schedule ends there
 
@@ -35,14 +35,14 @@ class StepFlags:
         20, "steps inside one tf.function; a signal waits for the end of it", least=1, most=_LOOP
     )
     log_every: Every = flag(
-        100, "a line every so many steps, or every '1 epoch', '0.5 epochs', 30s, 5m; 0: none", **_INTERVAL
+        100, "a line every N steps, or every '1 epoch', '0.5 epochs', 30s, 5m; 0: none", **_INTERVAL
     )
     summary_every: Every = flag(100, "scalars for TensorBoard, likewise; 0: none, not even of evaluations", **_INTERVAL)
     eval_every: Every = flag(0, "an evaluation, likewise; 0: only at the end", **_INTERVAL)
     checkpoint_every: Every = flag(1000, "a checkpoint, likewise; 0: none but the one at the end", **_INTERVAL)
-    summary_secs: float = flag(0.0, "scalars also after so many seconds without; 0: by --summary_every alone", least=0)
+    summary_secs: float = flag(0.0, "scalars also after N seconds without; 0: by --summary_every alone", least=0)
     checkpoint_secs: float = flag(
-        0.0, "a checkpoint also after so many seconds without; 0: by --checkpoint_every alone", least=0
+        0.0, "a checkpoint also after N seconds without; 0: by --checkpoint_every alone", least=0
     )
     log_epochs: bool | None = flag(
         None, "a line per epoch: its loss and metrics, those of its evaluation (None: unless --train_steps is given)"
@@ -130,7 +130,7 @@ class OutputFlags:
     )
     headspace: int = flag(
         0,
-        "at the end: so many steps with one constant batch, to compare the speed; 0: none",
+        "at the end: N steps with one constant batch, to compare the speed; 0: none",
         least=0,
         most=_LOOP,
         parameter_server=_WITH_SERVERS,

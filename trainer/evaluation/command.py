@@ -71,7 +71,7 @@ class _Evaluation:
         self._evaluate(missed)
 
     def note(self, text: str) -> None:
-        """Prints a line that is no result: to stderr if the results are JSON for another program."""
+        """Prints a line that is not a result: to stderr if the results are JSON for another program."""
         print(text, file=sys.stderr if self._config.json else sys.stdout, flush=True)
 
     def _evaluate(self, missed: Sequence[int] = ()) -> None:

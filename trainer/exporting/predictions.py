@@ -326,7 +326,7 @@ def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
         made = {name: folder / file["file"] for name, file in about["files"].items()}
         _ = about["preprocessing"]["fits"], about["image_size"]
     except OSError:
-        raise DataError(f"is no export: there is no {EXPORT} in it", path=path, advice=_AGAIN) from None
+        raise DataError(f"is not an export: there is no {EXPORT} in it", path=path, advice=_AGAIN) from None
     except (ValueError, LookupError, TypeError):
         raise DataError("is not what this version writes", path=folder / EXPORT, advice=_AGAIN) from None
     wanted = [name for name, file in made.items() if path in (folder, file)]

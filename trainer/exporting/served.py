@@ -86,7 +86,7 @@ def served(trained: Trained) -> Served:
     """Returns a model as it is served.
 
     Raises:
-      UsageError: its outputs are no classes, or its inputs no images.
+      UsageError: its outputs are not classes, or its inputs no images.
     """
     request, data = trained.split.request, trained.state.task.data
     if request.parse is not None:

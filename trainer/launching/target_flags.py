@@ -302,7 +302,7 @@ def _check_label(flag: str, name: str, text: str) -> None:
     prefix, slash, rest = name.rpartition("/")
     if not ((_SUBDOMAIN.fullmatch(prefix) if slash else True) and _LABEL_NAME.fullmatch(rest)):
         raise UsageError(
-            f"--{flag}={text}: {name!r} is no name of a label, such as pool or cloud.google.com/gke-accelerator"
+            f"--{flag}={text}: {name!r} is not a name of a label, such as pool or cloud.google.com/gke-accelerator"
         )
 
 

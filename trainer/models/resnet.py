@@ -10,7 +10,7 @@ from trainer.models.layers import ScalePixels, l2_loss
 
 _WIDTHS = (64, 128, 256, 512)  # of the stages of ResNet-18 and ResNet-50
 _BLOCKS_18, _BLOCKS_50 = (2, 2, 2, 2), (3, 4, 6, 3)
-_WIDENED = 4  # what a block of ResNet-50 returns is so many times as wide as its 3x3 convolution
+_WIDENED = 4  # a block of ResNet-50 returns this many times the channels of its 3x3 convolution
 _WIDTHS_20, _BLOCKS_20 = (16, 32, 64), 3
 _WEIGHT_DECAY = 1e-4
 _SMALL = 64  # pixels; smaller images get the stem for CIFAR

@@ -291,7 +291,7 @@ def _disconnect(peers: set[tuple[str, int]]) -> None:
     cluster waits for them; once their connection is closed they fail, as do those to a process that has ended.
     """
     for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # it is no connection, or was closed meanwhile
+        with contextlib.suppress(OSError):  # it is not a connection, or was closed meanwhile
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as one:

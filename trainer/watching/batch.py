@@ -78,7 +78,7 @@ def _picture(config: TrainConfig, step: int) -> bytes:
     request = dataclasses.replace(plan.request_of(config, None), start_step=step, distort_on=HOST)
     features, labels, weights = next(make_dataset(request).as_numpy_iterator())
     if not isinstance(features, np.ndarray) or features.ndim != 4:
-        raise UsageError("the rows are no images")
+        raise UsageError("the rows are not images")
     real = weights > 0
     if not real.any():
         raise UsageError(f"no row of step {step} is trained on: --skip_steps={config.order.skip_steps}")

@@ -67,7 +67,7 @@ class Data:
           replicas: of the job.
 
         Raises:
-          UsageError: so many workers and replicas cannot share a batch.
+          UsageError: the workers and replicas cannot share a batch.
         """
         is_end, schedule = step >= self.last_step, schedule_of(self.training.request)
         found = [

@@ -110,7 +110,7 @@ class Guard:
 
 
 def _host_of(request: Request) -> str | None:
-    """Returns the name by which a request calls this machine, without port; None: it is no name."""
+    """Returns the name by which a request calls this machine, without port; None: it is not a name."""
     with contextlib.suppress(ValueError):
         return urllib.parse.urlsplit(f"//{request.headers.get('host', '')}").hostname
     return None
@@ -294,7 +294,7 @@ def _clock(when: float) -> str:
     """Returns the time of day on this machine, with the date unless it is today's."""
     try:
         local = datetime.datetime.fromtimestamp(when)
-    except (ValueError, OverflowError, OSError):  # a number in a file that is no time
+    except (ValueError, OverflowError, OSError):  # a number in a file that is not a time
         return "-"
     is_today = local.date() == datetime.datetime.now().date()
     return f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M:%S}"

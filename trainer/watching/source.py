@@ -438,7 +438,7 @@ class RunSource:
         return tuple(f"{name} {what}" for name, what in found.items())
 
 
-# Of the fields of a heartbeat that are no numbers, and of those that are whole ones.
+# Of the fields of a heartbeat that are not numbers, and of those that are whole ones.
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("pid", "beats", "step", "last_step", "made", "achieved", "exit_code"), (int,)),
     **dict.fromkeys(("phase", "expects", "host", "error"), (str,)),
@@ -527,7 +527,7 @@ def _member(name: str, beat: Beat | None, one: Mapping[str, Any], now: float) ->
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # the latter: the file has a number that is no process's
+    except (ProcessLookupError, OverflowError):  # the latter: the file has a number that is not a process's
         return False
     except OSError:
         pass

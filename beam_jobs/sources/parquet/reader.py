@@ -303,7 +303,7 @@ def _numbers(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDA
     values = array.to_numpy(zero_copy_only=False)  # nulls become NaN
     if given == "int64":
         whole = (np.floor(values) == values) & (values >= -(2.0**63)) & (values < 2.0**63)
-        _refuse_values(bad, ~whole, values, f"{name} {{!r}} is no whole number that int64 holds")
+        _refuse_values(bad, ~whole, values, f"{name} {{!r}} is not a whole number that int64 holds")
         return np.where(whole, values, 0).astype(np.int64)
     with np.errstate(over="ignore"):  # beyond float32: infinite
         rounded = values.astype(np.float32)
@@ -325,7 +325,7 @@ def _from_objects(array: pa.Array, name: str, given: str, bad: dict[int, str]) -
         if value is None:
             continue
         if given == "int64" and (value != value.to_integral_value() or not -_HIGHEST - 1 <= value <= _HIGHEST):
-            bad.setdefault(row, f"{name} {value} is no whole number that int64 holds")
+            bad.setdefault(row, f"{name} {value} is not a whole number that int64 holds")
         else:
             with np.errstate(over="ignore"):  # beyond float32: infinite
                 out[row] = value

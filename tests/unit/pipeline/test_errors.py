@@ -26,7 +26,7 @@ from tests.raised import at
         ),
         (DataError("x", path="f", offset=9, decompressed=True), "f, byte offset 9 of the decompressed bytes: x"),
         (DataError("bad", path="a/f").changed(path="b/f"), "b/f: bad"),
-        (UsageError("is no number", argument="--a", value="x"), "--a='x': is no number"),
+        (UsageError("is not a number", argument="--a", value="x"), "--a='x': is not a number"),
         (UsageError("is missing", argument="--a"), "--a: is missing"),
         (UsageError("is a folder", path="d", advice="name a file"), "d: is a folder; name a file"),
         (RerunError("lost ps 0", lost=["ps 0"]), "lost ps 0"),

@@ -264,7 +264,7 @@ def test_a_file_cut_anywhere_is_bad_or_whole(kind, pixels):
     whole, bad = decoded(data), 0
     for length in range(0, len(data), 7):
         try:
-            assert (decoded(data[:length]) == whole).all()  # what was cut is no pixel
+            assert (decoded(data[:length]) == whole).all()  # what was cut is not a pixel
         except BadImageError:
             bad += 1
     assert bad >= 0.9 * len(range(0, len(data), 7))

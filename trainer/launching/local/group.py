@@ -63,7 +63,7 @@ class Cause:
 
     @property
     def said(self) -> str | None:
-        """The line that tells why it ended: the trainer's own, or the last that is no log's; None: there is none."""
+        """The line that tells why it ended: the trainer's own, or the last that is not a log's; None: there is none."""
         lines = [line for line in self.lines if not _LOG.match(line)]
         return next((line for line in reversed(lines) if line.startswith(_OF_COMMAND)), lines[-1] if lines else None)
 

@@ -186,7 +186,7 @@ class HeartbeatMonitor:
         return f"{step} ({self.beat.phase})"
 
 
-PAGE = "page"  # the role of the process that serves the job's page, which is no part of the job
+PAGE = "page"  # the role of the process that serves the job's page, which is not part of the job
 _PR_SET_PDEATHSIG = 1  # of Linux, <sys/prctl.h>
 
 

@@ -157,7 +157,7 @@ def _mounts(job: Job, reads_only: bool = False) -> list[Manifest]:
 def page(job: Job) -> Manifest:
     """Returns the Deployment of the job's page (--page).
 
-    It is no part of the job, which its failure thus cannot touch, and stays when the job has ended. Others in the
+    It is not part of the job, which its failure thus cannot touch, and stays when the job has ended. Others in the
     cluster reach it, so that the page asks for a token: its log has it, or --secret_env gives it.
     """
     listens = job.launch.job.page or PAGE_PORT

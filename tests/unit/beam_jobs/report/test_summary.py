@@ -129,7 +129,7 @@ def test_labels_with_gaps_are_a_warning():
     (line,) = warnings((0, 5, 0), (0, 0, 1))
     assert line.startswith("warning: no example has label 0 (a), although labels go up to 2 (c): ")
     assert warnings((1, 0), (0, 1)) == []
-    assert warnings((1, 1, 0)) == []  # a class without examples after the last is no gap
+    assert warnings((1, 1, 0)) == []  # a class without examples after the last is not a gap
     (line,) = warnings((0,) * 30 + (1,), names=NAMES)
     assert " 9 and 20 more, although labels go up to 30: " in line
 

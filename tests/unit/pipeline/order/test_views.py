@@ -188,7 +188,7 @@ def test_an_expression_keeps(text, kept):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("label ==", "is no expression"),
+        ("label ==", "is not an expression"),
         ("__import__('os').remove('x') == 1", "is not understood"),
         ("label.real == 1", "is not understood"),
         ("(lambda: 1)() == 1", "is not understood"),
@@ -200,7 +200,7 @@ def test_an_expression_keeps(text, kept):
         ("label * 9223372036854775807 > 0", "leaves the range of signed 64-bit integers"),
         ("9223372036854775807 + 1 > 0", "leaves the range of signed 64-bit integers"),
         ("label is 1", "Is is not understood"),
-        ("label", "is no condition; compare it, such as 'label > 0'"),
+        ("label", "is not a condition; compare it, such as 'label > 0'"),
         ("label in 3", "after 'in' comes a list"),
         ("lable == 1", "unknown 'lable'; known: label, source"),
         ("label == 'cow'", "has no value 'cow'; known: cat, dog"),

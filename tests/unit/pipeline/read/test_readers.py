@@ -59,7 +59,7 @@ class Opened:
         return self.reader(split, policy).read(all_pieces(select(manifests.load(self.folder), split)))
 
     def check(self, found, numbers, split="train"):
-        """Checks that these are the records of a split of these numbers; returns the rows that are no stand-ins."""
+        """Checks that these are the records of a split of these numbers; returns the rows that are not stand-ins."""
         if self.are_rows:
             images, labels, keys = found.images.tobytes(), found.labels.tolist(), found.keys.tolist()
         else:

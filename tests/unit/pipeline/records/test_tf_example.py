@@ -144,7 +144,7 @@ def test_a_record_of_another_structure_is_a_mismatch():
             "image",
             Feature("uint8", (1, 1, 3), "png"),
             b"GIF89a",
-            "its image is no PNG or JPEG; it begins with 0x47494638$",
+            "its image is not a PNG or JPEG; it begins with 0x47494638$",
         ),
         (
             "image",

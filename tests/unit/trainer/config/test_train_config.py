@@ -365,8 +365,8 @@ def test_paths_are_required():
     with pytest.raises(UsageError) as caught:
         parse(["--data_dir=D", "--train_dir=M", "--lr=1"])
     assert str(caught.value).splitlines() == [
-        "flag: unknown '--train_dir'; did you mean '--model_dir' (a run in it is resumed, not wiped; --fresh begins "
-        "anew)? see --help",  # and so it is not missing
+        "flag: unknown '--train_dir'; did you mean '--model_dir' (a run in it is resumed, not wiped; --fresh starts "
+        "over)? see --help",  # and so it is not missing
         "flag: unknown '--lr'; did you mean '--learning_rate'? see --help",
     ]
 

@@ -59,7 +59,7 @@ def test_a_checkpoint_is_evaluated_once(make_trained, tmp_path, capsys):
     command.run(config, [tmp_path / "run" / "ckpt-7"])
     out, err = capsys.readouterr()
     assert (json.loads(out)["step"], json.loads(out)["num_examples"]) == (7, 11)
-    assert err.startswith("written: ")  # what is no result
+    assert err.startswith("written: ")  # what is not a result
 
 
 def test_a_run_is_followed_to_its_last_step_for_tensorboard(make_trained, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""What a predictor says of image files, with a function in place of a model, and what is no export."""
+"""What a predictor says of image files, with a function in place of a model, and what is not an export."""
 
 import csv
 import json

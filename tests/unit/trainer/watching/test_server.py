@@ -331,10 +331,10 @@ def test_a_batch_is_drawn_once_for_each_step(local, tmp_path, monkeypatch):
 
 def test_why_a_batch_is_not_drawn(local, site, monkeypatch):
     def drawn(folder, step):
-        raise DataError("the rows are no images")
+        raise DataError("the rows are not images")
 
     monkeypatch.setattr(server.batch, "drawn", drawn)
-    assert (ask(local, "/batch.png").status, ask(local, "/batch.png").text) == (500, "the rows are no images")
+    assert (ask(local, "/batch.png").status, ask(local, "/batch.png").text) == (500, "the rows are not images")
     with site._drawing:
         assert ask(local, "/batch.png").status == 503
 

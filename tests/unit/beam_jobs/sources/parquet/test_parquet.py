@@ -102,8 +102,8 @@ class TextOf:
 
 INT64, FLOAT32, STRING = Feature("int64"), Feature("float32"), Feature("string")
 SINGLES, DOUBLES = st.floats(width=32), st.floats()
-WHOLE, BEYOND = "is no whole number that int64 holds", "is beyond float32"
-# A double that is rounded to infinity is no float32.
+WHOLE, BEYOND = "is not a whole number that int64 holds", "is beyond float32"
+# A double that is rounded to infinity is not a float32.
 NEAR_SINGLES = DOUBLES.filter(lambda value: abs(value) < 3.4e38 or not np.isfinite(value))
 WHOLES = st.integers(-(2**62), 2**62).map(float)
 CENTS = st.integers(-(10**6), 10**6).map(lambda number: decimal.Decimal(number).scaleb(-2))

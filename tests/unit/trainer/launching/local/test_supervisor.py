@@ -82,7 +82,7 @@ def test_restarts_without_a_new_checkpoint_are_counted(puppets, run):
 
 def test_a_new_checkpoint_forgives_the_restarts_before_it(puppets, run):
     launch = launch_of(puppets, "--num_workers=1", "--max_restarts=1")
-    saves = {1: 4, 3: 4, 4: 9}  # before the second, the fourth and the fifth start: a second step 4 is no new one
+    saves = {1: 4, 3: 4, 4: 9}  # before the second, the fourth and the fifth start: a second step 4 is not a new one
 
     def save(number):
         if number in saves:
