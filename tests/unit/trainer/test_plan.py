@@ -41,9 +41,9 @@ def test_a_source_of_a_mixture_has_its_own_view_by_a_flag(data_dir, config_of):
     assert [part.order.num_records for part in made.parts] == [250, 10]
     assert [part.spec.view for part in made.parts] == ["where: width > 3", "limit: 10"]
     for wrong, message in (
-        ({"where": f"{a}: width >"}, "where='width >': is no expression"),
+        ({"where": f"{a}: width >"}, "where='width >': is not an expression"),
         ({"limit": f"{b}: none"}, "limit='none': must be a number of records"),
-        ({"where": "c: width > 3"}, "where='c: width > 3': is no expression"),
+        ({"where": "c: width > 3"}, "where='c: width > 3': is not an expression"),
     ):
         with pytest.raises(UsageError, match=message):
             config_of(**{**given, **wrong})
