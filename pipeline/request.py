@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Required, TypeAlias, TypedDict
 from pipeline.distort import recipes
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
-from pipeline.manifest.sources import Source, Sources, in_order_of, schedule_of, sources_of
+from pipeline.manifest.sources import VIEWS, Source, Sources, in_order_of, own_views, schedule_of, sources_of
 from pipeline.order.sharding import (
     SHUFFLE_BYTES,
     InputContext,
@@ -170,7 +170,12 @@ class Request:
         if isinstance(self.data_dir, str | os.PathLike):
             folder(self.data_dir)
         else:
-            self._set("data_dir", sources_of(self.data_dir, self.split))
+            sources, for_all = own_views(
+                sources_of(self.data_dir, self.split), {name: getattr(self, name) for name in VIEWS}
+            )
+            self._set("data_dir", sources)
+            for name, value in for_all.items():
+                self._set(name, value)
         self._set("schedule", in_order_of(schedule_of(self.schedule), self.sources))
         for name in ("training", "record_ids", "portable"):
             self._set(name, truth_value(name, getattr(self, name)))

@@ -228,18 +228,21 @@ class ResolvedInput:
         """T of the first source; under a schedule, by its rows in the first segment."""
         return nominal_steps(self.request, self.first.order.num_records) or self.first.order.steps_per_epoch
 
-    def place(self, source: int, step: int, row: int) -> tuple[int, int]:
-        """Returns the global step and the row of the global batch at which a row of a source's own step is fed."""
-        before, schedule = source, schedule_of(self.request)
-        if schedule:  # the source's own steps are units
-            step, within = shares.step_of_unit(schedule, source, step)
-            rows = [rows for first, rows in schedule if first <= step][-1]
-            units = [count // shares.unit_of(schedule) for count in rows]
-            before = sum(units[:source]) + within
-            blocks = shares.rows_in_blocks([shares.unit_of(schedule)] * sum(units))
-        else:
-            blocks = shares.rows_in_blocks([part.spec.global_batch_size for part in self.parts])
-        return step, int(blocks[before][row])
+    def place(self, source: int, step: int, row: int) -> tuple[int, int] | None:
+        """Returns the global step and the row of the global batch at which a row of a source's own step is fed.
+
+        None: under a schedule, whose units are the source's own steps, the source has ended before that one.
+        """
+        schedule = schedule_of(self.request)
+        if not schedule:
+            return step, int(shares.rows_in_blocks([part.spec.global_batch_size for part in self.parts])[source][row])
+        found = shares.step_of_unit(schedule, source, step)
+        if found is None:
+            return None
+        units = shares.units_at(schedule, found)
+        return found, int(
+            shares.rows_in_blocks([shares.unit_of(schedule)] * len(units))[units.index((source, step))][row]
+        )
 
     def own_step(self, source: int, step: int) -> int:
         """Returns the step of a source's own order before a global step; under a schedule its steps are units."""
@@ -304,7 +307,9 @@ def parts_of(request: Request) -> tuple[Request, ...]:
     """Returns the request for each source's rows; for a single data set, the request itself.
 
     Each part has its share of `shuffle_bytes`, and another seed: with the same seed, sources of the same length would
-    be permuted alike, and the same records would meet in every epoch. The first keeps the seed and the run's end.
+    be permuted alike, and the same records would meet in every epoch. The first keeps the seed and the run's end. A
+    source that begins later has as large a part of `shuffle_bytes` as each would have of equal ones: what it will be
+    given may still change when a run resumes before it.
 
     Raises:
       UsageError: a source has no row, or a value cannot work with its rows.
@@ -321,7 +326,7 @@ def schedule_of(request: Request) -> Segments:
     """Returns the rows of each source in each segment of a mixture's schedule; empty: they never change.
 
     Raises:
-      UsageError: a source has no row in a segment.
+      UsageError: a source with a weight above 0 has no row in a segment.
     """
     return tuple(
         (step, shares.checked_shares(request.global_batch_size, *_weights(request, weights)))
@@ -331,9 +336,12 @@ def schedule_of(request: Request) -> Segments:
 
 def _part(request: Request, schedule: Segments, number: int, source: Source, rows: int) -> Request:
     unit = shares.unit_of(schedule) if schedule else rows
-    skips = request.skip_steps
+    skips, share = request.skip_steps, request.shuffle_bytes * rows // request.global_batch_size
+    if not rows:
+        share = request.shuffle_bytes // len(request.sources)
     if schedule:  # the source's steps are its units
-        skips = tuple(tuple(shares.units_before(schedule, number, step) for step in pair) for pair in skips)
+        units = [tuple(shares.units_before(schedule, number, step) for step in pair) for pair in skips]
+        skips = tuple((first, stop) for first, stop in units if first < stop)
     with of_source(request, source):
         return dataclasses.replace(
             request,
@@ -345,7 +353,7 @@ def _part(request: Request, schedule: Segments, number: int, source: Source, row
             global_batch_size=unit,
             seed=int(derive_key(Domain.SOURCE, request.seed, number) >> np.uint64(1)) if number else request.seed,
             epochs=None if number else request.epochs,
-            shuffle_bytes=max(1, request.shuffle_bytes * rows // request.global_batch_size),
+            shuffle_bytes=max(1, share),
             **source.options,
         )
 

@@ -19,6 +19,7 @@ from trainer.config.interval import Period
 
 if TYPE_CHECKING:
     from pipeline.audit.key_log import SourceLogs
+    from pipeline.order.views import Intervals
     from trainer.loss_log import LossLog
     from trainer.step.train_step import LoopResult, TrainStep
 
@@ -75,8 +76,16 @@ class Progress:
 
     @functools.cached_property
     def means(self) -> Mapping[str, float]:
-        """The means of `values` over the real rows of the epoch so far, fetched from the device on first use."""
-        return dict(zip(self.values, self.result.means.numpy().tolist(), strict=True))
+        """The means of `values` over the real rows of the epoch so far, fetched from the device on first use.
+
+        Empty if there are none, because all steps of the epoch so far are skipped.
+        """
+        means = dict(zip(self.values, self.result.means.numpy().tolist(), strict=True))
+        return {} if math.isnan(means["total_loss"]) else means
+
+    def is_skipped(self, skips: Intervals) -> bool:
+        """Whether the last update is that of one of the steps to skip: its `values` are those of no row."""
+        return any(first < self.step <= stop for first, stop in skips)
 
     def since(self, earlier: Progress | None) -> Spent:
         """Returns the time spent since an earlier progress; since the start if that is None, or as far in updates.

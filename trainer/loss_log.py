@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import DataError, UsageError, named
 from pipeline.files.write import replace
+from pipeline.order.order import AHEAD
 from pipeline.resolved import ResolvedInput
 from trainer.config.run import RunFlags
 
@@ -61,8 +62,8 @@ def begin(flags: RunFlags, training: ResolvedInput, last_step: int, is_chief: bo
     run = {
         "format": FORMAT,
         "model_dir": os.path.realpath(flags.model_dir),
-        # Without the steps to skip, of which a resumed run may change those to come: they have no rows.
-        "order": {name: value for name, value in json.loads(training.spec.to_json()).items() if name != "skip_steps"},
+        # Without what a resumed run may change of the steps to come, whose rows are removed first.
+        "order": {name: value for name, value in training.spec.fields().items() if name not in AHEAD},
     }
     with named(path, "cannot be read"):
         text = path.read_text(encoding="utf-8") if path.is_file() else None
@@ -84,7 +85,7 @@ def begin(flags: RunFlags, training: ResolvedInput, last_step: int, is_chief: bo
 def _header_of(text: str, path: pathlib.Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(text)
-        found["order"].pop("skip_steps", None)
+        found["order"] = {name: value for name, value in found["order"].items() if name not in AHEAD}
     except (ValueError, TypeError, KeyError, AttributeError):
         raise DataError("does not say whose losses these are; name another folder", path=path) from None
     return found

@@ -193,6 +193,7 @@ class Run(abc.ABC):
         start, rows, is_chief = self.state.step, config.order.global_batch_size, self.is_chief
         unit = "img" if train_step.are_images(self.task.data.features) else "rows"
         folder, path, in_epoch = config.run.folder, config.output.metrics_jsonl, plan.training.steps_per_epoch
+        skips = plan.training.spec.skip_steps
         period = functools.partial(config.steps.period, steps_per_epoch=in_epoch)
         if splits := plan.evaluation:
             stepper, batches = self.evaluation_input({name: split.request for name, split in splits.items()})
@@ -206,9 +207,9 @@ class Run(abc.ABC):
             self.progress_bar,
             self.bottleneck,
             *self.observers,
-            LogLine(period("log"), rows, output),
+            LogLine(period("log"), rows, output, skips),
             self.epoch_line if config.steps.logs_epochs else None,
-            TrainScalars(period("summary"), rows, self.state.rate, self.callbacks.on_metrics, self.own_scalars),
+            TrainScalars(period("summary"), rows, self.state.rate, self.callbacks.on_metrics, self.own_scalars, skips),
             TensorBoard(config, in_epoch, start, is_chief, self.shown, self.read_histograms),
             MetricsFile(path, start, folder) if path and is_chief else None,
             TaskMetrics(self.task) if is_chief else None,

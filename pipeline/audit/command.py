@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipeline.audit import key_log, observed, proof, reading
+from pipeline import manifest as manifests
+from pipeline.audit import key_log, observed, proof, reading, schedules
 from pipeline.audit.config import AuditConfig
 from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import Header
 from pipeline.audit.observed import compare, read_keys, report_lines
 from pipeline.audit.proof import Runs, check_all, order_checks
 from pipeline.audit.reading import Reading, Topology
-from pipeline.commands import commandline, quiet
+from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
-from pipeline.manifest.sources import Sources, parse_sources, sources_of
+from pipeline.manifest.sources import VIEWS, Sources, own_views, parse_sources, sources_of
 from pipeline.order.order import Order
+from pipeline.order.shares import step_of_unit
 from pipeline.order.views import skips_text
 from pipeline.request import Request
-from pipeline.resolved import ResolvedRequest, check_replicas, resolve, resolve_all
+from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, resolve, resolve_all, schedule_of
 
 _GIVEN = "given  the shards hold what the manifest says: beam_jobs.validate checks that"
-_VIEW = ("where", "limit", "balance", "weigh", "skip_steps")  # flags that only change the order if they are given
+_OF_RUN = ("data_dir", "distort", "resize", "mixture_schedule")  # flags that a run has, too, beside the next ones
+_VIEW = (*VIEWS, "skip_steps")  # flags that only change the order if they are given
 _ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")  # flags
 
 
@@ -36,33 +40,77 @@ def run(config: AuditConfig) -> None:
       DataError: the proof does not hold, a run saw something else, or there is no valid data set.
       UsageError: a flag cannot work.
     """
+    if config.model_dir is not None:
+        config = _with_run(config, config.model_dir)
+    assert config.data_dir is not None
     sources = parse_sources(config.data_dir, "DATA_DIR")
     if isinstance(sources, str):
+        if config.mixture_schedule is not None:
+            raise UsageError(
+                f"--mixture_schedule with DATA_DIR={config.data_dir}: is of a mixture, such as a=0.7,b=0.3"
+            )
         _run(config)
         return
-    for number, part in enumerate(_of_each(config, sources)):
+    mixture = _mixture(config, sources)
+    scheduled = mixture if mixture is not None and mixture.request.schedule else None
+    if scheduled is not None:
+        size = scheduled.request.global_batch_size
+        print(f"mixture of {count_of(len(sources), 'source')}, global batch {size:,}, with a schedule\n", flush=True)
+        check_all(schedules.checks(scheduled, _topologies(config, size, None)))
+        print()
+    for number, part in enumerate(_of_each(config, sources, mixture)):
         print(*([""] if number else []), f"source {number}: {part.data_dir}", sep="\n", flush=True)
-        _run(part)
+        if scheduled is None:
+            _run(part)
+            continue
+        print(schedules.span_text(scheduled, number, config.epoch), flush=True)
+        _run(part, functools.partial(step_of_unit, schedule_of(scheduled.request), number))
 
 
-def _of_each(config: AuditConfig, sources: Sources) -> list[AuditConfig]:
-    """Returns the flags that audit each source of a mixture by itself."""
+def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
+    """Returns the flags, with those of a run where they are not given."""
+    flags = run_flags.flags_of_run(model_dir)
+    values: dict[str, Any] = {name: flags.get(name) or None for name in (*_OF_RUN, *_ORDER, *_VIEW)}
+    values["split"] = flags.get("train_split")
+    if config.observed is None and (config.workers, config.replicas) == (None, None):
+        values |= {"workers": run_flags.workers_of_run(flags), "replicas": run_flags.replicas_of_run(flags)}
+    missing = {name: value for name, value in values.items() if getattr(config, name) is None}
+    config = dataclasses.replace(config, **missing)
+    sources = parse_sources(str(config.data_dir), "DATA_DIR")
+    folders = [sources] if isinstance(sources, str) else [one.data_dir for one in sources_of(sources, "train")]
+    if not all(manifests.load(one).has_images for one in folders):  # the run's own code parses them
+        config = dataclasses.replace(config, distort=None, resize=None)
+    return config
+
+
+def _mixture(config: AuditConfig, sources: Sources) -> ResolvedInput | None:
+    """Returns the sources with their orders; None: the size of a step is not given, and the logs tell the orders."""
     if config.evaluation:
         raise UsageError("--evaluation with several sources: an evaluation sees each by itself; audit each by itself")
-    parts = []
-    if config.global_batch_size is not None:
-        given = {name: getattr(config, name) for name in _ORDER if getattr(config, name) is not None}
-        request = Request(
-            sources, training=True, distort=config.distort, resize=config.resize, **given, **_view(config)
-        )
-        for topology in _topologies(config, config.global_batch_size, None):
-            check_replicas(request, topology.replicas)
-        parts = [part.request for part in resolve_all(request).parts]
-    found = []
-    for number, source in enumerate(sources_of(sources, config.split or "train")):
-        own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir)}
+    if config.global_batch_size is None:
+        if config.mixture_schedule is not None:
+            raise UsageError("--mixture_schedule: needs --global_batch_size, which its weights are parts of")
+        return None
+    given = {name: getattr(config, name) for name in _ORDER if getattr(config, name) is not None}
+    given |= {"distort": config.distort, "resize": config.resize, "schedule": config.mixture_schedule or ()}
+    request = Request(sources, training=True, **given, **_view(config))
+    for topology in _topologies(config, config.global_batch_size, None):
+        check_replicas(request, topology.replicas)
+    return resolve_all(request)
+
+
+def _of_each(config: AuditConfig, sources: Sources, mixture: ResolvedInput | None) -> list[AuditConfig]:
+    """Returns the flags that audit each source of a mixture by itself."""
+    parts, found = [part.request for part in mixture.parts] if mixture is not None else [], []
+    each, for_all = own_views(
+        sources_of(sources, config.split or "train"), {name: getattr(config, name) for name in VIEWS}
+    )
+    for number, source in enumerate(each):
+        own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir), **for_all, **source.options}
         if parts:
             own |= {name: getattr(parts[number], name) for name in _ORDER}
+        if parts and config.skip_steps is not None:  # under a schedule, the source's units in these steps
+            own["skip_steps"] = ",".join(f"{a}:{b}" for a, b in parts[number].skip_steps)
         if config.observed is not None:
             own["observed"] = f"{config.observed}/source-{number}"
         if config.png is not None:
@@ -71,7 +119,8 @@ def _of_each(config: AuditConfig, sources: Sources) -> list[AuditConfig]:
     return found
 
 
-def _run(config: AuditConfig) -> None:
+def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None) -> None:
+    """Proves one source; `step_of` is as in `observed.read_run`."""
     logs = key_log.find(config.observed) if config.observed is not None else []
     header = observed.first_header(logs) if logs else None
     source = _source(config, header)
@@ -88,7 +137,7 @@ def _run(config: AuditConfig) -> None:
     if config.png is not None:
         _draw(config.png, readings[0])
     if header is not None:
-        _observe(config, source, logs)
+        _observe(config, source, logs, step_of)
     print("\n" + _verdict(source.order, topologies[0], is_complete) + ("; the run saw just that" if logs else ""))
 
 
@@ -102,10 +151,11 @@ def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
     if header is None:
         values |= {"distort": config.distort, "resize": config.resize}
     training = not config.evaluation and run.get("training", True)
+    assert config.data_dir is not None
     source = resolve(
         Request(config.data_dir, training=training, **values), max(1, header.spec.record_bytes) if header else None
     )
-    differences = source.spec.differences(run) if header else {}
+    differences = source.spec.differences(run, 0) if header else {}  # the steps to skip are compared row by row
     if "manifest_digest" in differences:
         raise DataError(f"--observed: the run read other data: manifest digest {run['manifest_digest'][:12]}...")
     for name, (here, there) in differences.items():
@@ -164,9 +214,17 @@ def _draw(png: str, reading: Reading) -> None:
     print(f"\n{png}: which worker reads what")
 
 
-def _observe(config: AuditConfig, source: ResolvedRequest, logs: list[pathlib.Path]) -> None:
-    keys = read_keys(config.data_dir, source.selection, source.manifest.compression)
-    report = compare(Contract.of(source), observed.read_run(logs, keys, source.spec))
+def _observe(
+    config: AuditConfig,
+    source: ResolvedRequest,
+    logs: list[pathlib.Path],
+    step_of: Callable[[int], int | None] | None,
+) -> None:
+    keys = read_keys(source.request.folder, source.selection, source.manifest.compression)
+    seen, contract = observed.read_run(logs, keys, source.spec, step_of), Contract.of(source)
+    if config.skip_steps is None:
+        contract = dataclasses.replace(contract, skip_steps=seen.skip_steps)
+    report = compare(contract, seen)
     print("\n".join(report_lines(report, source.order.steps_per_epoch)))
     if report.first is not None:
         print("\nproof holds, but the run saw something else")

@@ -12,10 +12,15 @@ from pipeline.errors import UsageError
 class AuditConfig:
     """The order to audit, given by the run's own arguments, and the workers that read."""
 
-    data_dir: str = flag(text="a folder, or a=0.7,b=0.3", positional=True, metavar="DATA_DIR")
-    global_batch_size: int | None = flag(None, "rows per step over all replicas; not needed with --observed")
-    workers: int | None = flag(None, "processes that read; default: 1")
-    replicas: int | None = flag(None, "in the job; default: one per worker")
+    data_dir: str | None = flag(
+        None, "a folder, or a=0.7,b=0.3; not needed with --model_dir", positional=True, metavar="DATA_DIR"
+    )
+    model_dir: str | None = flag(None, "a run of trainer.run: what it is to prove, where flags do not say otherwise")
+    global_batch_size: int | None = flag(
+        None, "rows per step over all replicas; not needed with --observed or --model_dir"
+    )
+    workers: int | None = flag(None, "processes that read; default: those that the run's flags tell of, else 1")
+    replicas: int | None = flag(None, "in the job; default: likewise, else one per worker")
     split: str | None = flag(None, "or a slice of one; default: train")
     seed: int | None = flag(None, "of the order; default: 0")
     remainder: str | None = flag(None, "pad or drop; default: pad")
@@ -28,6 +33,9 @@ class AuditConfig:
     balance: str | None = flag(None, "column whose values get equally many rows: label, or 'sqrt(label)'")
     weigh: str | None = flag(None, "column of weights: how often a record is in an epoch, in the mean")
     skip_steps: str | None = flag(None, "steps that are not trained on, first:end, joined by commas")
+    mixture_schedule: str | None = flag(
+        None, "weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5'"
+    )
     evaluation: bool = flag(False, "the order of evaluation; default: of training")
     epoch: int = flag(0, "the epoch that is proved and shown")
     against_workers: int | None = flag(None, "compare with a job of this many workers")

@@ -5,9 +5,10 @@ One file per worker. A header line, then a line for each step and replica:
     {"manifest_digest": "...", "spec": {...}, "worker": 0, "workers": 2, "replicas": 4, "format": 1}
     {"step": 17, "replica": 0, "keys": ["train#3", "train#1"], "weights": [1.0, 1.0]}
 
-`step` is the global step, counted from 0; keys and weights are those of the replica's rows, in order. A resumed run
-appends another header, and logs the steps after its checkpoint again. If a kill cuts the last line of a file, the next
-writer removes it.
+`step` is the global step, counted from 0; keys and weights are those of the replica's rows, in order. Under a schedule
+(docs/views.md) `step` is the number of the source's own unit, of which a line has the replica's part, and the global
+step that takes it is beside it: `"global_step": 5`. A resumed run appends another header, and logs the steps after its
+checkpoint again. If a kill cuts the last line of a file, the next writer removes it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import Any, BinaryIO, Self
 
 from pipeline.errors import DataError, UsageError, named
 from pipeline.manifest.file import from_json
+from pipeline.manifest.manifest import OPTIONAL
 from pipeline.order.order import MAX_STEP, MixtureSpec, OrderSpec, Spec
-from pipeline.order.shares import rows_in_blocks
+from pipeline.order.shares import rows_in_blocks, units_at
 
 FORMAT = 1
 SUFFIX = ".jsonl"
@@ -64,12 +66,14 @@ class Entry:
     Attributes:
       step, replica: whose rows.
       keys, weights: of the rows, in order.
+      global_step: that takes the unit `step` of a source under a schedule; None: `step` itself.
     """
 
     step: int
     replica: int
     keys: tuple[str, ...]
     weights: tuple[float, ...]
+    global_step: int | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
 
 
 def key_text(key: bytes) -> str:
@@ -98,14 +102,24 @@ class KeyLogWriter:
         self._write(header)
         self.flush()
 
-    def append(self, step: int, replica: int, keys: Sequence[bytes | str], weights: Sequence[float]) -> None:
-        """Adds one replica's rows of one global step. After `flush` they survive a kill of the process.
+    def append(
+        self,
+        step: int,
+        replica: int,
+        keys: Sequence[bytes | str],
+        weights: Sequence[float],
+        global_step: int | None = None,
+    ) -> None:
+        """Adds one replica's rows of one step. After `flush` they survive a kill of the process.
+
+        Args:
+          step, replica, keys, weights, global_step: see `Entry`.
 
         Raises:
           DataError: the file cannot be written.
         """
         texts = tuple(key_text(key) if isinstance(key, bytes) else key for key in keys)
-        self._write(Entry(int(step), int(replica), texts, tuple(map(float, weights))))
+        self._write(Entry(int(step), int(replica), texts, tuple(map(float, weights)), global_step))
 
     def flush(self) -> None:
         """Hands all lines to the operating system.
@@ -129,7 +143,11 @@ class KeyLogWriter:
 
     def _write(self, line: Header | Entry) -> None:
         with self._named():
-            self._file.write(json.dumps(line, default=vars, separators=(",", ":")).encode() + b"\n")
+            self._file.write(json.dumps(line, default=_fields, separators=(",", ":")).encode() + b"\n")
+
+
+def _fields(line: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(line).items() if value is not None}
 
 
 def _cut_torn_line(path: pathlib.Path) -> None:
@@ -231,10 +249,7 @@ class SourceLogs:
           DataError: a file cannot be written.
         """
         parts = spec.parts if isinstance(spec, MixtureSpec) else (spec,)
-        if isinstance(spec, MixtureSpec) and spec.schedule:
-            raise UsageError(
-                "--log_keys with --mixture_schedule: a log knows sources with the same rows in all steps; leave it out"
-            )
+        self._schedule = spec.schedule if isinstance(spec, MixtureSpec) else ()
         places = [pathlib.Path(folder) / (f"source-{i}" if len(parts) > 1 else "") for i in range(len(parts))]
         self._shares = [part.global_batch_size for part in parts]
         self._open = contextlib.ExitStack()
@@ -247,9 +262,12 @@ class SourceLogs:
 
     def append(self, step: int, replica: int, keys: Sequence[bytes | str], weights: Sequence[float]) -> None:
         """Adds each of one replica's rows of one global step to the log of its source."""
-        parts = sum(self._shares) // len(keys)
-        for log, rows in zip(self._logs, rows_in_blocks([share // parts for share in self._shares]), strict=True):
-            log.append(step, replica, [keys[row] for row in rows], [weights[row] for row in rows])
+        units = units_at(self._schedule, step) if self._schedule else [(i, step) for i in range(len(self._logs))]
+        shares = [self._shares[source] for source, _ in units]
+        parts = sum(shares) // len(keys)
+        at = step if self._schedule else None
+        for (source, own), rows in zip(units, rows_in_blocks([share // parts for share in shares]), strict=True):
+            self._logs[source].append(own, replica, [keys[row] for row in rows], [weights[row] for row in rows], at)
 
     def flush(self) -> None:
         """Hands all lines to the operating system."""

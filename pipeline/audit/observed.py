@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from pipeline.errors import DataError
 from pipeline.files.paths import PathLike, StoragePath, folder
 from pipeline.manifest.splits import Segment, Selection
 from pipeline.order.order import OrderSpec
+from pipeline.order.views import Intervals
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
 
@@ -106,17 +107,20 @@ class Seen:
       names: the keys of the split by record id, followed by logged keys that the split does not have.
       steps: the rows (G,) of each global step: `record`, an index into `names` or NOT_LOGGED, `weight`, `replica`.
       relogged: rows that were logged twice because of a resume.
+      superseded: rows left out, as the schedule takes their unit in another step: a resume may have changed it since.
       workers: (index, workers) of the headers.
+      skip_steps: of the last header, as a run that resumes may change those to come.
       differences: entries of a wrong size, and rows that a resumed run logged again with other records.
     """
 
-    def __init__(self, size: int, keys: Sequence[str]) -> None:
-        self._size = size
+    def __init__(self, size: int, keys: Sequence[str], step_of: Callable[[int], int | None] | None = None) -> None:
+        self._size, self._step_of = size, step_of
         self._ids = {key: record for record, key in enumerate(keys)}
         self.names = list(keys)
         self.steps: dict[int, NDArray[Any]] = {}
-        self.relogged = 0
+        self.relogged = self.superseded = 0
         self.workers: set[tuple[int, int]] = set()
+        self.skip_steps: Intervals = ()
         self.differences: list[Difference] = []
 
     def add(self, where: str, header: Header, entry: Entry) -> None:
@@ -125,6 +129,9 @@ class Seen:
         start = entry.replica * count
         if len(entry.keys) != count:
             self._differs(entry, start, f"{len(entry.keys)} rows, not {count} ({where})")
+            return
+        if self._step_of is not None and self._step_of(entry.step) != entry.global_step:
+            self.superseded += count
             return
         nothing = np.full(self._size, np.array((NOT_LOGGED, 0, 0), _ROW))
         before = self.steps.setdefault(entry.step, nothing)[start : start + count]
@@ -148,28 +155,35 @@ class Seen:
         return self._ids[key]
 
 
-def read_run(paths: Sequence[pathlib.Path], keys: Sequence[str], spec: OrderSpec) -> Seen:
+def read_run(
+    paths: Sequence[pathlib.Path],
+    keys: Sequence[str],
+    spec: OrderSpec,
+    step_of: Callable[[int], int | None] | None = None,
+) -> Seen:
     """Returns the rows of all logs of a run.
 
     Args:
       paths: the logs, one per worker.
       keys: by record id.
-      spec: the order that all headers must have.
+      spec: the order that all headers must have, but for steps to skip.
+      step_of: returns the global step that takes a unit of this source of a schedule; None: there is no schedule.
 
     Raises:
       DataError: a log cannot be read, or belongs to other data or another order.
     """
-    seen = Seen(spec.global_batch_size, keys)
+    seen = Seen(spec.global_batch_size, keys, step_of)
     for path in paths:
         for where, header, entry in key_log.read(path):
             if entry is not None:
                 seen.add(where, header, entry)
                 continue
-            differences = spec.differences(dataclasses.asdict(header.spec)).items()
+            differences = spec.differences(dataclasses.asdict(header.spec), 0).items()
             if differences:
                 listed = ", ".join(f"{name}={there!r}, not {here!r}" for name, (here, there) in differences)
                 raise DataError(f"{where}: a header of another order: {listed}; audit each run by itself")
             seen.workers.add((header.worker, header.workers))
+            seen.skip_steps = header.spec.skip_steps
     return seen
 
 
@@ -194,6 +208,7 @@ class Report:
       steps: global steps whose rows are all in the logs.
       unfinished: trailing steps that a kill cut off; not an error.
       relogged: rows that were logged twice because of a resume.
+      superseded: rows left out; see `Seen`.
       first: the first difference, if any.
       differences: how many there are.
     """
@@ -202,6 +217,7 @@ class Report:
     steps: list[int]
     unfinished: int
     relogged: int
+    superseded: int
     first: Difference | None
     differences: int
 
@@ -219,7 +235,8 @@ def compare(contract: Contract, seen: Seen) -> Report:
         found += differences
         count += sum(counts[name] for name in _WRONG_ROWS)
     unfinished = sum(step > full[-1] for step in steps) if full else len(steps)
-    return Report(epochs, full, unfinished, seen.relogged, min(found, key=lambda d: d[:2], default=None), count)
+    first = min(found, key=lambda d: d[:2], default=None)
+    return Report(epochs, full, unfinished, seen.relogged, seen.superseded, first, count)
 
 
 def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[Difference], int]:
@@ -289,7 +306,8 @@ def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
         "",
         f"observed: {steps}"
         + (f"; {report.unfinished:,} more were not finished" if report.unfinished else "")
-        + (f"; {report.relogged:,} rows were done again after a resume, and are equal" if report.relogged else ""),
+        + (f"; {report.relogged:,} rows were done again after a resume, and are equal" if report.relogged else "")
+        + (f"; {report.superseded:,} rows left out, of a schedule that has changed" if report.superseded else ""),
         *(
             [f"(the last {len(rows)} of {len(report.epochs):,} epochs; all were checked)"]
             if report.epochs != listed

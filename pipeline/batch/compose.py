@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ def make_dataset(request: Request, replicas: int | None = None, stacked: bool = 
     if not request.sources:
         return datasets[0]
     with tf.device("CPU:0"):
-        return joined(resolved, datasets, replicas)
+        return joined(resolved, dict(enumerate(datasets)), replicas)
 
 
 def _scheduled(request: Request, shard: Shard | None, replicas: int | None) -> tf.data.Dataset:
@@ -93,15 +93,17 @@ def _scheduled(request: Request, shard: Shard | None, replicas: int | None) -> t
     for part, source in zip(resolved.parts, request.sources, strict=True):
         with of_source(request, source):
             makers.append(_maker(part, None, stacked=True))
-    last, found = resolved.last_step(), []
+    last, found, kinds = resolved.last_step(), [], dict[int, Any]()
     with tf.device("CPU:0"):
         for first, stop, taken in segments_between(schedule, request.start_step, last):
-            datasets = []
-            for number, (make, units) in enumerate(zip(makers, taken, strict=True)):
-                begin, end = (units_before(schedule, number, step) for step in (first, stop))
-                made = make(begin, min(end, MAX_STEP))
-                datasets.append(_of_units(made, units, stop - first))
-            found.append(joined(resolved, datasets, local if local > 1 else replicas, taken))
+            datasets = {}
+            for number, units in enumerate(taken):
+                if units:
+                    begin, end = (units_before(schedule, number, step) for step in (first, stop))
+                    datasets[number] = _of_units(makers[number](begin, min(end, MAX_STEP)), units, stop - first)
+            kinds |= {number: dataset.element_spec for number, dataset in datasets.items()}
+            _check_elements_alike(resolved, kinds)  # also of sources that no segment joins
+            found.append(joined(resolved, datasets, local if local > 1 else replicas, [n for n in taken if n]))
         dataset = functools.reduce(lambda one, other: one.concatenate(other), found)
         dataset = dataset if local == 1 else dataset.flat_map(_one_by_one)
         count = tf.data.INFINITE_CARDINALITY if last == MAX_STEP else local * (last - request.start_step)
@@ -281,27 +283,27 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
 @tf.autograph.experimental.do_not_convert
 def joined(
     mixture: ResolvedInput,
-    datasets: Sequence[tf.data.Dataset],
+    of_sources: Mapping[int, tf.data.Dataset],
     replicas: int | None,
     units: Sequence[int] | None = None,
 ) -> tf.data.Dataset:
-    """Returns the dataset whose elements have the rows of all sources; it ends with the first source.
+    """Returns the dataset whose elements have the rows of several sources; it ends with the first of them.
 
     Args:
       mixture: the request, with its data sets.
-      datasets: of each source, with the same number of elements per step.
+      of_sources: by the numbers of the sources, in their order, with the same number of elements per step.
       replicas: number of replicas that share each element; None: it is not split.
-      units: of each source, which an element has one after the other; None: one.
+      units: of each of these, which an element has one after the other; None: one.
 
     Raises:
       UsageError: the user's function does not return the same types for all sources.
     """
-    numbered = mixture.request.record_ids
+    numbered, datasets = mixture.request.record_ids, tuple(of_sources.values())
     sizes = [dataset.element_spec[-2 if numbered else -1].shape[0] for dataset in datasets]
     rows = [size // count for size, count in zip(sizes, units or [1] * len(sizes), strict=True) for _ in range(count)]
-    _check_elements_alike(mixture, [dataset.element_spec for dataset in datasets])
+    _check_elements_alike(mixture, {number: dataset.element_spec for number, dataset in of_sources.items()})
     counts = [part.selection.num_examples for part in mixture.parts]
-    first_ids = [sum(counts[:number]) for number in range(len(counts))]
+    first_ids = [sum(counts[:number]) for number in of_sources]
 
     def of_step(*elements: tuple[Any, ...]) -> tuple[Any, ...]:
         if numbered:
@@ -309,7 +311,7 @@ def joined(
         joint: tuple[Any, ...] = tf.nest.map_structure(lambda *parts: _in_blocks(parts, rows), *elements)
         return split(joint, replicas)
 
-    return tf.data.Dataset.zip(*datasets).map(of_step, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_READY_STEPS)
+    return tf.data.Dataset.zip(datasets).map(of_step, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_READY_STEPS)
 
 
 def _in_blocks(parts: Sequence[Any], rows: Sequence[int]) -> Any:
@@ -326,14 +328,14 @@ def _in_blocks(parts: Sequence[Any], rows: Sequence[int]) -> Any:
     return tf.gather(tf.concat(parts, axis=0), order)
 
 
-def _check_elements_alike(mixture: ResolvedInput, specs: Sequence[Any]) -> None:
-    sources = mixture.request.sources
-    kinds = [tf.nest.map_structure(_kind, spec) for spec in specs]
-    for kind, source in zip(kinds, sources, strict=True):
-        if kind != kinds[0]:
+def _check_elements_alike(mixture: ResolvedInput, specs: Mapping[int, Any]) -> None:
+    sources, kinds = mixture.request.sources, {n: tf.nest.map_structure(_kind, spec) for n, spec in specs.items()}
+    first = next(iter(kinds))
+    for number, kind in kinds.items():
+        if kind != kinds[first]:
             raise UsageError(
-                f"the sources '{sources[0]}' and '{source}' give different elements: {kinds[0]} and {kind}; the rows "
-                "of a step must be alike"
+                f"the sources '{sources[first]}' and '{sources[number]}' give different elements: {kinds[first]} and "
+                f"{kind}; the rows of a step must be alike"
             )
 
 

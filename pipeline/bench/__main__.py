@@ -11,11 +11,9 @@ from pipeline.bench import result
 from pipeline.bench.result import result_of
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check, flag
-from pipeline.errors import UsageError
 from pipeline.manifest.sources import parse_sources
-from pipeline.order.shares import shares_of
 from pipeline.request import HOST, Request
-from pipeline.resolved import ResolvedRequest, resolve
+from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, resolve_all
 
 COMMAND = "pipeline.bench"
 _SECONDS = 0.2  # of a round
@@ -25,7 +23,9 @@ _SECONDS = 0.2  # of a round
 class BenchConfig:
     """The input to time, given by the arguments that the run passes to input_fn."""
 
-    data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
+    data_dir: str = flag(
+        text="the data set's folder; or a=0.7,b=0.3, timed from end to end", positional=True, metavar="DATA_DIR"
+    )
     split: str = flag("train", "or a slice of one")
     global_batch_size: int = flag(128, "rows per step over all replicas", least=1)
     distort: str | None = flag(None, "a recipe, such as cifar10_tutorial; default: none")
@@ -41,6 +41,9 @@ class BenchConfig:
     limit: str | None = flag(None, "number of records to take, or '500 per label'")
     balance: str | None = flag(None, "column whose values get equally many rows: label, or 'sqrt(label)'")
     weigh: str | None = flag(None, "column of weights: how often a record is in an epoch, in the mean")
+    mixture_schedule: str = flag(
+        "", "weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5'; each segment is timed"
+    )
     evaluation: bool = flag(False, "the input of evaluation; default: of training")
     replicas: int | None = flag(
         None, "on GPUs, or on logical CPUs if there are none; default: all GPUs, or one CPU", least=1
@@ -63,14 +66,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     description = "Time each stage of an input: read, check, decode, order, gather, distort, batch, copy to device."
     config = commandline.parse(COMMAND, description, BenchConfig, argv)
     commandline.require("tensorflow")
-    resolved = resolve(_request(config))
-    resolved.manifest.require_images()
+    resolved = resolve_all(_request(config))
+    for part in resolved.parts:
+        part.manifest.require_images()
     with quiet.loading():
         from pipeline.bench import measure  # noqa: PLC0415, here because it loads TensorFlow
 
     # TensorFlow warns of a function that is traced many times; here each part of an input has its own.
     with quiet.logs(), measure.input_errors():
-        _measure(config, resolved)
+        if resolved.request.sources:
+            _measure_mixture(config, resolved)
+        else:
+            _measure(config, resolved.first)
 
 
 def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
@@ -95,15 +102,29 @@ def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
     print("\n".join(result.verdict_lines(found, measure.CORES, opened.reads.source)))
 
 
+def _measure_mixture(config: BenchConfig, resolved: ResolvedInput) -> None:
+    from pipeline.bench import measure, mixture, subject  # noqa: PLC0415, here because they load TensorFlow
+
+    strategy = subject.strategy_of(config.replicas, config.global_batch_size)
+    names = subject.names_of(strategy)
+    check_replicas(resolved.request, len(names))
+    segments = mixture.segments_of(resolved)
+    parts = [mixture.part_of(segment, strategy) for segment in segments]
+    if not config.json:
+        print("\n".join(mixture.heading(resolved, names)), flush=True)
+    samples = measure.measure(parts, config.rounds, _SECONDS, config.steps, text="segments")
+    if config.json:
+        print(json.dumps(mixture.as_object(resolved, segments, samples, names, measure.CORES)))
+        return
+    print("", *mixture.lines(segments, samples, measure.CORES), sep="\n")
+    print("the stages of a source: pipeline.bench of its DIR, with --split")
+
+
 def _request(config: BenchConfig) -> Request:
-    sources = parse_sources(config.data_dir, "DATA_DIR")
-    if not isinstance(sources, str):
-        rows = shares_of(config.global_batch_size, [weight for _, weight in sources])
-        each = "; ".join(f"{source} --global_batch_size={n}" for (source, _), n in zip(sources, rows, strict=True))
-        raise UsageError(f"DATA_DIR={config.data_dir}: is timed one source at a time, by its DIR and --split: {each}")
     options = {field.name for field in dataclasses.fields(Request)}
     given = {name: value for name, value in vars(config).items() if name in options and value is not None}
-    return Request(training=not config.evaluation, **given)
+    given["data_dir"] = parse_sources(config.data_dir, "DATA_DIR")
+    return Request(training=not config.evaluation, schedule=config.mixture_schedule, **given)
 
 
 def entry_point() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pipeline.batch import WEIGHTS
 from pipeline.commands.text import count_of, table
-from pipeline.request import DEVICE
+from pipeline.request import DEVICE, Request
 from pipeline.resolved import ResolvedRequest
 
 # Parts that are measured beside the stages of a batch. The last four are sections: each has its own threads, so that
@@ -204,14 +204,19 @@ def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
     stored = f"{size} {image.encoding}" + (f" in {made.compression}" if made.compression else "")
     resized = f", resized to {request.size[0]}x{request.size[1]}" if request.size else ""
     windows = f"{count_of(order.windows, 'window')} of {count_of(spec.streams, 'stream')}"
-    recipe = "undistorted" if request.distort in (None, "none") else f"distorted by {request.distort}"
-    recipe += " in the steps" if request.distort_on == DEVICE else ""
     return [
         f"{made.dataset}, split {spec.split}: {count_of(order.num_records, 'image')} of {stored}{resized}",
         *([f"view: {spec.view}"] if spec.view else []),
         f"{'training' if spec.training else 'evaluation'}, {'kept in memory' if order.windows == 1 else windows}; "
-        f"batches of {spec.global_batch_size:,}, {recipe}; {count_of(len(devices), 'replica')} on {', '.join(devices)}",
+        f"batches of {spec.global_batch_size:,}, {recipe_text(request)}; {count_of(len(devices), 'replica')} on "
+        f"{', '.join(devices)}",
     ]
+
+
+def recipe_text(request: Request) -> str:
+    """Returns in words how images are distorted, and where."""
+    recipe = "undistorted" if request.distort in (None, "none") else f"distorted by {request.distort}"
+    return f"{recipe} in the steps" if request.distort_on == DEVICE else recipe
 
 
 def stage_lines(result: Result, num_records: int) -> list[str]:

@@ -174,17 +174,17 @@ class Subject:
             )
             found.append(Part(DECODE, decoding(self.chosen.form, records["record"])))
         cut_off = [WEIGHTS, *self.prefixes()] if self.prefixes() else []
-        found += [_steps(name, self.dataset(name), self.rows) for name in cut_off]
-        found.append(_steps(BATCHES, self.dataset(), self.rows))
+        found += [steps(name, self.dataset(name), self.rows) for name in cut_off]
+        found.append(steps(BATCHES, self.dataset(), self.rows))
         if self.strategy is not None:
-            found.append(_steps(DEVICES, self.on_devices(), self.rows))
+            found.append(steps(DEVICES, self.on_devices(), self.rows))
         return found
 
     def whole_part(self) -> Part:
         """Returns the input as a run has it, as a part to measure."""
         order = self.resolved.order
         window = 1 if self.is_resident else -(-order.steps_per_epoch // order.windows)
-        return _steps("whole", self.whole(), self.rows, window)
+        return steps("whole", self.whole(), self.rows, window)
 
     def stages(self) -> list[Stage]:
         """Returns the stages of the input, in the order in which a row passes through them."""
@@ -259,7 +259,7 @@ def _repeated(run: Run, window: int, contiguous: bool) -> tf.data.Dataset:
     return run.plans(contiguous).skip(window).take(1).cache().repeat()
 
 
-def _steps(name: str, batches: Any, rows: int, whole: int | None = None) -> Part:
+def steps(name: str, batches: Any, rows: int, whole: int | None = None) -> Part:
     """Returns the part that takes batches.
 
     Args:

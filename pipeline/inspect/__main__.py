@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from pipeline import manifest
-from pipeline.commands import commandline, quiet
+from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.flags import check_all, flag
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, named
@@ -70,6 +70,9 @@ class InspectConfig:
     streams: int | None = flag(None, "the run's; default: that of input_fn")
     shuffle_bytes: int | None = flag(None, "the run's; default: 1 GiB")
     resize: str | None = flag(None, "the run's, such as 224x224")
+    mixture_schedule: str | None = flag(
+        None, "the run's: weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5'"
+    )
     json: bool = flag(False, "of --step and --key: print one object of JSON, instead of tables")
 
     def __post_init__(self) -> None:
@@ -98,7 +101,7 @@ class InspectConfig:
             raise UsageError("DATA_DIR is missing; see --help")
         if self.png is None and (given := self._given(*_OF_SHEET)):
             raise UsageError(f"{given[0]}: chooses what --png shows; give --png=FILE.png too")
-        of_run = {"model_dir", "replicas", "json", *_OF_INPUT} - set(_OF_SHEET)
+        of_run = {"model_dir", "replicas", "json", "mixture_schedule", *_OF_INPUT} - set(_OF_SHEET)
         if given := self._given(*(one.name for one in dataclasses.fields(self) if one.name in of_run)):
             raise UsageError(f"{given[0]}: is for a step or a record of a run; give --step=NUMBER or --key=KEY too")
 
@@ -188,9 +191,9 @@ def _show_run(config: InspectConfig) -> None:
       DataError: there is no valid data set or run, or a shard is missing, changed or corrupt.
       UsageError: a flag cannot work.
     """
-    flags = {} if config.model_dir is None else steps.flags_of_run(config.model_dir)
+    flags = {} if config.model_dir is None else run_flags.flags_of_run(config.model_dir)
     resolved = resolve_all(_request(config, flags))
-    replicas = config.replicas or steps.replicas_of_run(flags)
+    replicas = config.replicas or run_flags.replicas_of_run(flags)
     check_replicas(resolved.request, replicas)
     if flags.get("task") and not config.json:
         print(f"the run has --task={flags['task']}: if that parses records itself, the order may be another")
@@ -202,6 +205,8 @@ def _show_run(config: InspectConfig) -> None:
 
 def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
     options = steps.options_of_run(flags) if flags else {}
+    if config.mixture_schedule is not None:
+        options["schedule"] = config.mixture_schedule
     options |= {name: value for name in _OF_INPUT if (value := getattr(config, name)) is not None}
     if config.data_dir is not None:
         options["data_dir"] = parse_sources(config.data_dir, "DATA_DIR")
@@ -265,7 +270,10 @@ def _show_key(config: InspectConfig, resolved: ResolvedInput, replicas: int) -> 
 
 def _places(fed: Sequence[steps.Fed], epoch: int, replicas: int) -> list[str]:
     if not fed:
-        return [f"epoch {epoch} does not have it: its view leaves it out, or remainder=drop, as it fills no batch"]
+        return [
+            f"epoch {epoch} does not have it: its view leaves it out, or remainder=drop, as it fills no batch, or the "
+            "schedule, by which its source has ended"
+        ]
     rows = [
         [
             ("epoch", str(epoch)),

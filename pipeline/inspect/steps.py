@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,16 +18,14 @@ from pipeline import images
 from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import key_text
 from pipeline.audit.observed import keys_of
-from pipeline.commands import commandline
 from pipeline.commands.text import count_of, shape_of
-from pipeline.errors import DataError, UsageError, reason_of
+from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import folder
 from pipeline.manifest.sources import parse_sources
 from pipeline.random_access import RandomAccess
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 
-_CONFIG = "config.yaml"  # in a run's folder: its flags, in groups, as `trainer.run` stores them
 _CAPTION, _GAP = 16, 6  # pixels
 _INK, _MARK = (40, 40, 40), (200, 30, 30)
 _MOST_DRAWN = 512  # rows
@@ -78,28 +75,6 @@ class Tile(NamedTuple):
     is_marked: bool = False
 
 
-def flags_of_run(model_dir: str) -> dict[str, Any]:
-    """Returns the flags of the run in a folder, by name, as it has stored them.
-
-    Raises:
-      DataError: there is no run, or its flags cannot be read.
-    """
-    commandline.require("yaml")
-    import yaml  # noqa: PLC0415, which most calls of the command do not need
-
-    flag, path = f"--model_dir={model_dir}", pathlib.Path(model_dir) / _CONFIG
-    try:
-        groups = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        why = f"{_CONFIG} cannot be read: {reason_of(error)}"
-        raise DataError(f"{flag}: {why}; give the --model_dir of a run of trainer.run") from None
-    except yaml.YAMLError as error:
-        raise DataError(f"{flag}: {_CONFIG} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
-        raise DataError(f"{flag}: {_CONFIG} does not have the flags of a run, in groups")
-    return {name: value for group in groups.values() for name, value in group.items()}
-
-
 def options_of_run(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `Request` for what a run trains on, by its flags: those of the same names.
 
@@ -109,12 +84,6 @@ def options_of_run(flags: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(Request)} & flags.keys() - own
     found = {name: flags[name] for name in names} | {"schedule": flags.get("mixture_schedule") or ()}
     return {**found, "data_dir": parse_sources(flags["data_dir"]), "split": flags.get("train_split", "train")}
-
-
-def replicas_of_run(flags: Mapping[str, Any]) -> int:
-    """Returns the replicas that a run's flags tell of: --num_replicas, or the hosts of its workers; else 1."""
-    hosts = str(flags.get("worker_hosts") or "")
-    return int(flags.get("num_replicas") or len([host for host in hosts.split(",") if host]) or 1)
 
 
 def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]:
@@ -301,8 +270,9 @@ def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, 
     for begin in range(0, steps, block):
         records, real = contract.epoch(epoch).batches(range(begin, min(begin + block, steps)), range(size))
         for t, own in np.argwhere(records % contract.num_stored == record).tolist():
-            step, row = resolved.place(source, epoch * steps + begin + t, own)
-            found.append(Fed(step, row, row * replicas // total, not real[t, own]))
+            if place := resolved.place(source, epoch * steps + begin + t, own):
+                step, row = place
+                found.append(Fed(step, row, row * replicas // total, not real[t, own]))
     return found
 
 

@@ -82,14 +82,51 @@ def _checked(one: Any, split: str) -> Source:
     return Source(data_dir, own, _number(source, weight), dict(options))
 
 
-def _number(source: PathLike, weight: Any) -> float:
+def _number(source: PathLike, weight: Any, may_be_zero: bool = False) -> float:
     try:
         number = math.nan if isinstance(weight, bool | str) else float(weight)
     except (TypeError, ValueError):
         number = math.nan
-    if not 0 < number < math.inf:
-        raise UsageError(f"source {os.fspath(source)!r}: its weight, {weight!r}, must be a number above 0")
+    if not 0 <= number < math.inf or not (number or may_be_zero):
+        least = "of 0 or more" if may_be_zero else "above 0"
+        raise UsageError(f"source {os.fspath(source)!r}: its weight, {weight!r}, must be a number {least}")
     return number
+
+
+def own_views(sources: Sequence[Source], given: Mapping[str, Any]) -> tuple[tuple[Source, ...], dict[str, Any]]:
+    """Returns the sources with the views that texts give some of them by name, and the values that are for all.
+
+    Args:
+      sources: of a mixture.
+      given: values of `VIEWS`; `b: score > 0.5; c: label == 3` is a text for the sources b and c alone.
+
+    Raises:
+      UsageError: a name does not stand for one source, or that has such a view already.
+    """
+    found, rest = list(sources), dict(given)
+    names = sorted({name for one in sources for name in _names_of(one)}, key=len, reverse=True)
+    name_of = re.compile(rf"(?:^|;)\s*({'|'.join(map(re.escape, names))}):\s") if names else None
+    for option, text in given.items():
+        parts = list(name_of.finditer(text)) if name_of and isinstance(text, str) else []
+        if not parts or parts[0].start():
+            continue
+        rest[option] = None
+        for part, end in zip(parts, [*(later.start() for later in parts[1:]), len(text)], strict=True):
+            matching = [number for number, one in enumerate(sources) if part[1] in _names_of(one)]
+            number = matching[0]
+            if len(matching) > 1 or option in found[number].options:
+                raise UsageError(
+                    f"{option}={text}: {part[1]!r} does not name one source that has no {option} of its own yet; write "
+                    "it as DIR:SPLIT, each source once"
+                )
+            options = {**found[number].options, option: text[part.end() : end].strip()}
+            found[number] = dataclasses.replace(found[number], options=options)
+    return tuple(found), rest
+
+
+def _names_of(source: Source) -> tuple[str, str]:
+    """Returns what a source may be called: by its folder, or with its split."""
+    return str(source), os.fspath(source.data_dir)
 
 
 def parse_sources(text: str, flag: str = "--data_dir") -> str | list[tuple[PathLike, float]]:
@@ -124,13 +161,13 @@ def schedule_of(given: Any) -> Weights:
       given: pairs of a first step and {source: weight}, or a text such as `0:a=0.9,b=0.1;10000:a=0.5,b=0.5`.
 
     Raises:
-      UsageError: it is none of these; the first step is not 0, or they do not increase; a weight is not above 0.
+      UsageError: it is none of these; the first step is not 0, or they do not increase; a weight is below 0.
     """
     try:
         pairs = [_segment(part, given) for part in given.split(";") if part] if isinstance(given, str) else given or ()
         named = [(operator.index(step), dict(weights).items()) for step, weights in pairs]
         found = tuple(
-            (step, tuple((os.fspath(source), _number(source, weight)) for source, weight in weights))
+            (step, tuple((os.fspath(source), _number(source, weight, may_be_zero=True)) for source, weight in weights))
             for step, weights in named
         )
     except (TypeError, ValueError) as error:
@@ -150,7 +187,8 @@ def in_order_of(schedule: Weights, sources: Sequence[Source]) -> Weights:
     """Returns a schedule with all sources, as `DIR:SPLIT`, in their order in every segment.
 
     Raises:
-      UsageError: there is no mixture, or a segment does not name each of its sources once.
+      UsageError: there is no mixture, a segment does not name each of its sources once, or a weight of 0 leaves a
+        segment without rows, the whole run without a source, or the run's epochs without their length.
     """
     if schedule and not sources:
         raise UsageError("schedule: changes the weights of a mixture; give data_dir several sources")
@@ -158,7 +196,7 @@ def in_order_of(schedule: Weights, sources: Sequence[Source]) -> Weights:
     for step, weights in schedule:
         own: dict[str, float] = {}
         for name, weight in weights:
-            matching = [str(one) for one in sources if name in (str(one), os.fspath(one.data_dir))]
+            matching = [str(one) for one in sources if name in _names_of(one)]
             if not matching:
                 raise unknown(f"schedule, step {step}: source", name, [os.fspath(one.data_dir) for one in sources])
             if len(matching) > 1 or matching[0] in own:
@@ -169,8 +207,23 @@ def in_order_of(schedule: Weights, sources: Sequence[Source]) -> Weights:
             own[matching[0]] = weight
         for source in map(str, sources):
             if source not in own:
-                raise UsageError(f"schedule, step {step}: the source {source!r} has no weight; give it one above 0")
+                raise UsageError(
+                    f"schedule, step {step}: the source {source!r} has no weight; give it one, or 0: no rows"
+                )
+        if not any(own.values()):
+            raise UsageError(f"schedule, step {step}: all weights are 0; give one source a weight above 0")
         found.append((step, tuple((str(one), own[str(one)]) for one in sources)))
+    for number, source in enumerate(map(str, sources)):
+        of_source = [weights[number][1] for _, weights in found]
+        if found and not any(of_source):
+            raise UsageError(
+                f"schedule: the source {source!r} has the weight 0 in all segments; leave it out of data_dir, too"
+            )
+        if found and not number and not of_source[0]:
+            raise UsageError(
+                f"schedule: {source!r}, the first source of data_dir, has the weight 0 at step 0, but its rows there "
+                "count the run's epochs; name a source first that begins at step 0"
+            )
     return tuple(found)
 
 

@@ -24,7 +24,7 @@ from pipeline.order.sharding import (  # noqa: F401, some are imported from here
     check_streams,
     divisors,
 )
-from pipeline.order.shares import Segments, segments_before, segments_text
+from pipeline.order.shares import Segments, segments_before, segments_text, unit_of, with_unit
 from pipeline.order.views import Intervals, Times, skipped_before, skips_text
 
 ORDER_VERSION = 1
@@ -35,7 +35,7 @@ MAX_STEP = 1 << 62  # at which an endless run ends
 
 I64 = NDArray[np.int64]
 _SKIPS = "skip_steps"
-_AHEAD = (_SKIPS, "schedule")  # fields that may differ in steps that lie ahead
+AHEAD = (_SKIPS, "schedule")  # fields that may differ in steps that lie ahead
 _OPTIONAL = {"optional": True}  # as in a manifest: what is stored may lack the field
 _OMITTED = ("view", _SKIPS)  # fields that are not stored if they are empty
 MIXTURE_VERSION = 1  # of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
@@ -105,15 +105,15 @@ class OrderSpec:
         return _differing(self.fields(), other, step)
 
     def later_changes(self, other: dict[str, Any], step: int) -> str | None:
-        """Returns, in words, which `_AHEAD` fields of a stored spec differ, but only from a step on; None: none."""
+        """Returns, in words, which `AHEAD` fields of a stored spec differ, but only from a step on; None: none."""
         return _later_changes(self.fields(), other, step)
 
 
 def _differing(mine: dict[str, Any], other: dict[str, Any], step: int | None) -> dict[str, tuple[Any, Any]]:
     other = {name: value for name, value in other.items() if value or name not in _OMITTED}
-    names = sorted((mine.keys() | other.keys()) - set(_AHEAD))
+    names = sorted((mine.keys() | other.keys()) - set(AHEAD))
     found = {name: (mine.get(name), other.get(name)) for name in names if mine.get(name) != other.get(name)}
-    for name in _AHEAD:
+    for name in AHEAD:
         here, there = (_before(name, fields, MAX_STEP if step is None else step) for fields in (mine, other))
         if here != there:
             found[name] = here, there
@@ -121,7 +121,7 @@ def _differing(mine: dict[str, Any], other: dict[str, Any], step: int | None) ->
 
 
 def _before(name: str, fields: dict[str, Any], step: int) -> str:
-    """Returns, in words, the part of a field of `_AHEAD` that lies before a step."""
+    """Returns, in words, the part of a field of `AHEAD` that lies before a step."""
     if name == _SKIPS:
         return skips_text(skipped_before(tuple((int(a), int(b)) for a, b in fields.get(name, ())), step))
     segments = tuple((int(first), tuple(map(int, rows))) for first, rows in fields.get(name, ()))
@@ -130,7 +130,7 @@ def _before(name: str, fields: dict[str, Any], step: int) -> str:
 
 def _later_changes(mine: dict[str, Any], other: dict[str, Any], step: int) -> str | None:
     found = []
-    for name in _AHEAD:
+    for name in AHEAD:
         here, there = (_before(name, fields, MAX_STEP) for fields in (mine, other))
         if here != there and _before(name, mine, step) == _before(name, other, step):
             found.append(f"{name} was {there}, is {here}, which differ only from step {step} on")
@@ -312,7 +312,21 @@ class MixtureSpec:
         mine = self.fields()
         if other.get("sources", 1) != mine["sources"]:
             return {"sources": (mine["sources"], other.get("sources", 1))}
-        return _differing(mine, other, step)
+        found = _differing(mine, other, step)
+        if self.schedule and other.get("schedule"):
+            sizes = [found.pop(f"source {number}: global_batch_size", None) for number in range(len(self.parts))]
+            if pair := next(filter(None, sizes), None):
+                found = {"unit of the schedule": (self._unit_text(pair[1], step), f"{pair[1]} rows"), **found}
+        return found
+
+    def _unit_text(self, wanted: int, step: int | None) -> str:
+        """Returns this schedule's unit in words, and what would give it the wanted one."""
+        near = with_unit(self.schedule, wanted, MAX_STEP if step is None else step)
+        like = f", such as {segments_text(near)}" if near and near != self.schedule else ""
+        return (
+            f"{unit_of(self.schedule)}; the rows of all sources and segments must have {wanted} as their greatest "
+            f"common divisor{like}"
+        )
 
     def later_changes(self, other: dict[str, Any], step: int) -> str | None:
         """Returns how the steps to skip and the schedule differ, like `OrderSpec`."""
@@ -326,7 +340,7 @@ class MixtureSpec:
             for name, value in part.fields().items()
             if name != _SKIPS
         }
-        ahead = {name: getattr(self, name) for name in _AHEAD if getattr(self, name)}
+        ahead = {name: getattr(self, name) for name in AHEAD if getattr(self, name)}
         return {"mixture_version": MIXTURE_VERSION, "sources": len(self.parts), **each, **ahead}
 
 

@@ -46,11 +46,11 @@ def checked_shares(rows: int, weights: Sequence[float], names: Sequence[str]) ->
     """Returns the rows of each weight, like `shares_of`.
 
     Raises:
-      UsageError: a source has no row.
+      UsageError: a source with a weight above 0 has no row.
     """
     shares = shares_of(rows, weights)
     for name, weight, share in zip(names, _as_written(weights), shares, strict=True):
-        if not share:
+        if not share and weight:
             total = sum(_as_written(weights), Fraction())
             least = math.ceil(total / weight)
             advice = f"with global_batch_size={least} it has one" if least <= _LARGEST else "give it a larger weight"
@@ -87,7 +87,8 @@ def check_divided(
         return
     given = ", ".join(f"{name} {share}" for name, share in zip(names, shares, strict=True))
     working = []
-    if rows % parts == 0 and all(near := shares_of(rows // parts, weights)):
+    near = shares_of(rows // parts, weights)
+    if rows % parts == 0 and all(share or not weight for share, weight in zip(near, weights, strict=True)):
         working.append(f"the weights {' and '.join(str(parts * share) for share in near)}")
     if sizes := _nearest_rows(rows, weights, parts):
         working.append(f"global_batch_size={' and '.join(map(str, sizes))}")
@@ -101,7 +102,8 @@ def _nearest_rows(rows: int, weights: Sequence[float], parts: int) -> list[int]:
     """Returns the nearest smaller and larger global batch in which every share is a multiple of `parts`."""
 
     def works(size: int) -> bool:
-        return all(share and share % parts == 0 for share in shares_of(size, weights))
+        shares = zip(shares_of(size, weights), weights, strict=True)
+        return all(share % parts == 0 and bool(share or not weight) for share, weight in shares)
 
     first = rows // parts * parts
     below = range(first, max(0, first - parts * _LOOKED_AT), -parts)
@@ -121,12 +123,21 @@ def units_before(segments: Segments, source: int, step: int) -> int:
     return sum(max(0, min(stop, step) - first) * rows[source] // unit for (first, rows), stop in each)
 
 
-def step_of_unit(segments: Segments, source: int, number: int) -> tuple[int, int]:
-    """Returns the global step that takes a unit of a source, and how many of that source the step takes before it."""
-    unit = unit_of(segments)
+def units_at(segments: Segments, step: int) -> list[tuple[int, int]]:
+    """Returns (source, number of its unit) of the units that a global step takes, in the order of a block's rows."""
+    rows, unit = [rows for first, rows in segments if first <= step][-1], unit_of(segments)
+    return [
+        (source, units_before(segments, source, step) + i)
+        for source, count in enumerate(rows)
+        for i in range(count // unit)
+    ]
+
+
+def step_of_unit(segments: Segments, source: int, number: int) -> int | None:
+    """Returns the global step that takes a unit of a source; None: no step does, as its last segment has no rows."""
     first, rows = [one for one in segments if units_before(segments, source, one[0]) <= number][-1]
-    steps, before = divmod(number - units_before(segments, source, first), rows[source] // unit)
-    return first + steps, before
+    each = rows[source] // unit_of(segments)
+    return first + (number - units_before(segments, source, first)) // each if each else None
 
 
 def segments_between(segments: Segments, start: int, stop: int) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -143,6 +154,25 @@ def segments_between(segments: Segments, start: int, stop: int) -> list[tuple[in
 def segments_before(segments: Segments, step: int) -> Segments:
     """Returns the segments that begin before a step."""
     return tuple(one for one in segments if one[0] < step)
+
+
+def with_unit(segments: Segments, unit: int, step: int) -> Segments | None:
+    """Returns segments whose rows from a step on are the nearest ones by which the schedule has a certain unit.
+
+    None: the nearest multiples of the unit do not give it.
+    """
+    rows = sum(segments[0][1])
+    near = tuple(
+        (first, own if first < step else tuple(unit * n for n in shares_of(rows // unit, own)))
+        for first, own in segments
+    )
+    changes = (
+        (a > 0) != (b > 0)
+        for (_, one), (_, other) in zip(segments, near, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+    is_like = not any(changes)
+    return near if is_like and rows % unit == 0 and unit_of(near) == unit else None
 
 
 def segments_text(segments: Segments) -> str:

@@ -132,8 +132,6 @@ def test_a_schedule_may_change_ahead_and_resumes_with_the_same_bits(folders, mix
         found = [one for one in json.loads(capsys.readouterr().out)["records"] if one["source"] == 1]
         places += [(one["step"], one["row"]) for one in found[0]["rows"]]
     assert (8, row["row"]) in places
-    with pytest.raises(UsageError, match="--log_keys with --mixture_schedule"):
-        run.main(flags_of(mixture, tmp_path / "logged", *flags, changed, f"--log_keys={tmp_path}/logs"))
 
 
 def test_a_source_without_the_split_is_not_evaluated(folders, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """A run of the trainer under a view: what it is fed, what it evaluates, what it skips, and how it resumes."""
 
+import json
 import shutil
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline.audit.__main__ import main as audit
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.index.__main__ import main as index
 from tests.runs import finish, start
 from trainer import evaluate, run
@@ -64,9 +65,15 @@ def weights(folder):
 
 
 def test_a_skipped_step_changes_nothing_but_its_number(train, tmp_path):
-    flags = ["--optimizer=momentum", "--ema=0.9", "--eval_split=none"]
+    flags = ["--optimizer=momentum", "--ema=0.9", "--eval_split=none", "--log_every=1"]
     train("--train_steps=4", *flags, name="short")
-    lines = train("--train_steps=6", *flags, "--skip_steps=4:6", name="skipped")
+    more = (f"--metrics_jsonl={tmp_path}/metrics.jsonl", "--summary_every=1")
+    lines = train("--train_steps=6", *flags, *more, "--skip_steps=4:6", name="skipped")
+    said = [line.partition(" (")[0] for line in lines if "examples/sec" in line]
+    assert [line.endswith(", skipped") for line in said] == [False] * 4 + [True] * 2
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in written if "train/loss" in line] == [1, 2, 3, 4]
+    assert [line["step"] for line in written if "train/epoch_loss" in line] == [1, 2, 3, 4, 5, 6]
     assert lines[-1].startswith(f"checkpoint: {tmp_path / 'skipped' / 'ckpt-6'}")
     one, other = (weights(tmp_path / name) for name in ("short", "skipped"))
     assert one.keys() == other.keys()
@@ -74,9 +81,28 @@ def test_a_skipped_step_changes_nothing_but_its_number(train, tmp_path):
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
-def test_steps_to_come_may_be_skipped_after_a_resume_and_past_ones_may_not(train):
-    train("--train_steps=4", "--eval_split=none")
-    lines = train("--train_steps=8", "--eval_split=none", "--skip_steps=5:7")
+def test_as_long_as_an_epoch_has_no_step_that_is_trained_on_it_has_no_loss(train, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    flags = ["--train_steps=3", "--eval_split=none", "--log_every=1", "--summary_every=1", f"--metrics_jsonl={path}"]
+    lines = train(*flags, "--skip_steps=0:2")
+    said = [line.partition(" (")[0] for line in lines if "examples/sec" in line]
+    assert said[:2] == ["step 1, skipped", "step 2, skipped"]
+    assert said[2].startswith("step 3, loss = ")
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [sorted(tag for tag in line if "loss" in tag) for line in written[:2]] == [[], []]
+    assert written[2]["train/epoch_loss"] == pytest.approx(written[2]["train/loss"])
+
+
+def test_steps_to_come_may_be_skipped_after_a_resume_and_past_ones_may_not(train, data, tmp_path, capsys):
+    logs = f"--log_keys={tmp_path / 'keys'}"
+    train("--train_steps=4", "--eval_split=none", logs)
+    lines = train("--train_steps=8", "--eval_split=none", "--skip_steps=5:7", logs)
+    audit([str(data), f"--observed={tmp_path / 'keys'}"])
+    assert capsys.readouterr().out.endswith("; the run saw just that\n")
+    with pytest.raises(
+        DataError, match=r"--observed: \d+ differences; the first at step 6, row 0 .* weight 0 of a real row"
+    ):
+        audit([str(data), f"--observed={tmp_path / 'keys'}", "--skip_steps=5:6"])
     assert "changed since ckpt-4: skip_steps was none, is 5:7, which differ only from step 4 on" in lines
     with pytest.raises(
         UsageError, match=r"order of examples has changed: skip_steps was 5:7, is 5:6; use the old values"

@@ -274,6 +274,7 @@ SEEN: dict[str, dict[str, str]] = {
         "batch_size": "integration/test_predict.py::test_files_say_what_is_printed_and_batches_change_nothing",
     },
     "pipeline.inspect": {
+        "mixture_schedule": "integration/test_schedules.py::test_steps_of_the_run_are_shown_and_made_again",
         "data_dir": "unit/pipeline/inspect/test_inspect.py::test_tables_show_counts_bytes_and_labels",
         "png": (
             "unit/pipeline/inspect/test_inspect.py::"
@@ -309,6 +310,8 @@ SEEN: dict[str, dict[str, str]] = {
         "add_columns": "unit/pipeline/test_views.py::test_values_that_a_file_lacks_are_nan_false_or_empty",
     },
     "pipeline.audit": {
+        "mixture_schedule": ("unit/pipeline/audit/test_schedules.py::test_the_schedule_and_each_source_are_proved"),
+        "model_dir": "integration/test_schedules.py::test_the_audit_of_a_run_knows_its_schedule_and_its_logs",
         "data_dir": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
         "global_batch_size": "unit/pipeline/audit/test_mixture.py::test_each_source_is_proved",
         "workers": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
@@ -340,6 +343,9 @@ SEEN: dict[str, dict[str, str]] = {
         "skip_steps": "unit/pipeline/test_views.py::test_the_audit_proves_the_view_of_its_flags",
     },
     "pipeline.bench": {
+        "mixture_schedule": (
+            "unit/pipeline/bench/test_command.py::test_a_mixture_is_timed_from_end_to_end_in_each_segment"
+        ),
         "data_dir": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
         "split": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
         "global_batch_size": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",

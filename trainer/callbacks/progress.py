@@ -19,6 +19,7 @@ from trainer.step.train_step import REGULARIZATION, TOTAL_LOSS
 from trainer.task.base import LOSS
 
 if TYPE_CHECKING:
+    from pipeline.order.views import Intervals
     from trainer.task.base import Evaluation
 
 _WINDOW = 10.0  # seconds over which speeds are averaged
@@ -36,10 +37,11 @@ class LogLine(Callback):
       period: of the lines.
       rows: per step.
       output: prints the lines.
+      skips: (first, end) of steps that are not trained on; a line of one says so.
     """
 
-    def __init__(self, period: Period, rows: int, output: Output) -> None:
-        self._period, self._rows, self._output = period, rows, output
+    def __init__(self, period: Period, rows: int, output: Output, skips: Intervals = ()) -> None:
+        self._period, self._rows, self._output, self._skips = period, rows, output, skips
         self._earlier: Progress | None = None
 
     def actions(self) -> list[Action]:
@@ -49,8 +51,10 @@ class LogLine(Callback):
         """Prints the log line of the CIFAR-10 tutorial (cifar10_train.py)."""
         steps, seconds, _ = progress.since(self._earlier)
         self._earlier = progress
+        loss = [f"loss = {progress.means[TOTAL_LOSS]:.2f}"] if progress.means else []
+        skipped = ["skipped"] if progress.is_skipped(self._skips) else []
         self._output.line(
-            f"step {progress.step}, loss = {progress.means[TOTAL_LOSS]:.2f} "
+            f"{', '.join([f'step {progress.step}', *loss, *skipped])} "
             f"({steps * self._rows / seconds:.1f} examples/sec; {seconds / steps:.3f} sec/batch)"
         )
 
@@ -85,14 +89,14 @@ class EpochLine(Callback):
         """Prints the line of the epoch that ends with a step, or leaves that to the evaluation of the step."""
         step, means, all_steps = progress.step, progress.means, self._steps_per_epoch
         epochs = self._last_step / all_steps
-        values = {LOSS: means[TOTAL_LOSS], **{name: means[name] for name in _metrics(means)}}
+        values = {LOSS: means[TOTAL_LOSS], **{name: means[name] for name in _metrics(means)}} if means else {}
         steps = self._summed()
         part = "" if steps == all_steps else f" (over {steps} of its {all_steps} steps)"
         self._held = (
             step,
             (
                 f"epoch {step // all_steps} of {epochs:{'.0f' if epochs.is_integer() else '.2f'}}, step {step}: "
-                f"{_text(values)}{part}"
+                f"{_text(values) or 'skipped'}{part}"
             ),
         )
         if not self._is_evaluated(step):
@@ -160,7 +164,7 @@ class ProgressBar(Callback):
         parts = [
             f"step {step:,}/{self._last_step:,}",
             f"epoch {step / self._steps_per_epoch:.1f}/{self._last_step / self._steps_per_epoch:.4g}",
-            f"loss {means[TOTAL_LOSS]:.2f}",
+            *([f"loss {means[TOTAL_LOSS]:.2f}"] if means else []),
             *(f"{name} {means[name]:.3f}" for name in _metrics(means)[:_MOST_METRICS]),
         ]
         return ", ".join([*parts, *self._speeds(progress)])

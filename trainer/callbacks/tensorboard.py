@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 import socket
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from pipeline.errors import UsageError
 from pipeline.images import as_pixels
+from pipeline.order.views import Intervals
 from trainer.callbacks import graph
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
@@ -48,6 +50,7 @@ class TrainScalars(Callback):
       rate: returns the learning rate of a global step, int64 scalar.
       write: takes a global step and values by tag.
       more: returns further numbers by tag.
+      skips: (first, end) of steps that are not trained on; they have neither a loss nor a gradient.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class TrainScalars(Callback):
         rate: Callable[[tf.Tensor], tf.Tensor],
         write: Callable[[int, dict[str, float]], None],
         more: Callable[[], dict[str, float]] = dict,
+        skips: Intervals = (),
     ) -> None:
         self._period, self._rows, self._rate, self._more, self._write = period, rows, rate, more, write
+        self._skips = skips
         self._earlier: Progress | None = None
 
     def actions(self) -> list[Action]:
@@ -69,12 +74,15 @@ class TrainScalars(Callback):
         steps, seconds, waited = progress.since(self._earlier)
         self._earlier = progress
         averages = zip(AVERAGED, progress.result.averages.numpy().tolist(), strict=True)
+        of_batch: dict[str, float] = {}
+        if not progress.is_skipped(self._skips):
+            of_batch = {f"train/{name}": value for name, value in progress.values.items()}
+            of_batch["train/gradient_norm"] = float(progress.result.norm)
         values = {
-            **{f"train/{name}": value for name, value in progress.values.items()},  # of the last batch
+            **of_batch,
             **{f"train/epoch_{name}": value for name, value in progress.means.items()},
-            **{f"train/{name}_average": value for name, value in averages},
+            **{f"train/{name}_average": value for name, value in averages if not math.isnan(value)},  # NaN: none yet
             "train/learning_rate": float(self._rate(tf.constant(progress.step - 1, tf.int64))),
-            "train/gradient_norm": float(progress.result.norm),
             "train/examples_per_second": steps * self._rows / seconds,
             "train/input_wait": waited / seconds,
             **self._more(),

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pipeline import request
 from pipeline.commands.flags import check, check_all
 from pipeline.distort import recipes
-from pipeline.manifest.sources import parse_sources, schedule_of, sources_of
+from pipeline.manifest.sources import Source, parse_sources, schedule_of, sources_of
 from pipeline.order import sharding
 from pipeline.order.views import View, checked_skips
 from pipeline.request import parse_size
@@ -70,16 +70,17 @@ class DataFlags:
         """Checks the values."""
         check_all(
             lambda: check(self),
-            self._check_sources,
+            lambda: self.sources,
             lambda: recipes.check_names(self.distort, "--distort"),
             lambda: parse_size(self.resize, "--resize"),
             lambda: View(where=self.eval_where, limit=self.eval_limit),
         )
 
-    def _check_sources(self) -> None:
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The sources of a mixture; empty for a single data set."""
         sources = parse_sources(self.data_dir)
-        if not isinstance(sources, str):
-            sources_of(sources, self.train_split)
+        return () if isinstance(sources, str) else sources_of(sources, self.train_split)
 
     @property
     def evaluates(self) -> bool:
@@ -119,7 +120,8 @@ class OrderFlags:
     )
     where: str | None = flag(
         None,
-        "records to train on, by columns: \"label in ('cat', 'dog') and width >= 28\" (None: all; docs/views.md)",
+        "records to train on, by columns: \"label in ('cat', 'dog') and width >= 28\"; of one source "
+        "of a mixture, 'b: width >= 28' (None: all; docs/views.md)",
     )
     limit: str | None = flag(None, "number of records to train on, or '500 per label'")
     balance: str | None = flag(
@@ -143,7 +145,6 @@ class OrderFlags:
         check_all(
             lambda: check(self),
             self._check_streams,
-            lambda: View(self.where, self.limit, self.balance, self.weigh),
             lambda: checked_skips(self.skip_steps),
             lambda: schedule_of(self.mixture_schedule),
         )

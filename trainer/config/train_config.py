@@ -16,7 +16,8 @@ from typing import Any
 from pipeline.commands import commandline
 from pipeline.commands.flags import Flag, Mistakes, check_all, flags_of, make
 from pipeline.errors import UsageError, unknown
-from pipeline.manifest.sources import parse_sources
+from pipeline.manifest.sources import VIEWS, own_views, parse_sources
+from pipeline.order.views import View
 from trainer.config import file
 from trainer.config.data import DataFlags, OrderFlags
 from trainer.config.interval import Interval
@@ -63,8 +64,14 @@ class TrainConfig:
         check_all(
             *(self._check_cluster, self._check_aggregation, self._check_parts, self._check_parameter_server),
             *(self._check_virtual_replicas, self._check_headspace, self._check_ranked),
-            self._check_fresh,
+            *(self._check_fresh, self._check_views),
         )
+
+    def _check_views(self) -> None:
+        """Checks the view of all records, and those of the sources that have one of their own."""
+        sources, for_all = own_views(self.data.sources, {name: getattr(self.order, name) for name in VIEWS})
+        for options in [source.options for source in sources] or [{}]:
+            View(**{**for_all, **options})
 
     def _check_virtual_replicas(self) -> None:
         if self.order.virtual_replicas is not None and self.run.strategy == "central_storage":

@@ -27,7 +27,7 @@ from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
 from trainer.step.optimizers import Averages
 from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
-from trainer.task.base import LOSS, Sums
+from trainer.task.base import LOSS, WEIGHT, Sums
 from trainer.topology import sum_virtual_replicas
 
 NORM, HISTOGRAMS, ACTIVATIONS, IMAGES = "norm", "histograms", "activations", "images"  # the summaries
@@ -50,7 +50,8 @@ class LoopResult(NamedTuple):
       waited: seconds that the updates waited for their batches, float64 scalar.
       averages: moving averages over the updates, float32 (AVERAGED,).
       epoch: sums over the updates of this epoch so far, float64; see `epoch_sums`.
-      means: the means over the epoch's real rows that follow from `epoch`, float64 (values,), in the order of `names`.
+      means: the means over the epoch's real rows that follow from `epoch`, float64 (values,), in the order of `names`;
+        NaN as long as it has none, because its steps are skipped.
       names: the total loss, the regularisation, the loss, the metrics.
       norm: of the last update's summed gradients before clipping, float32 scalar; None unless requested.
       histograms: of the weights after the last update, then of its summed gradients, float32 (2 * variables,
@@ -406,8 +407,8 @@ class TrainStep:
         """Stores what the next loop continues from, and adds the epoch's means: once per loop, not per update."""
         self.averages.assign(last.averages)
         sums, penalty = epoch_parts(last.epoch, self._sum_shapes)
-        means = [tf.cast(value, tf.float64) for value in self._values(sums, penalty).values()]
-        return LoopResult(*last, means=tf.stack(means))
+        means = tf.stack([tf.cast(value, tf.float64) for value in self._values(sums, penalty).values()])
+        return LoopResult(*last, means=tf.where(sums[WEIGHT] > 0, means, math.nan))
 
     def _values(self, sums: Sums, penalty: tf.Tensor) -> dict[str, tf.Tensor]:
         results = self.state.measure.results(sums)

@@ -80,6 +80,8 @@ def _picture(config: TrainConfig, step: int) -> bytes:
     if not isinstance(features, np.ndarray) or features.ndim != 4:
         raise UsageError("the rows are not images")
     real = weights > 0
+    if not real.any():
+        raise UsageError(f"no row of step {step} is trained on: --skip_steps={config.order.skip_steps}")
     names = data.training.first.manifest.class_names
     return _sheet(features[real][:_MOST], labels[real][:_MOST], names)
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from pipeline.audit.reading import Reading, Topology
 from pipeline.errors import PipelineError, UsageError
 from pipeline.files.paths import folder
-from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
+from pipeline.order import shares
+from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all, schedule_of
 from trainer import plan
 from trainer.config import TrainConfig
 from trainer.watching.snapshot import DataReading, WorkerReading
@@ -68,10 +69,16 @@ class Data:
         Raises:
           UsageError: the workers and replicas cannot share a batch.
         """
-        return tuple(
-            _read(part, self.training.own_step(source, step), workers, replicas, step >= self.last_step)
+        is_end, schedule = step >= self.last_step, schedule_of(self.training.request)
+        found = [
+            _read(part, self.training.own_step(source, step), workers, replicas, is_end)
             for source, part in enumerate(self.training.parts)
-        )
+        ]
+        if not schedule:
+            return tuple(found)
+        unit, now = shares.unit_of(schedule), max(0, step - 1 if is_end else step)
+        rows = next(rows for first, rows in reversed(schedule) if first <= now)
+        return tuple(dataclasses.replace(one, unit=unit, rows=n) for one, n in zip(found, rows, strict=True))
 
 
 def data_of(config: TrainConfig) -> Data | str:
@@ -118,6 +125,8 @@ def _read(part: ResolvedRequest, step: int, workers: Sequence[str], replicas: in
         order.num_records,
         min(order.num_records, done * size),
         (done, order.steps_per_epoch),
+        None,
+        size,
         tuple(shards[::group]),
         tuple(found),
     )

@@ -91,7 +91,7 @@ class WorkerReading:
 
     Attributes:
       name: of the worker.
-      rows: the first of each global batch, and the one after its last.
+      rows: the first of each global batch, and the one after its last; under a schedule, of each unit.
       shards: how many files it opens.
       records: that it reads in the epoch.
       seen: records of them so far.
@@ -116,7 +116,9 @@ class DataReading:
       epoch: from 0.
       records: of the split.
       seen: records of this epoch so far.
-      steps: of the epoch so far, and of all of it.
+      steps: of the epoch so far, and of all of it; under a schedule these are the source's units.
+      unit: rows of each of these; None: they are the run's steps.
+      rows: of this data set in a step now.
       shards: names of the files in the epoch's order; where there are many, of the first of each group.
       workers: in their order.
     """
@@ -126,6 +128,8 @@ class DataReading:
     records: int
     seen: int
     steps: tuple[int, int]
+    unit: int | None
+    rows: int
     shards: tuple[str, ...]
     workers: tuple[WorkerReading, ...]
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from pipeline import Shard, StepIterator, input_fn, order_spec, steps_per_epoch
 from pipeline.errors import UsageError
-from pipeline.order.shares import segments_between, step_of_unit, unit_of, units_before
+from pipeline.order.shares import segments_between, step_of_unit, unit_of, units_at, units_before
 from pipeline.request import Request
-from pipeline.resolved import parts_of
+from pipeline.resolved import parts_of, resolve_all
 from tests.datasets import write_dataset
 
 # 24 rows of a step, in units of 6: 18 + 6 rows, then 6 + 18, then 12 + 12. a: 53 records, 9 units; b: 40 records, 7.
 SCHEDULE = ((0, (18, 6)), (4, (6, 18)), (9, (12, 12)))
+CURRICULUM = ((0, (24, 0)), (3, (18, 6)), (6, (0, 24)), (10, (12, 12)))  # b begins later, a pauses
 STEPS, COUNTS = 14, (53, 40)
 OPTIONS = {"global_batch_size": 24, "training": True, "seed": 5, "record_ids": True}
 WINDOWS = {"shuffle_bytes": 5000, "streams": 2}
@@ -31,10 +32,19 @@ def folders(tmp_path_factory):
     return [str(path / "a"), str(path / "b")]
 
 
+def options_of(folders, segments):
+    schedule = [(first, dict(zip(folders, rows, strict=True))) for first, rows in segments]
+    return {"data_dir": [(folder, 1) for folder in folders], "schedule": schedule, **OPTIONS}
+
+
 @pytest.fixture(scope="module")
 def options(folders):
-    schedule = [(first, dict(zip(folders, rows, strict=True))) for first, rows in SCHEDULE]
-    return {"data_dir": [(folder, 1) for folder in folders], "schedule": schedule, **OPTIONS}
+    return options_of(folders, SCHEDULE)
+
+
+@pytest.fixture(scope="module")
+def curriculum(folders):
+    return options_of(folders, CURRICULUM)
 
 
 def taken(options, steps=STEPS, **more):
@@ -58,15 +68,61 @@ def of_sources(batch, rows):
     return units[: rows[0] // 6], units[rows[0] // 6 :]
 
 
-def rows_at(step):
-    return [rows for first, rows in SCHEDULE if first <= step][-1]
+def rows_at(step, segments):
+    return [rows for first, rows in segments if first <= step][-1]
 
 
 def test_a_source_goes_on_in_its_own_units_across_a_change(options, memory, whole):
+    check_units(options, memory, whole, SCHEDULE)
+
+
+def test_a_source_begins_later_and_pauses(curriculum, memory):
+    batches = taken(curriculum, **memory)
+    check_units(curriculum, memory, batches, CURRICULUM)
+    workers = [taken(curriculum, STEPS - 5, **memory, start_step=5, shard=Shard(rank, 2)) for rank in range(2)]
+    for step, elements in enumerate(zip(*workers, strict=True), 5):
+        for component, expected in zip(zip(*elements, strict=True), batches[step], strict=True):
+            np.testing.assert_array_equal(np.concatenate(component), expected)
+    # Of the pool, b has its half: its rows at first are none, and may change until it begins.
+    assert [part.shuffle_bytes for part in parts_of(Request(**curriculum, shuffle_bytes=5001))] == [5001, 2500]
+
+
+def test_the_place_of_a_row_is_where_it_is_fed(folders):
+    segments = (*CURRICULUM, (12, (24, 0)))
+    made = options_of(folders, segments)
+    resolved, number = resolve_all(Request(**made)), [0, 0]
+    for step, batch in enumerate(taken(made)):
+        for source, units in enumerate(of_sources(batch, rows_at(step, segments))):
+            for ids, _ in units:
+                places = [resolved.place(source, number[source], row) for row in range(6)]
+                assert [at for at, _ in places] == [step] * 6
+                np.testing.assert_array_equal(batch[3][[row for _, row in places]], ids)
+                number[source] += 1
+    assert resolved.place(0, number[0], 0)[0] == STEPS
+    assert resolved.place(1, number[1] - 1, 0)[0] == 11
+    assert resolved.place(1, number[1], 0) is None  # b has ended
+
+
+def test_sources_that_never_meet_are_alike_too(folders):
+    segments = ((0, (24, 0)), (3, (0, 24)))
+    schedule = options_of(folders, segments)
+    assert [len(batch[3]) for batch in taken(schedule, 5)] == [24] * 5
+
+    def parsed(records):
+        return records[:, None] if seen.append(1) or len(seen) > 1 else records
+
+    seen: list[int] = []
+    with pytest.raises(UsageError, match="the sources '.*a:train' and '.*b:train' give different elements"):
+        input_fn(**{**schedule, "parse": parsed})
+
+
+def check_units(options, memory, whole, segments):
     parts = parts_of(Request(**options, **memory))
     assert [part.global_batch_size for part in parts] == [6, 6]
     for number, part in enumerate(parts):
-        units = [unit for step, batch in enumerate(whole) for unit in of_sources(batch, rows_at(step))[number]]
+        units = [
+            unit for step, batch in enumerate(whole) for unit in of_sources(batch, rows_at(step, segments))[number]
+        ]
         own = {"seed": part.seed, "shuffle_bytes": part.shuffle_bytes, "global_batch_size": 6}
         alone = input_fn(part.folder, **{**OPTIONS, **memory, **own}).take(len(units)).as_numpy_iterator()
         for (ids, weights), element in zip(units, alone, strict=True):
@@ -142,7 +198,12 @@ def test_what_lies_ahead_may_change_and_nothing_else(folders, options, caplog):
     np.testing.assert_array_equal(next(other)[3], next(first)[3])
     for schedule, why in [
         (f"0:{a}=3,{b}=1;5:{a}=1,{b}=3", r"schedule was 0:18\+6,4:6\+18, is 0:18\+6,5:6\+18;"),
-        (f"0:{a}=3,{b}=1;4:{a}=1,{b}=3;9:{a}=11,{b}=13", "source 0: global_batch_size was 6, is 1;"),
+        (
+            f"0:{a}=3,{b}=1;4:{a}=1,{b}=3;9:{a}=11,{b}=13",
+            "unit of the schedule was 6 rows, is 1; the rows of all sources and segments must have 6 as their greatest "
+            r"common divisor, such as 0:18\+6,4:6\+18,9:12\+12;",
+        ),
+        (f"0:{a}=3,{b}=1;4:{a}=1,{b}=3;9:{a}=23,{b}=1", "6 as their greatest common divisor;"),
         ((), "schedule was 0:18.*, is none"),
     ]:
         with pytest.raises(UsageError, match=f"another order of examples: .*{why}"):
@@ -157,7 +218,9 @@ def test_what_lies_ahead_may_change_and_nothing_else(folders, options, caplog):
 
 
 SEGMENTS = st.lists(
-    st.tuples(st.integers(1, 5), st.lists(st.integers(1, 6), min_size=2, max_size=2)), min_size=1, max_size=4
+    st.tuples(st.integers(1, 5), st.lists(st.integers(0, 6), min_size=2, max_size=2).filter(any)),
+    min_size=1,
+    max_size=4,
 )
 
 
@@ -175,8 +238,10 @@ def test_units_and_steps_as_a_list_has_them(drawn, factor, start, length):
             sum(step < here for step in taken_by) for here in range(30)
         ]
         for number in range(0, len(taken_by), 3):
-            step, within = step_of_unit(segments, source, number)
-            assert (step, within) == (taken_by[number], number - taken_by.index(step))
+            step = taken_by[number]
+            assert step_of_unit(segments, source, number) == step
+            within = [i for of, i in units_at(segments, step) if of == source]
+            assert within == [i for i, taken in enumerate(taken_by) if taken == step]
     listed = [(step, units) for a, b, units in segments_between(segments, start, stop) for step in range(a, b)]
     assert listed == [(step, tuple(n // unit for n in per_step[step])) for step in range(start, stop)]
 
@@ -185,8 +250,17 @@ def test_units_and_steps_as_a_list_has_them(drawn, factor, start, length):
     ("schedule", "message"),
     [
         ("0:{a}=1,c=1", "schedule, step 0: source: unknown 'c'; known: "),
-        ("0:{a}=1", "schedule, step 0: the source '.*b:train' has no weight; give it one above 0"),
-        ("0:{a}=1,{b}=0", "source '.*b': its weight, 0.0, must be a number above 0"),
+        ("0:{a}=1", "schedule, step 0: the source '.*b:train' has no weight; give it one, or 0: no rows"),
+        ("0:{a}=1,{b}=-1", "source '.*b': its weight, -1.0, must be a number of 0 or more"),
+        (
+            "0:{a}=1,{b}=0",
+            "schedule: the source '.*b:train' has the weight 0 in all segments; leave it out of data_dir",
+        ),
+        ("0:{a}=1,{b}=1;3:{a}=0,{b}=0", "schedule, step 3: all weights are 0; give one source a weight above 0"),
+        (
+            "0:{a}=0,{b}=1;3:{a}=1,{b}=0",
+            "schedule: '.*a:train', the first source of data_dir, has the weight 0 at step",
+        ),
         ("0:{a}=99,{b}=1", "source '.*b:train': its weight, 1 of 100, gives it none of the global_batch_size=24 rows"),
         ("5:{a}=1,{b}=1", r"schedule: its first steps are \[5\]; they must begin with 0, increase"),
         ("0:{a}=1,{b}=1;7:{a}=2,{b}=1;7:{a}=1,{b}=1", r"first steps are \[0, 7, 7\]; they must begin with 0, increase"),
@@ -206,6 +280,13 @@ def test_a_wrong_schedule(folders, options, schedule, message):
         order_spec(a, global_batch_size=24, training=True, schedule={0: {a: 1}}.items())
 
 
-def test_replicas_divide_the_rows_of_every_segment(options):
+def test_replicas_divide_the_rows_of_every_segment(options, curriculum):
+    nearest = r"24, .* 0 rows, of which 5 replicas need equal parts; nearest that work: global_batch_size=20 and 25"
+    with pytest.raises(UsageError, match=nearest):
+        input_fn(**curriculum, shard=Shard(0, 5))
+    with pytest.raises(
+        UsageError, match=r"18, .* 6 rows, .* 4 replicas .*; nearest that work: the weights 20 and 4, or"
+    ):
+        input_fn(**curriculum, shard=Shard(0, 4))
     with pytest.raises(UsageError, match="gives the sources .* 18, .* 6 rows, of which 4 replicas need equal parts"):
         input_fn(**options, shard=Shard(0, 4))

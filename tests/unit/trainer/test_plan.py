@@ -34,6 +34,21 @@ def test_numbers(remainder, steps, last_step, data_dir, config_of):
     assert (spec.seed, spec.streams, spec.training) == (0, 1, True)
 
 
+def test_a_source_of_a_mixture_has_its_own_view_by_a_flag(data_dir, config_of):
+    a, b = f"{data_dir}:train", f"{data_dir}:test"
+    given = {"data_dir": f"{a}=1,{b}=1", "global_batch_size": 20, "eval_split": "none"}
+    made = plan.make(config_of(**given, limit=f"{b}: 10", where=f"{a}: width > 3"), ALONE).training
+    assert [part.order.num_records for part in made.parts] == [250, 10]
+    assert [part.spec.view for part in made.parts] == ["where: width > 3", "limit: 10"]
+    for wrong, message in (
+        ({"where": f"{a}: width >"}, "where='width >': is not an expression"),
+        ({"limit": f"{b}: none"}, "limit='none': must be a number of records"),
+        ({"where": "c: width > 3"}, "where='c: width > 3': is not an expression"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            config_of(**{**given, **wrong})
+
+
 def test_workers_that_share_streams_are_told_what_it_costs(data_dir, config_of):
     four = Cluster(tuple(f"{name}:1" for name in "abcd"), 0)
     for flags, note in (

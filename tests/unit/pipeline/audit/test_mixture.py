@@ -72,6 +72,13 @@ def test_each_source_is_proved(folder, capsys):
     assert [proof.partition(" once")[0] for proof in proofs] == [f"proof holds: each of {n} records" for n in (53, 40)]
 
 
+def test_a_source_has_its_own_view(folder, capsys):
+    audit.main([f"{folder}/a=2,{folder}/b=1", "--global_batch_size=36", f"--limit={folder}/b: 20"])
+    out = capsys.readouterr().out
+    assert "proof holds: each of 53 records once" in out
+    assert [line for line in out.splitlines() if line.startswith("view: ")] == ["view: 20 rows per epoch; limit: 20"]
+
+
 def test_the_contract_says_what_is_fed(folder):
     mixture = [(folder / "a", 2), (f"{folder}/b:train[:40]", 1)]
     options = {"global_batch_size": 36, "training": True, "streams": 4, "shuffle_bytes": 7000}

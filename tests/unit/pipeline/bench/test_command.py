@@ -5,11 +5,15 @@ import sys
 
 import pytest
 
+from pipeline import input_fn
 from pipeline.bench import __main__ as bench
 from pipeline.bench import measure
+from pipeline.bench.mixture import segments_of
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
 from pipeline.operations import can_resize
+from pipeline.request import Request
+from pipeline.resolved import resolve_all
 from tests.datasets import Kind, write_dataset
 
 SHORT = ["--global_batch_size=8", "--rounds=2", "--steps=2"]
@@ -173,13 +177,41 @@ def test_help_loads_no_tensorflow():
     assert "--global_batch_size" in helped.stdout
 
 
-def test_a_mixture_is_timed_one_source_at_a_time(folder):
+def test_a_mixture_is_timed_from_end_to_end_in_each_segment(folder, capsys):
     mixture = f"{folder}=3,{folder}:test=1"
-    each = f"{folder} --global_batch_size=6; {folder}:test --global_batch_size=2$"
-    with pytest.raises(
-        UsageError, match=f"^DATA_DIR={mixture}: is timed one source at a time, by its DIR and --split: {each}"
-    ):
-        bench.main([mixture, *SHORT])
+    bench.main([mixture, "--distort=shift", "--json", *SHORT])
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["first_step"], one["rows"]) for one in found["segments"]] == [(0, [6, 2])]
+    schedule = f"0:{folder}:train=1,{folder}:test=0;100:{folder}:train=1,{folder}:test=3"
+    bench.main([mixture, f"--mixture_schedule={schedule}", "--replicas=2", "--json", *SHORT])
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["first_step"], one["rows"]) for one in found["segments"]] == [(0, [8, 0]), (100, [2, 6])]
+    assert found["spec"]["schedule"] == [[0, [8, 0]], [100, [2, 6]]]
+    assert found["devices"] == ["CPU:0", "CPU:1"]
+    for segment in found["segments"]:
+        assert 0 < segment["images_per_second"]["lowest"] <= segment["images_per_second"]["highest"]
+    bench.main([mixture, f"--mixture_schedule={schedule}", *SHORT])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"source 0: {folder}:train", f"source 1: {folder}:test"]
+    assert lines[2] == "training; batches of 8; units of 2 rows, undistorted; 1 replica on CPU:0"
+    assert [line.split()[:2] for line in lines[5:7]] == [["0", "8+0"], ["100", "2+6"]]
+    for more, message in [
+        (["--replicas=4"], "6, .*test 2 rows, of which 4 replicas need equal parts"),
+        (["--evaluation"], "training=False with 2 sources: an evaluation sees each once, by itself"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            bench.main([mixture, *SHORT, *more])
+
+
+def test_a_segment_that_is_timed_has_the_units_and_rows_of_the_whole_schedule(folder):
+    data, steps = [(f"{folder}", 3), (f"{folder}:test", 1)], ((0, (8, 0)), (100, (4, 4)), (200, (2, 6)))
+    schedule = [(first, {f"{folder}:train": a, f"{folder}:test": b}) for first, (a, b) in steps]
+    whole = resolve_all(Request(data, global_batch_size=8, training=True, schedule=schedule))
+    for segment, (first, rows) in zip(segments_of(whole), steps, strict=True):
+        assert (segment.first_step, segment.rows) == (first, rows)
+        assert [part.spec.global_batch_size for part in resolve_all(segment.request).parts] == [2, 2]
+        ids = [batch[3] for batch in input_fn(**vars(segment.request) | {"record_ids": True}).take(3)]
+        assert [(i.numpy() < 53).sum() for i in ids] == [rows[0]] * 3
 
 
 def test_tensorflows_warnings_are_not_shown(photographs, monkeypatch, caplog):

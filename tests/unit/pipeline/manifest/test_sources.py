@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest.sources import Source, parse_sources, sources_of
+from pipeline.manifest.sources import Source, own_views, parse_sources, sources_of
 from tests.raised import at
 
 
@@ -90,3 +90,23 @@ def test_a_weight_of_a_single_source_is_noticed(tmp_path):
         manifests.load(tmp_path / "file")
     with pytest.raises(DataError, match="/a=b .*beam_jobs.convert"):
         manifests.load(tmp_path / "a=b")
+
+
+def test_a_text_gives_sources_views_of_their_own():
+    sources = sources_of([("a", 1), ("b:train[:9]", 2), ("b:test", 1, {"limit": 3})], "train")
+    given = {"where": "b:train[:9]: score > 0.5 and site != ';x: '; a: label == 1", "limit": "a: 9", "weigh": "w"}
+    found, for_all = own_views(sources, given)
+    assert for_all == {"where": None, "limit": None, "weigh": "w"}
+    assert [one.options for one in found] == [
+        {"where": "label == 1", "limit": "9"},
+        {"where": "score > 0.5 and site != ';x: '"},
+        {"limit": 3},
+    ]
+    for text in ("label == 1", "c: label == 1", "score > 1; a: label == 1", None, 7):
+        assert own_views(sources, {"where": text}) == (sources, {"where": text})
+    assert own_views((), {"where": "a: label == 1"}) == ((), {"where": "a: label == 1"})
+    for option, text in (("where", "b: label == 1"), ("where", "a: x; a:train: y"), ("limit", "b:test: 9")):
+        with pytest.raises(
+            UsageError, match=f"^{option}=.*: '.*' does not name one source that has no {option} of its"
+        ):
+            own_views(sources, {option: text})

@@ -1,4 +1,6 @@
+import dataclasses
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -126,6 +128,22 @@ def test_the_scalars_of_training_with_the_speed_since_the_last_ones(tmp_path):
     assert found["train/loss_average", 50] == 0.5
     assert (found["train/epoch_total_loss", 50], found["train/epoch_accuracy", 50]) == (2.0, 0.25)
     assert len(found) == 22
+
+
+def test_a_skipped_step_has_neither_a_loss_nor_a_gradient(tmp_path):
+    rate = optimizers.schedule(OptimizerFlags(learning_rate=0.5), 20, 60)
+    scalars_of = TrainScalars(Period(100), 100, rate, EventFile(tmp_path, 0).scalars, skips=((29, 30),))
+    nothing = progress(30, 0.0, 0.0, 11, 7.0, 5.0, 3.5)
+    result = SimpleNamespace(norm=0.0, averages=tf.fill([3], math.nan), means=tf.fill([2], math.nan))
+    scalars_of.write(dataclasses.replace(nothing, result=result))
+    scalars_of.write(progress(31, 1.0, 0.5, 12, 7.5, 5.0, 3.5))
+    found = scalars(tmp_path)
+    assert {tag for tag, step in found if step == 30} == {
+        "train/learning_rate",
+        "train/examples_per_second",
+        "train/input_wait",
+    }
+    assert found["train/total_loss", 31] == 1.0
 
 
 def test_a_kind_of_run_adds_its_own_scalars(tmp_path):

@@ -1,4 +1,5 @@
 import datetime
+import math
 import os
 from types import SimpleNamespace
 
@@ -167,6 +168,24 @@ def test_the_tutorials_line_with_the_speed_since_the_last_one(capsys):
         "step 30, loss = 1.00 (500.0 examples/sec; 0.200 sec/batch)",
         "step 50, loss = 0.50 (2000.0 examples/sec; 0.050 sec/batch)",
     ]
+
+
+def test_a_line_of_a_skipped_step_says_so_and_an_epoch_of_them_has_no_loss(capsys):
+    line = LogLine(Period(10), 100, Output(), ((28, 30), (39, 40)))
+    for step, loss in ((28, 1.0), (30, 1.0), (31, 1.0), (40, math.nan)):
+        line.print(logged(step, loss, 0.5, step, step / 10, 0.1))
+    assert [text.partition(" (")[0] for text in capsys.readouterr().out.splitlines()] == [
+        "step 28, loss = 1.00",
+        "step 30, loss = 1.00, skipped",
+        "step 31, loss = 1.00",
+        "step 40, skipped",
+    ]
+    skipped = logged(40, math.nan, math.nan, 40, 4.0, 0.1)
+    epoch = EpochLine(20, 60, lambda: 20, lambda step: False, Output())
+    epoch.print(skipped)
+    assert capsys.readouterr().out == "epoch 2 of 3, step 40: skipped\n"
+    with LiveLine() as live:
+        assert ProgressBar(live, 60, 20, 100, "img").text(skipped) == "step 40/60, epoch 2.0/3"
 
 
 def test_a_line_after_the_first_update_has_its_time(capsys):

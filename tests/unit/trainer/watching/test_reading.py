@@ -64,6 +64,28 @@ def test_at_the_end_no_further_epoch_begins(config_of):
     assert [(one.epoch, one.steps) for one in data.read_at(8, ["worker 0"], 1)] == [(2, (0, 4))]
 
 
+def test_under_a_schedule_each_source_counts_its_units(config_of, tmp_path):
+    write_dataset(tmp_path / "more", (30,))
+    a, b = tmp_path / "data", tmp_path / "more"
+    flags = {"data_dir": f"{a}=1,{b}=1", "train_steps": 12, "epochs": None}
+    schedule = f"0:{a}=12,{b}=0;4:{a}=8,{b}=4;9:{a}=0,{b}=12"
+    data = Data.of(config_of(**flags, mixture_schedule=schedule))
+    found = {step: data.read_at(step, ["worker 0", "worker 1"], 2) for step in (0, 6, 12)}
+    # Units of 4 rows: 3 in each of steps 0 to 3, 2 in each of steps 4 to 8; epochs of 12. b: 1 and 3; epochs of 8.
+    assert [(one.epoch, one.steps, one.seen, one.unit, one.rows) for one in found[0]] == [
+        (0, (0, 12), 0, 4, 12),
+        (0, (0, 8), 0, 4, 0),
+    ]
+    assert [(one.epoch, one.steps, one.seen, one.rows) for one in found[6]] == [(1, (4, 12), 16, 8), (0, (2, 8), 8, 4)]
+    assert [(one.epoch, one.steps, one.seen, one.rows) for one in found[12]] == [
+        (1, (10, 12), 40, 0),
+        (1, (6, 8), 24, 12),
+    ]
+    assert [worker.rows for worker in found[6][1].workers] == [(0, 2), (2, 4)]
+    [plain, _] = Data.of(config_of(**flags)).read_at(6, ["worker 0"], 1)
+    assert (plain.steps, plain.unit, plain.rows) == ((6, 8), None, 6)
+
+
 def test_many_shards_are_drawn_in_groups(config_of, tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "_MOST_BINS", 3)
     (found,) = Data.of(config_of()).read_at(4, ["worker 0"], 1)

@@ -1,0 +1,44 @@
+"""The flags of a run of the trainer, as its folder has them: for commands that make its order again."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.commands import commandline
+from pipeline.errors import DataError, reason_of
+
+_CONFIG = "config.yaml"  # in a run's folder: its flags, in groups, as `trainer.run` stores them
+
+
+def flags_of_run(model_dir: str) -> dict[str, Any]:
+    """Returns the flags of the run in a folder, by name, as it has stored them.
+
+    Raises:
+      DataError: there is no run, or its flags cannot be read.
+    """
+    commandline.require("yaml")
+    import yaml  # noqa: PLC0415, which most calls of the commands do not need
+
+    flag, path = f"--model_dir={model_dir}", pathlib.Path(model_dir) / _CONFIG
+    try:
+        groups = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"{_CONFIG} cannot be read: {reason_of(error)}"
+        raise DataError(f"{flag}: {why}; give the --model_dir of a run of trainer.run") from None
+    except yaml.YAMLError as error:
+        raise DataError(f"{flag}: {_CONFIG} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise DataError(f"{flag}: {_CONFIG} does not have the flags of a run, in groups")
+    return {name: value for group in groups.values() for name, value in group.items()}
+
+
+def workers_of_run(flags: Mapping[str, Any]) -> int:
+    """Returns the workers that a run's flags tell of: the hosts that they name; else 1."""
+    return len([host for host in str(flags.get("worker_hosts") or "").split(",") if host]) or 1
+
+
+def replicas_of_run(flags: Mapping[str, Any]) -> int:
+    """Returns the replicas that a run's flags tell of: --num_replicas, or one per worker."""
+    return int(flags.get("num_replicas") or workers_of_run(flags))

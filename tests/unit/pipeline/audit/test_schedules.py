@@ -1,0 +1,129 @@
+"""The audit of a schedule: what is proved, that the plan it is compared with is what is fed, and faults."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from pipeline import input_fn
+from pipeline.audit import __main__ as audit
+from pipeline.audit import schedules
+from pipeline.audit.contract import Contract
+from pipeline.audit.proof import Fault
+from pipeline.audit.reading import Topology
+from pipeline.errors import DataError, UsageError
+from pipeline.order import shares
+from pipeline.request import Request
+from pipeline.resolved import resolve_all
+from tests.datasets import write_dataset
+
+# Units of 6 rows: b begins later, a pauses; the rest goes to the largest remainder.
+SEGMENTS = ((0, (24, 0)), (3, (18, 6)), (6, (0, 24)), (10, (12, 12)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made")
+    write_dataset(path / "a", (20, 0, 18, 15))
+    write_dataset(path / "b", (22, 18))
+    return path
+
+
+@pytest.fixture(scope="module")
+def flags(folder):
+    text = ";".join(f"{first}:{folder}/a={a},{folder}/b={b}" for first, (a, b) in SEGMENTS)
+    return [f"{folder}/a=2,{folder}/b=1", "--global_batch_size=24", f"--mixture_schedule={text}"]
+
+
+@pytest.fixture(scope="module")
+def mixture(folder, flags):
+    data = [(folder / "a", 2), (folder / "b", 1)]
+    schedule = flags[2].partition("=")[2]
+    return resolve_all(Request(data, global_batch_size=24, training=True, schedule=schedule, seed=5))
+
+
+def test_the_schedule_and_each_source_are_proved(folder, flags, capsys):
+    audit.main([*flags, "--workers=2", "--replicas=6", "--against_workers=3", "--epoch=1"])
+    out = capsys.readouterr().out
+    assert "0:24+0,3:18+6,6:0+24,10:12+12; units of 6 rows\n" in out
+    assert "around 3 changes" in out
+    same = "every row is of one unit, and every replica has as many rows of it"
+    assert f"{same} (2 workers, 6 replicas)\n       rows 0 to 23 of each segment, 1 row of a unit per replica" in out
+    assert re.search(rf"{re.escape(same)} \(3 .*; every global batch is the same on 3 workers, 3 .* as on 2 work", out)
+    # 9 units of a: 4 in each of steps 0 to 2, 3 in each of steps 3 to 5. b: 7 units, the first in step 3.
+    assert (
+        f"source 0: {folder}/a\nits steps here are units of 6 rows; its epoch 1 is in the run's steps 2 to 4\n" in out
+    )
+    assert (
+        f"source 1: {folder}/b\nits steps here are units of 6 rows; its epoch 1 is in the run's steps 7 to 8\n" in out
+    )
+    proofs = [line.partition(";")[0] for line in out.splitlines() if line.startswith("proof holds")]
+    assert proofs == [f"proof holds: each of {n} records once per epoch, by one replica" for n in (53, 40)]
+    other = flags[2].replace(";10:", ";11:").replace("a=12,", "a=0,")
+    audit.main([*flags[:2], other, "--epoch=4", "--skip_steps=7:8"])
+    out = capsys.readouterr().out
+    assert "the run never takes its epoch 4\n" in out
+    assert "skipped steps: 7:11\n" in out  # b's units: 1 in each of steps 3 to 5, 4 in step 6, then these
+
+
+def test_the_plan_and_the_contracts_are_what_is_fed(folder, mixture):
+    plan, contracts = schedules.Plan.of(mixture), [Contract.of(part) for part in mixture.parts]
+    options = {"global_batch_size": 24, "training": True, "seed": 5, "schedule": mixture.request.schedule}
+    fed = input_fn([(folder / "a", 2), (folder / "b", 1)], **options, record_ids=True).as_numpy_iterator()
+    for step, (_, _, weights, ids) in enumerate(itertools.islice(fed, 14)):
+        units = [(source, number) for source, numbers in enumerate(plan.units(step)) for number in numbers]
+        for (source, number), own, real in zip(units, ids.reshape(6, -1).T, weights.reshape(6, -1).T, strict=True):
+            records, is_real = contracts[source].batch(number)
+            np.testing.assert_array_equal(own - 53 * source, records)
+            np.testing.assert_array_equal(real == 1, is_real)
+
+
+def checks_of(mixture, *topologies):
+    return [check for _, check in schedules.checks(mixture, [Topology(*each, 24) for each in topologies])]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "number", "fault"),
+    [
+        ("shares_of", lambda n: (n[0] - 6, n[1] + 6), 0, r"step 0 on, the sources have \(18, 6\) rows, and must have"),
+        ("unit_of", lambda found: found // 2, 0, "a unit has 3 rows, and must have 6"),
+        ("units_at", lambda found: found[::-1], 1, r"step 0: \(source, unit\) is \(0, 3\), and must be \(0, 0\)"),
+        ("units_at", lambda found: found[1:], 1, r"step 0: \(source, unit\) is one of 3, and must be one of 4"),
+        ("units_before", lambda found: found + 1, 1, r"step 0: \(source, unit\) is \(0, 1\), and must be \(0, 0\)"),
+        (
+            "segments_between",
+            lambda found: [(f + 1, s + 1, u) for f, s, u in found],
+            1,
+            "resumes at step 0 takes units 4 to 7 of source 0",
+        ),
+        ("rows_in_blocks", lambda found: found[::-1], 2, "from step 0 on: row 0 of unit 0 of a step is at another row"),
+    ],
+)
+def test_a_fault_in_the_code_that_the_input_follows_is_found(mixture, monkeypatch, name, change, number, fault):
+    right = getattr(shares, name)
+    monkeypatch.setattr(shares, name, lambda *arguments: change(right(*arguments)))
+    with pytest.raises(Fault, match=fault):
+        checks_of(mixture, (2, 6))[number]()
+
+
+def test_a_schedule_that_fails_ends_the_audit(flags, monkeypatch, capsys):
+    monkeypatch.setattr(shares, "units_at", lambda segments, step: [])
+    with pytest.raises(DataError, match="the proof fails: each source goes on in its own units"):
+        audit.main(flags)
+    assert "source 0" not in capsys.readouterr().out
+
+
+def test_wrong_flags(folder, flags):
+    for given, message in [
+        ([f"{folder}/a", *flags[1:]], "--mixture_schedule with DATA_DIR=.*a: is of a mixture, such as a=0.7,b=0.3"),
+        (
+            [flags[0], flags[2], "--observed=nowhere"],
+            "--mixture_schedule: needs --global_batch_size, which its weights",
+        ),
+        ([*flags, "--replicas=4"], "a:train 18, .*b:train 6 rows, of which 4 replicas need equal parts"),
+        ([], r"DATA_DIR is missing \(or give --model_dir\); see --help"),
+        (["--model_dir=/nowhere"], "config.yaml cannot be read"),
+    ]:
+        with pytest.raises((UsageError, DataError), match=message):
+            audit.main(given)
