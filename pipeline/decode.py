@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from pipeline.distort.base import Crop
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature, Manifest
 
+_IMAGE_AND_LABEL = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 _DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
 Columns = dict[str, tf.Tensor]
 _RATIOS = (2, 4, 8)  # at which TensorFlow decodes a JPEG, besides 1
@@ -57,6 +58,38 @@ def _along_first(values: tf.Tensor, size: int) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
+class Encoded:
+    """Encoded images.
+
+    Attributes:
+      strings: string (rows,).
+      bounds: where the image in each string begins and ends, int64 (rows, 2); None: each is a whole string.
+    """
+
+    strings: tf.Tensor
+    bounds: tf.Tensor | None = None
+
+    def sizes(self) -> tf.Tensor:
+        """Returns the height and width of each, all of them JPEG files: int32 (rows, 2)."""
+        if self.bounds is not None:
+            return operations.jpeg_sizes(self.strings, self.bounds)
+        shapes = tf.TensorSpec([3], tf.int32)
+        return tf.map_fn(tf.io.extract_jpeg_shape, self.strings, fn_output_signature=shapes)[:, :2]
+
+    def mapped(self, function: Callable[..., tf.Tensor], rows: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
+        """Returns `function` of each image's bytes and its row of `rows`, stacked."""
+        strings, bounds = self.strings, self.bounds
+        if bounds is None:
+            return tf.map_fn(lambda values: function(*values), (strings, *rows), fn_output_signature=spec)
+
+        def of_row(values: tuple[tf.Tensor, ...]) -> tf.Tensor:  # one copy, of which TensorFlow's loop would make more
+            return function(operations.part(strings, bounds, values[0]), *values[1:])
+
+        numbers = tf.range(tf.shape(strings, tf.int64)[0])
+        return tf.map_fn(of_row, (tf.ensure_shape(numbers, strings.shape), *rows), fn_output_signature=spec)
+
+
+@dataclasses.dataclass(frozen=True)
 class ExampleParser:
     """Parses `tf.train.Example`s.
 
@@ -84,12 +117,33 @@ class ExampleParser:
 
     def parse(self, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
         """Returns the images' bytes (n,), the labels int64 (n,) and the features of serialized Examples (n,)."""
-        kinds = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+        found = tf.io.parse_example(records, {**_IMAGE_AND_LABEL, **self._kinds()})
+        return found["image"], found["label"], {name: found[name] for name in self.features}
+
+    def find(self, records: tf.Tensor) -> tuple[Encoded, tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns what `parse` does, but the images where they are in the records: by compiled operations."""
+        found = operations.find_images(records)
+
+        def in_place() -> tuple[tf.Tensor, ...]:
+            return records, found[:, :2], found[:, 2]
+
+        def parsed() -> tuple[tf.Tensor, ...]:
+            parsed = tf.io.parse_example(records, _IMAGE_AND_LABEL)
+            sizes = tf.strings.length(parsed["image"])
+            ends = tf.cast(tf.stack([tf.zeros_like(sizes), sizes], axis=1), tf.int64)
+            return parsed["image"], ends, parsed["label"]
+
+        # TensorFlow reads records that other writers made otherwise, and says what is wrong with those that it cannot.
+        strings, bounds, labels = tf.cond(tf.reduce_all(found[:, 0] >= 0), in_place, parsed)
+        features = tf.io.parse_example(records, self._kinds()) if self.features else {}
+        return Encoded(strings, bounds), labels, {name: features[name] for name in self.features}
+
+    def _kinds(self) -> dict[str, Any]:
+        kinds: dict[str, Any] = {}
         for name, feature in self.features.items():
             dtype, varies = _DTYPES[feature.dtype], None in feature.shape
             kinds[name] = tf.io.RaggedFeature(dtype) if varies else tf.io.FixedLenFeature(feature.shape, dtype)
-        found = tf.io.parse_example(records, kinds)
-        return found["image"], found["label"], {name: found[name] for name in self.features}
+        return kinds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +189,16 @@ class ImageDecoder:
         height, width = self.crop.size if self.crop else self.shape[:2]
         return int(height or 0), int(width or 0), self.channels
 
-    def decode(self, images: tf.Tensor, keys: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns encoded images (rows,) decoded: uint8 (rows, height, width, channels)."""
-        rows, crop = images.shape[0], self.crop
+    @property
+    def in_place(self) -> bool:
+        """Whether images are decoded from where they are in their records."""
+        return self.by_operation and self.encoding != "raw"
+
+    def decode(self, images: Encoded, keys: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns encoded images decoded: uint8 (rows, height, width, channels)."""
+        rows, crop = images.strings.shape[0], self.crop
         if self.encoding == "raw" and crop is None:
-            pixels = tf.io.decode_raw(images, tf.uint8, fixed_length=None)
+            pixels = tf.io.decode_raw(images.strings, tf.uint8, fixed_length=None)
             return tf.reshape(tf.ensure_shape(pixels, (rows, math.prod(self.image_shape))), (-1, *self.image_shape))
         if crop is None:
             decoded = self._mapped(lambda image: tf.ensure_shape(self._decoded(image), self.image_shape), images)
@@ -147,30 +206,33 @@ class ImageDecoder:
         of_row = keys()
         mirrored = self.mirrored(of_row) if self.mirrored else tf.zeros_like(of_row, tf.bool)
         if self.encoding == "jpeg":  # drawing all boxes together costs a tenth of drawing them one by one
-            sizes = self._jpeg_sizes(images)
-            decoded = self._mapped(self._jpeg_part, images, crop.box(sizes[:, 0], sizes[:, 1], of_row), mirrored)
+            sizes = images.sizes()
+            places = self._places(crop.box(sizes[:, 0], sizes[:, 1], of_row))
+            decoded = self._mapped(self._jpeg_part, images, *places, mirrored)
         else:
             decoded = self._mapped(functools.partial(self._part, crop), images, of_row, mirrored)
         return tf.ensure_shape(decoded, (rows, *self.image_shape))
 
-    def _jpeg_sizes(self, images: tf.Tensor) -> tf.Tensor:
-        if self.by_operation:
-            return operations.jpeg_sizes(images)
-        return tf.map_fn(tf.io.extract_jpeg_shape, images, fn_output_signature=tf.TensorSpec([3], tf.int32))
+    def _mapped(self, function: Callable[..., tf.Tensor], images: Encoded, *rows: tf.Tensor) -> tf.Tensor:
+        return images.mapped(function, rows, tf.TensorSpec(self.image_shape, tf.uint8))
 
-    def _mapped(self, function: Callable[..., tf.Tensor], *rows: tf.Tensor) -> tf.Tensor:
-        spec = tf.TensorSpec(self.image_shape, tf.uint8)
-        return tf.map_fn(lambda values: function(*values), rows, fn_output_signature=spec)
+    def _places(self, boxes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns what to decode of JPEG files to get boxes, int32 (..., 4), and where the boxes lie in that."""
+        top, left, height, width = tf.unstack(boxes, axis=-1)
+        # A part that begins with a whole block is decoded to where it belongs. Others are copied line by line.
+        margin = left % _BLOCK if self.by_operation else tf.zeros_like(left)
+        around = tf.stack([top, left - margin, height, width + margin], axis=-1)
+        return around, tf.stack([tf.zeros_like(top), margin, height, width], axis=-1)
 
-    def _jpeg_part(self, image: tf.Tensor, box: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
+    def _jpeg_part(self, image: tf.Tensor, around: tf.Tensor, part: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
+        """Returns a part of what lies around it in a file, as of `_places`, in the size of the result."""
+
         def whole() -> tf.Tensor:
-            # A part that begins with a whole block is decoded to where it belongs. Others are copied line by line.
-            margin = box[1] % _BLOCK if self.by_operation else 0
-            around = tf.stack([box[0], box[1] - margin, box[2], box[3] + margin])
             pixels = tf.image.decode_and_crop_jpeg(image, around, channels=self.channels)
-            return self._resized(pixels, tf.stack([0, margin, box[2], box[3]]), mirrored)
+            return self._resized(pixels, part, mirrored)
 
         def scaled(ratio: int) -> tf.Tensor:
+            box = tf.stack([around[0], around[1] + part[1], part[2], part[3]])
             pixels = tf.io.decode_jpeg(image, channels=self.channels, ratio=ratio)
             first, end = box[:2] // ratio, -(-(box[:2] + box[2:]) // ratio)
             return self._resized(pixels, tf.concat([first, end - first], axis=0), mirrored)
@@ -178,14 +240,14 @@ class ImageDecoder:
         if self.crop is None or not self.crop.is_scaled:
             return whole()
         # The part is still at least as large as the result: it is never scaled up.
-        times = tf.reduce_min(box[2:] // self.image_shape[:2])
+        times = tf.reduce_min(part[2:] // self.image_shape[:2])
         branch = tf.reduce_sum(tf.cast(times >= _RATIOS, tf.int32))
         return tf.switch_case(branch, [whole, *(functools.partial(scaled, ratio) for ratio in _RATIOS)])
 
     def _part(self, crop: Crop, image: tf.Tensor, key: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
         def jpeg_part() -> tf.Tensor:
             size = tf.io.extract_jpeg_shape(image)
-            return self._jpeg_part(image, crop.box(size[0], size[1], key), mirrored)
+            return self._jpeg_part(image, *self._places(crop.box(size[0], size[1], key)), mirrored)
 
         def decoded_part() -> tf.Tensor:
             pixels = self._decoded(image)
@@ -270,8 +332,12 @@ class Serialized(Form):
     decoder: ImageDecoder
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
-        images, labels, features = self.parser.parse(columns["record"])
-        return Examples(self.decoder.decode(images, keys), labels, features)
+        if self.decoder.in_place:
+            encoded, labels, features = self.parser.find(columns["record"])
+        else:
+            images, labels, features = self.parser.parse(columns["record"])
+            encoded = Encoded(images)
+        return Examples(self.decoder.decode(encoded, keys), labels, features)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,16 +89,46 @@ def resize(image: tf.Tensor, part: tf.Tensor, size: tuple[int, int], mirrored: t
     return resized
 
 
-def jpeg_sizes(images: tf.Tensor) -> tf.Tensor:
+def find_images(records: tf.Tensor) -> tf.Tensor:
+    """Finds the images and labels of serialized `tf.train.Example`s, without a copy of their bytes.
+
+    Args:
+      records: string (rows,).
+
+    Returns:
+      int64 (rows, 3): where the bytes of the feature `image` begin and end in the record, and the label. The first is
+      -1 where the record is not as usual: a feature is missing, has not one value, or a field comes twice.
+    """
+    return tf.ensure_shape(_operations().stepfeed_find_images(records), (records.shape[0], 3))
+
+
+def part(strings: tf.Tensor, bounds: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
+    """Returns a copy of a part of one of some strings: string scalar.
+
+    Args:
+      strings: string (rows,).
+      bounds: where the part of each begins and ends; int64 (rows, 2).
+      row: of the string, int64 scalar.
+
+    Raises:
+      tf.errors.InvalidArgumentError: there is no such row, or its part does not lie in its string.
+    """
+    return tf.ensure_shape(_operations().stepfeed_part(strings, bounds, row), ())
+
+
+def jpeg_sizes(strings: tf.Tensor, bounds: tf.Tensor) -> tf.Tensor:
     """Returns the height and width of JPEG files, in pixels, from their headers; of other bytes, zeros.
 
     Args:
-      images: string (rows,).
+      strings, bounds: each file is a part of a string, as for `part`.
 
     Returns:
       int32 (rows, 2).
+
+    Raises:
+      tf.errors.InvalidArgumentError: a part does not lie in its string.
     """
-    return tf.ensure_shape(_operations().stepfeed_jpeg_sizes(images), (images.shape[0], 2))
+    return tf.ensure_shape(_operations().stepfeed_jpeg_sizes(strings, bounds), (strings.shape[0], 2))
 
 
 def copy_records(memory: tf.Tensor, bounds: tf.Tensor) -> tf.Tensor:
@@ -128,4 +158,4 @@ def _operations() -> Any:
         found = tf.load_op_library(library.origin)
     except (tf.errors.OpError, OSError, RuntimeError):  # compiled for another system or processor
         return None
-    return found if hasattr(found, "stepfeed_jpeg_sizes") else None
+    return found if hasattr(found, "stepfeed_part") else None

@@ -1,5 +1,6 @@
 /* Operations of TensorFlow, which pipeline/operations/__init__.py describes: they copy crops of images, distort and
- * resize images, find the sizes of JPEG files, and copy records out of the memory that they were read into.
+ * resize images, find images in records and the sizes of JPEG files, and copy records out of the memory that they were
+ * read into.
  *
  * They are written against TensorFlow's C interface (tensorflow/c), whose functions are looked up when TensorFlow loads
  * this library: so it compiles without TensorFlow, and one build serves its versions. Where a function is missing,
@@ -15,9 +16,9 @@
 #include "_pixels.h"
 #include "_resize.h"
 
-enum { OK = 0, INVALID_ARGUMENT = 3, RESOURCE_EXHAUSTED = 8 }; /* TF_Code */
-enum { FLOAT = 1, INT32 = 3, UINT8 = 4, STRING = 7 };          /* TF_DataType */
-enum { LINE = 64 };                                            /* bytes of a line of the cache */
+enum { OK = 0, INVALID_ARGUMENT = 3, RESOURCE_EXHAUSTED = 8 };   /* TF_Code */
+enum { FLOAT = 1, INT32 = 3, UINT8 = 4, STRING = 7, INT64 = 9 }; /* TF_DataType */
+enum { LINE = 64 };                                              /* bytes of a line of the cache */
 enum { MOST_INPUTS = 5, MOST_RANK = 8, MOST_RESIZED = 1 << 19 };
 
 /* All objects of TensorFlow are pointers here. */
@@ -290,6 +291,130 @@ static const uint8_t *bytes_of(const String *string, size_t *size) {
     }
 }
 
+/* ---- images in records ---- */
+
+/* Fields of tf.train.Example (tensorflow/core/example/example.proto and feature.proto), by number and kind: in bytes,
+ * whose length stands before them. */
+enum { IN_BYTES = 2, FIRST = 1 << 3 | IN_BYTES, SECOND = 2 << 3 | IN_BYTES, THIRD = 3 << 3 | IN_BYTES };
+enum { PAYLOAD_BITS = 7, MORE = 1 << PAYLOAD_BITS, MOST_SHIFT = 63 };
+
+typedef struct {
+    const uint8_t *at, *end;
+} Bytes;
+
+/* Takes a whole number from the begin of some bytes. Returns 0 where there is none. */
+static int take_number(Bytes *from, uint64_t *number) {
+    *number = 0;
+    for (int shift = 0; from->at < from->end && shift <= MOST_SHIFT; shift += PAYLOAD_BITS) {
+        uint64_t byte = *from->at++;
+        *number |= (byte & (MORE - 1)) << shift;
+        if (!(byte & MORE)) return 1;
+    }
+    return 0;
+}
+
+/* Takes a field in bytes; returns its number and kind, or 0 where there is none. */
+static uint64_t take_field(Bytes *from, Bytes *field) {
+    uint64_t tag, size;
+    if (!take_number(from, &tag) || (tag & 7) != IN_BYTES || !take_number(from, &size)) return 0;
+    if (size > (uint64_t)(from->end - from->at)) return 0;
+    *field = (Bytes){from->at, from->at + size};
+    from->at = field->end;
+    return tag;
+}
+
+/* Whether some bytes are a field with this number and kind and nothing else; they become its. */
+static int is_only(uint64_t tag, Bytes *bytes) {
+    Bytes field;
+    if (take_field(bytes, &field) != tag || bytes->at < bytes->end) return 0;
+    *bytes = field;
+    return 1;
+}
+
+static int is_named(Bytes key, const char *name) {
+    return (size_t)(key.end - key.at) == strlen(name) && !memcmp(key.at, name, strlen(name));
+}
+
+/* Finds the image and the label of a serialized Example that is as writers make it: each field once, one value in each.
+ * Returns 0 where it is not, or has no such features. */
+static int find_image(Bytes record, Bytes *image, uint64_t *label) {
+    int images = 0, labels = 0;
+    if (!is_only(FIRST, &record)) return 0;
+    for (Bytes entry; record.at < record.end;) {
+        Bytes key, value;
+        if (take_field(&record, &entry) != FIRST || take_field(&entry, &key) != FIRST) return 0;
+        if (take_field(&entry, &value) != SECOND || entry.at < entry.end) return 0;
+        if (is_named(key, "image")) {
+            if (images++ || !is_only(FIRST, &value) || !is_only(FIRST, &value)) return 0;
+            *image = value;
+        } else if (is_named(key, "label")) {
+            if (labels++ || !is_only(THIRD, &value) || !is_only(FIRST, &value)) return 0;
+            if (!take_number(&value, label) || value.at < value.end) return 0;
+        }
+    }
+    return images && labels;
+}
+
+enum { EXAMPLES, FIND_INPUTS };
+enum { BEGIN, END, LABEL, FOUND };
+
+static Computation found_images;
+static const char *found_images(void *const *inputs, void *context, void **output, void *status) {
+    if (TF_NumDims(inputs[EXAMPLES]) != 1) return "records must have one dimension";
+    int64_t dimensions[2] = {TF_Dim(inputs[EXAMPLES], 0), FOUND}, count = dimensions[0];
+    *output = TF_AllocateOutput(context, 0, INT64, dimensions, 2, sizeof(int64_t) * FOUND * (size_t)count, status);
+    if (TF_GetCode(status) != OK || !count) return NULL;
+    const String *strings = TF_TensorData(inputs[EXAMPLES]);
+    int64_t *found = TF_TensorData(*output);
+    for (int64_t i = 0; i < count; i++, found += FOUND) {
+        size_t size;
+        const uint8_t *bytes = bytes_of(strings + i, &size);
+        Bytes image = {bytes, bytes};
+        uint64_t label = 0;
+        int is_found = find_image((Bytes){bytes, bytes + size}, &image, &label);
+        found[BEGIN] = is_found ? image.at - bytes : -1;
+        found[END] = is_found ? image.end - bytes : -1;
+        found[LABEL] = is_found ? (int64_t)label : 0;
+    }
+    return NULL;
+}
+
+enum { WHOLE, PLACES, ROW, PART_INPUTS };
+
+/* Returns what is wrong with the bounds of a part of each string, or NULL. */
+static const char *check_places(const void *strings, const void *places) {
+    if (TF_NumDims(strings) != 1) return "strings must have one dimension";
+    if (TF_NumDims(places) != 2 || TF_Dim(places, 1) != 2) return "bounds must have two columns";
+    return TF_Dim(strings, 0) == TF_Dim(places, 0) ? NULL : "bounds must be as many as strings";
+}
+
+/* Finds a part of a string; returns 0 where it does not lie there. */
+static int find_part(const String *string, const int64_t *bounds, Bytes *part) {
+    size_t size;
+    const uint8_t *bytes = bytes_of(string, &size);
+    if (bounds[0] < 0 || bounds[1] < bounds[0] || bounds[1] > (int64_t)size) return 0;
+    *part = (Bytes){bytes + bounds[0], bytes + bounds[1]};
+    return 1;
+}
+
+static Computation part;
+static const char *part(void *const *inputs, void *context, void **output, void *status) {
+    const char *problem = check_places(inputs[WHOLE], inputs[PLACES]);
+    if (problem) return problem;
+    if (TF_NumDims(inputs[ROW])) return "a row must be one number";
+    int64_t row = *(const int64_t *)TF_TensorData(inputs[ROW]);
+    if (row < 0 || row >= TF_Dim(inputs[WHOLE], 0)) return "a row must be that of a string";
+    Bytes found;
+    if (!find_part((const String *)TF_TensorData(inputs[WHOLE]) + row,
+                   (const int64_t *)TF_TensorData(inputs[PLACES]) + 2 * row, &found))
+        return "bounds must lie in a string";
+    *output = TF_AllocateOutput(context, 0, STRING, &row, 0, sizeof(String), status); /* of no dimension */
+    if (TF_GetCode(status) != OK) return NULL;
+    if (!assign(TF_TensorData(*output), found.at, (size_t)(found.end - found.at)))
+        TF_SetStatus(status, RESOURCE_EXHAUSTED, "no memory for an image");
+    return NULL;
+}
+
 /* Markers of JPEG: ITU T.81, B.1. Those of frames are SOF0 to SOF15, but for three. */
 enum { SOF0 = 0xC0, DHT = 0xC4, JPG = 0xC8, DAC = 0xCC, SOF15 = 0xCF, RST0 = 0xD0, SOI = 0xD8, SOS = 0xDA, TEM = 1 };
 enum { MARKER = 0xFF, OF_FRAME = 7 };
@@ -317,21 +442,23 @@ static void find_size(const uint8_t *at, size_t size, int32_t *found) {
     }
 }
 
-enum { FILES, SIZES_INPUTS };
+enum { FILES, FILE_BOUNDS, SIZES_INPUTS };
 
 static Computation sizes;
 static const char *sizes(void *const *inputs, void *context, void **output, void *status) {
-    if (TF_NumDims(inputs[FILES]) != 1) return "images must have one dimension";
+    const char *problem = check_places(inputs[FILES], inputs[FILE_BOUNDS]);
+    if (problem) return problem;
     int64_t dimensions[2] = {TF_Dim(inputs[FILES], 0), 2}, count = dimensions[0];
     *output = TF_AllocateOutput(context, 0, INT32, dimensions, 2, sizeof(int32_t) * 2 * (size_t)count, status);
     if (TF_GetCode(status) != OK || !count) return NULL;
     const String *strings = TF_TensorData(inputs[FILES]);
+    const int64_t *bounds = TF_TensorData(inputs[FILE_BOUNDS]);
     int32_t *found = TF_TensorData(*output);
     memset(found, 0, sizeof *found * 2 * (size_t)count);
     for (int64_t i = 0; i < count; i++) {
-        size_t size;
-        const uint8_t *bytes = bytes_of(strings + i, &size);
-        find_size(bytes, size, found + 2 * i);
+        Bytes file;
+        if (!find_part(strings + i, bounds + 2 * i, &file)) return "bounds must lie in a string";
+        find_size(file.at, (size_t)(file.end - file.at), found + 2 * i);
     }
     return NULL;
 }
@@ -363,6 +490,8 @@ COMPUTES(floats, DISTORT_INPUTS)
 COMPUTES(resized, RESIZE_INPUTS)
 COMPUTES(records, RECORDS_INPUTS)
 COMPUTES(sizes, SIZES_INPUTS)
+COMPUTES(found_images, FIND_INPUTS)
+COMPUTES(part, PART_INPUTS)
 
 static void infer(void *context, void *status) { TF_ShapeInferenceContextSetUnknownShape(context, status); }
 
@@ -407,7 +536,9 @@ __attribute__((constructor)) static void register_operations(void) {
     static const char *const of_records[RECORDS_INPUTS] = {"memory: uint8", "bounds: int64"};
     static const char *const of_pixels[DISTORT_INPUTS] = {"images: uint8", "program: int32", "parameters: int32"};
     static const char *const of_resized[RESIZE_INPUTS] = {"image: uint8", "part: int32", "size: int32", "mirrored: bool"};
-    static const char *const of_sizes[SIZES_INPUTS] = {"images: string"};
+    static const char *const of_sizes[SIZES_INPUTS] = {"images: string", "bounds: int64"};
+    static const char *const of_examples[FIND_INPUTS] = {"records: string"};
+    static const char *const of_part[PART_INPUTS] = {"strings: string", "bounds: int64", "row: int64"};
     if (!found()) return;
     register_operation("StepfeedGatherCrops", of_crops, CROPS_INPUTS, "crops: uint8", compute_crops);
     register_operation("StepfeedDistort", of_pixels, DISTORT_INPUTS, "distorted: uint8", compute_pixels);
@@ -415,4 +546,6 @@ __attribute__((constructor)) static void register_operations(void) {
     register_operation("StepfeedResize", of_resized, RESIZE_INPUTS, "resized: uint8", compute_resized);
     register_operation("StepfeedCopyRecords", of_records, RECORDS_INPUTS, "records: string", compute_records);
     register_operation("StepfeedJpegSizes", of_sizes, SIZES_INPUTS, "sizes: int32", compute_sizes);
+    register_operation("StepfeedFindImages", of_examples, FIND_INPUTS, "found: int64", compute_found_images);
+    register_operation("StepfeedPart", of_part, PART_INPUTS, "part: string", compute_part);
 }

@@ -298,6 +298,47 @@ def _resized(rng: Random) -> list[Array]:
     return [image, part, rng.integers(1, 60, 2), np.array(is_rare(rng, 2))]
 
 
+def _examples(rng: Random) -> list[Array]:
+    """Returns serialized Examples, such as are cut or changed, too."""
+    records = np.empty(int(rng.integers(0, 5)), object)
+    for i in range(len(records)):
+        entries = [_entry(rng, str(pick(rng, ("image", "label", "key", "")))) for _ in range(3)]
+        record = _field(1, b"".join([_entry(rng, "image"), _entry(rng, "label"), *entries[: int(rng.integers(0, 4))]]))
+        if is_rare(rng, 3):
+            place = int(rng.integers(len(record)))
+            record = record[:place] + (
+                bytes([int(rng.integers(256))]) + record[place + 1 :] if is_rare(rng, 2) else b""
+            )
+        records[i] = record
+    return [records]
+
+
+def _entry(rng: Random, name: str) -> bytes:
+    if name == "label":
+        digits = [int(n) | 128 for n in rng.integers(0, 128, int(pick(rng, (0, 0, 1, 9, 10))))]
+        return _field(1, _field(1, name.encode()) + _field(2, _field(3, _field(1, bytes([*digits, 1])))))
+    return _field(1, _field(1, name.encode()) + _field(2, _field(1, _field(1, rng.bytes(int(rng.integers(0, 40)))))))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    size = len(content)
+    return bytes([number << 3 | 2, *([size & 127 | 128, size >> 7] if size > 127 else [size])]) + content
+
+
+def _parts(rng: Random) -> list[Array]:
+    strings, bounds = _bounded([rng.bytes(int(rng.integers(0, 60))) for _ in range(int(rng.integers(1, 5)))], rng)
+    return [strings, bounds, np.array(rng.integers(len(strings)))]
+
+
+def _bounded(files: list[bytes], rng: Random) -> list[Array]:
+    """Returns strings that have files in their middle, and where these are."""
+    before, after = ([rng.bytes(int(n)) for n in rng.integers(0, 20, len(files))] for _ in range(2))
+    strings = np.empty(len(files), object)
+    strings[:] = [b"".join(parts) for parts in zip(before, files, after, strict=True)]
+    begins = np.array([len(part) for part in before], np.int64)
+    return [strings, np.stack([begins, begins + [len(file) for file in files]], axis=1).reshape(-1, 2)]
+
+
 def _jpegs(rng: Random) -> list[Array]:
     """Returns headers of JPEG files, such as end too early, too."""
     files = np.empty(int(rng.integers(0, 5)), object)
@@ -306,7 +347,7 @@ def _jpegs(rng: Random) -> list[Array]:
         parts = [b"\xff" * int(rng.integers(1, 3)) + bytes([marker]) + _segment(rng) for marker in markers]
         whole = b"\xff\xd8" + b"".join(parts)
         files[i] = whole[: int(rng.integers(len(whole) + 1))] if is_rare(rng, 2) else whole
-    return [files]
+    return _bounded(list(files), rng)
 
 
 def _segment(rng: Random) -> bytes:
@@ -318,6 +359,8 @@ def _segment(rng: Random) -> bytes:
 OPERATIONS: dict[str, tuple[Callable[[Random], list[Array]], str]] = {
     "StepfeedResize": (_resized, "uint8"),
     "StepfeedJpegSizes": (_jpegs, "int32"),
+    "StepfeedFindImages": (_examples, "int64"),
+    "StepfeedPart": (_parts, "string"),
     "StepfeedDistort": (functools.partial(_distorted, floats=False), "uint8"),
     "StepfeedDistortToFloats": (functools.partial(_distorted, floats=True), "float"),
     "StepfeedGatherCrops": (_crops, "uint8"),

@@ -112,6 +112,11 @@ def _copies(memory: Array, bounds: Array) -> tuple[tuple[int, ...], list[bytes]]
     return bounds.shape[:-1], [data[begin:end] for begin, end in bounds.reshape(-1, 2).tolist()]
 
 
+def _part(strings: Array, bounds: Array, row: Array) -> tuple[tuple[int, ...], list[bytes]]:
+    begin, end = bounds[int(row)].tolist()
+    return (), [strings[int(row)][begin:end]]
+
+
 _FUNCTIONS = {
     "unpack": _check_unpack,
     "check": _check_check,
@@ -122,4 +127,5 @@ _FUNCTIONS = {
 _OPERATIONS: dict[str, Callable[..., tuple[tuple[int, ...], bytes | list[bytes]]]] = {
     "StepfeedGatherCrops": _crops,
     "StepfeedCopyRecords": _copies,
+    "StepfeedPart": _part,
 }

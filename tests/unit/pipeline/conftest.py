@@ -46,3 +46,16 @@ def compiled_operation():
         if platform.system() in SYSTEMS and shutil.which("cc"):
             pytest.fail("pipeline.operations._operations was not built or not loaded, though there is a compiler")
         pytest.skip("pipeline.operations._operations was not built: no compiler, or neither Linux nor macOS")
+
+
+def field(number, content):
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def feature(name, kind, content):
+    return field(1, field(1, name) + field(2, field(kind, content)))
+
+
+IMAGE, LABEL = feature(b"image", 1, field(1, b"i")), feature(b"label", 3, field(1, b"\x05"))
+# An Example whose label is a number by itself, as proto2 writes it, where proto3 writes a list of numbers in bytes.
+UNPACKED = field(1, IMAGE + feature(b"label", 3, b"\x08\x05"))

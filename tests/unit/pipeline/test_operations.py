@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from pipeline import operations
 from pipeline.operations import is_compiled
+from pipeline.records import tf_example
+from tests.unit.pipeline.conftest import IMAGE, LABEL, UNPACKED, field
 
 
 def reference(lanes, rows, top, left, height, width):
@@ -113,7 +115,7 @@ def test_sizes_of_jpegs_are_those_that_tensorflow_finds(compiled_operation):
     files += [jpeg(40, 30, "L"), jpeg(41, 30, "CMYK"), jpeg(42, 30, progressive=True, quality=30)]
     files += [jpeg(43, 30, exif=exif), jpeg(44, 30, comment=jpeg(9, 8)), jpeg(45, 30, restart_marker_blocks=1)]
     files += [files[3][:2] + b"\xff\xff" + files[3][2:], files[3][:2] + b"none" + files[3][2:]]  # may stand between
-    found = operations.jpeg_sizes(tf.constant(files))
+    found = operations.jpeg_sizes(*surrounded(files))
     assert (found.dtype, found.shape) == (tf.int32, (len(files), 2))
     assert found.numpy().tolist() == [tf.io.extract_jpeg_shape(file)[:2].numpy().tolist() for file in files]
 
@@ -122,9 +124,71 @@ def test_what_is_no_jpeg_has_no_size(compiled_operation):
     whole = jpeg(40, 30)
     frame = whole.index(b"\xff\xc0")
     files = [b"", b"\xff", b"GIF89a", whole[:1], whole[:2], whole[2:], *(whole[: frame + i] for i in range(9))]
-    assert not operations.jpeg_sizes(tf.constant(files)).numpy().any()
-    assert operations.jpeg_sizes(tf.constant([whole[: frame + 9]])).numpy().tolist() == [[40, 30]]
-    assert operations.jpeg_sizes(tf.zeros([0], tf.string)).shape == (0, 2)
+    assert not operations.jpeg_sizes(*surrounded(files)).numpy().any()
+    assert operations.jpeg_sizes(*surrounded([whole[: frame + 9]])).numpy().tolist() == [[40, 30]]
+    assert operations.jpeg_sizes(tf.zeros([0], tf.string), tf.zeros([0, 2], tf.int64)).shape == (0, 2)
+
+
+def surrounded(files):
+    """Returns strings that have files in their middle, and where these begin and end."""
+    bounds = tf.constant([[6, 6 + len(file)] for file in files], tf.int64)
+    return tf.constant([b"before" + file + b"after" for file in files]), bounds
+
+
+@pytest.mark.parametrize("size", [0, 1, 22, 23, 5_000])
+def test_a_part_of_a_string_is_copied(size, compiled_operation):
+    files = [bytes(size), b"a" * size]
+    strings, bounds = surrounded(files)
+    assert [operations.part(strings, bounds, tf.constant(row, tf.int64)).numpy() for row in (0, 1)] == files
+
+
+@pytest.mark.parametrize(
+    ("bounds", "row", "text"),
+    [
+        ([[0, 4], [0, 1]], 0, "bounds must lie"), ([[-1, 2], [0, 1]], 0, "bounds must lie"),
+        ([[2, 1], [0, 1]], 0, "bounds must lie"), ([[0, 3]], 0, "as many as"), ([0, 3], 0, "two columns"),
+        ([[0, 3], [0, 1]], 2, "a row"), ([[0, 3], [0, 1]], -1, "a row"), ([[0, 3], [0, 1]], [0], "a row"),
+    ],
+)  # fmt: skip
+def test_what_does_not_lie_in_the_strings_is_no_part(bounds, row, text, compiled_operation):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        operations.part(tf.constant([b"abc", b"d"]), tf.constant(bounds, tf.int64), tf.constant(row, tf.int64))
+    if text == "bounds must lie":
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            operations.jpeg_sizes(tf.constant([b"abc", b"d"]), tf.constant(bounds, tf.int64))
+
+
+def example_of(**features):
+    return tf_example.encode(features)
+
+
+@pytest.mark.parametrize("label", [0, 127, 128, 2**63 - 1, -1, -(2**63)])
+@pytest.mark.parametrize("others", [{}, {"key": b"k" * 200, "a": 1.5, "z": np.arange(300)}])
+def test_images_and_labels_are_found_in_records(label, others, compiled_operation):
+    files = [b"", b"image", b"x" * 70_000]
+    records = [example_of(image=file, label=label, **others) for file in files]
+    found = operations.find_images(tf.constant(records)).numpy().tolist()
+    for file, record, (begin, end, read) in zip(files, records, found, strict=True):
+        assert (record[begin:end], read) == (file, label)
+
+
+def test_what_is_not_as_usual_is_not_found(compiled_operation):
+    usual = example_of(image=b"image", label=5, key=b"k")
+    others = [
+        example_of(image=b"image"), example_of(label=5), example_of(image=5, label=5),
+        example_of(image=b"i", label=5.0), example_of(image=[b"a", b"b"], label=5),
+        example_of(image=b"i", label=np.arange(2)), example_of(image=np.zeros(0, np.int64), label=5),
+        *(field(1, one * IMAGE + two * LABEL) for one, two in ((0, 1), (2, 1), (1, 0), (1, 2))),
+        field(1, IMAGE + LABEL + field(2, b"")), field(1, IMAGE + field(1, LABEL[2:] + field(3, b""))),
+        field(1, IMAGE + field(1, field(1, b"label")) + LABEL),
+        UNPACKED, b"", usual + usual, usual + b"\x0a", *(usual[:n] for n in range(len(usual))),
+    ]  # fmt: skip
+    found = operations.find_images(tf.constant([*others, usual])).numpy()
+    assert found[:-1].tolist() == [[-1, -1, 0]] * len(others)
+    assert found[-1, 2] == 5
+    [[begin, end, label]] = operations.find_images(tf.constant([field(1, LABEL + IMAGE)])).numpy()
+    assert (field(1, LABEL + IMAGE)[begin:end], label) == (b"i", 5)
+    assert operations.find_images(tf.zeros([0], tf.string)).shape == (0, 3)
 
 
 @pytest.mark.parametrize("origin", [None, "text.so"])

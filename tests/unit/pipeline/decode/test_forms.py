@@ -2,8 +2,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.decode import UserParsed, parsed
+from pipeline import operations
+from pipeline.decode import ExampleParser, UserParsed, parsed
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Feature
+from pipeline.records import tf_example
+from tests.unit.pipeline.conftest import UNPACKED
 
 
 @pytest.fixture
@@ -64,3 +68,27 @@ def test_rows_that_are_not_known_are_counted(kind, records):
     check(records[::-1], records)
     with pytest.raises(tf.errors.InvalidArgumentError, match="parse: .*2 rows for 3 records"):
         check(records[:2], records)
+
+
+@pytest.mark.skipif(not operations.is_compiled(), reason="the operations are not compiled")
+@pytest.mark.parametrize("unusual", [[], [UNPACKED]])
+def test_images_that_stay_in_their_records_are_those_that_are_parsed(unusual):
+    made = [{"image": b"i" * size, "label": size, "key": b"%d" % size, "a": np.arange(size)} for size in (0, 5, 300)]
+    records = tf.constant([*map(tf_example.encode, made), *unusual])
+    parser = ExampleParser({} if unusual else {"key": Feature("string"), "a": Feature("int64", (None,))})
+    (images, labels, features), (encoded, others, more) = parser.parse(records), parser.find(records)
+    found = [
+        operations.part(encoded.strings, encoded.bounds, row).numpy() for row in tf.range(len(records), dtype="int64")
+    ]
+    assert found == images.numpy().tolist()
+    assert labels.numpy().tolist() == others.numpy().tolist()
+    assert features.keys() == more.keys()
+    assert all((more[name] == features[name]).numpy().all() for name in features if name != "a")
+    assert unusual or more["a"].to_list() == features["a"].to_list()
+
+
+@pytest.mark.skipif(not operations.is_compiled(), reason="the operations are not compiled")
+def test_what_is_wrong_with_a_record_is_said_as_tensorflow_says_it():
+    records = tf.constant([tf_example.encode({"image": b"i", "label": 1}), tf_example.encode({"image": b"i"})])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label.*required but could not be found"):
+        ExampleParser({}).find(records)
