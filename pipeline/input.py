@@ -172,8 +172,8 @@ def input_fn(
       skip_steps: pairs of a first step and the one after the last, `[(12300, 12360)]`: the rows of these steps have
         weight 0.
       schedule: weights of a mixture that change at steps, instead of those in `data_dir`:
-        `[(0, {"a": 1, "b": 0}), (10_000, {"a": 0.5, "b": 0.5})]`. Sources are named as in `data_dir`; 0 gives no rows. Each
-        goes on in its own epochs where the steps before have left it (docs/views.md).
+        `[(0, {"a": 1, "b": 0}), (10_000, {"a": 0.5, "b": 0.5})]`. Sources are named as in `data_dir`; 0 gives no rows.
+        Each goes on in its own epochs where the steps before have left it (docs/views.md).
 
     Returns:
       A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels

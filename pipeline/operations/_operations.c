@@ -379,7 +379,7 @@ static const char *found_images(void *const *inputs, void *context, void **outpu
     return NULL;
 }
 
-enum { WHOLE, PLACES, ROW, PART_INPUTS };
+enum { STRINGS, PLACES, ROW, PART_INPUTS };
 
 /* Returns what is wrong with the bounds of a part of each string, or NULL. */
 static const char *check_places(const void *strings, const void *places) {
@@ -399,13 +399,13 @@ static int find_part(const String *string, const int64_t *bounds, Bytes *part) {
 
 static Computation part;
 static const char *part(void *const *inputs, void *context, void **output, void *status) {
-    const char *problem = check_places(inputs[WHOLE], inputs[PLACES]);
+    const char *problem = check_places(inputs[STRINGS], inputs[PLACES]);
     if (problem) return problem;
     if (TF_NumDims(inputs[ROW])) return "a row must be one number";
     int64_t row = *(const int64_t *)TF_TensorData(inputs[ROW]);
-    if (row < 0 || row >= TF_Dim(inputs[WHOLE], 0)) return "a row must be that of a string";
+    if (row < 0 || row >= TF_Dim(inputs[STRINGS], 0)) return "a row must be that of a string";
     Bytes found;
-    if (!find_part((const String *)TF_TensorData(inputs[WHOLE]) + row,
+    if (!find_part((const String *)TF_TensorData(inputs[STRINGS]) + row,
                    (const int64_t *)TF_TensorData(inputs[PLACES]) + 2 * row, &found))
         return "bounds must lie in a string";
     *output = TF_AllocateOutput(context, 0, STRING, &row, 0, sizeof(String), status); /* of no dimension */
