@@ -211,16 +211,27 @@ from pipeline import decode
 from pipeline.read import window
 
 what, *arguments = sys.argv[1:]
-parse, arrays = decode.ExampleParser.parse, window.RowColumns.arrays
+parse, find, arrays = decode.ExampleParser.parse, decode.ExampleParser.find, window.RowColumns.arrays
+
+
+def swapped(found, labels, features):
+    if what == "image":
+        found = tf.nest.map_structure(lambda values: tf.roll(values, 1, 0), found)
+    elif what == "label":
+        labels = tf.roll(labels, 1, 0)
+    else:
+        features[what] = tf.roll(features[what], 1, 0)
+    return found, labels, features
 
 
 def parsed(self, records):
-    found, labels, features = parse(self, records)
-    if what == "label":
-        labels = tf.roll(labels, 1, 0)
-    elif what != "image":
-        features[what] = tf.roll(features[what], 1, 0)
-    return tf.roll(found, 1, 0) if what == "image" else found, labels, features
+    return swapped(*parse(self, records))
+
+
+def found(self, records):
+    encoded, *rest = find(self, records)
+    parts, *rest = swapped((encoded.strings, encoded.bounds), *rest)
+    return decode.Encoded(*parts), *rest
 
 
 def columns(self, *arguments):
@@ -228,7 +239,7 @@ def columns(self, *arguments):
     return {**found, what: np.roll(found[what], 1, 0)}
 
 
-decode.ExampleParser.parse, window.RowColumns.arrays = parsed, columns
+decode.ExampleParser.parse, decode.ExampleParser.find, window.RowColumns.arrays = parsed, found, columns
 commandline.run("pipeline.audit", audit.main, arguments)
 """
 
