@@ -122,7 +122,7 @@ def _of_each(config: AuditConfig, sources: Sources, mixture: ResolvedInput | Non
 def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None) -> None:
     """Proves one source; `step_of` is as in `observed.read_run`."""
     logs = key_log.find(config.observed) if config.observed is not None else []
-    header = observed.first_header(logs) if logs else None
+    header = observed.header_of_run(logs) if logs else None
     source = _source(config, header)
     topologies = _topologies(config, source.spec.global_batch_size, header)
     if config.exhaustive:
@@ -137,7 +137,7 @@ def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None
     if config.png is not None:
         _draw(config.png, readings[0])
     if header is not None:
-        _observe(config, source, logs, step_of)
+        _observe(source, logs, step_of)
     print("\n" + _verdict(source.order, topologies[0], is_complete) + ("; the run saw just that" if logs else ""))
 
 
@@ -215,16 +215,12 @@ def _draw(png: str, reading: Reading) -> None:
 
 
 def _observe(
-    config: AuditConfig,
     source: ResolvedRequest,
     logs: list[pathlib.Path],
     step_of: Callable[[int], int | None] | None,
 ) -> None:
     keys = read_keys(source.request.folder, source.selection, source.manifest.compression)
-    seen, contract = observed.read_run(logs, keys, source.spec, step_of), Contract.of(source)
-    if config.skip_steps is None:
-        contract = dataclasses.replace(contract, skip_steps=seen.skip_steps)
-    report = compare(contract, seen)
+    report = compare(Contract.of(source), observed.read_run(logs, keys, source.spec, step_of))
     print("\n".join(report_lines(report, source.order.steps_per_epoch)))
     if report.first is not None:
         print("\nproof holds, but the run saw something else")
