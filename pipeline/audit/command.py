@@ -20,7 +20,7 @@ from pipeline.audit.reading import Reading, Topology
 from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
-from pipeline.manifest.sources import VIEWS, Sources, own_views, parse_sources, sources_of
+from pipeline.manifest.sources import VIEWS, Sources, flags_for, own_views, parse_sources, sources_of
 from pipeline.order.order import Order
 from pipeline.order.shares import step_of_unit
 from pipeline.order.views import skips_text
@@ -69,7 +69,7 @@ def run(config: AuditConfig) -> None:
 
 def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
     """Returns the flags, with those of a run where they are not given."""
-    flags = run_flags.flags_of_run(model_dir)
+    flags = flags_for(config.data_dir, run_flags.flags_of_run(model_dir))
     values: dict[str, Any] = {name: flags.get(name) or None for name in (*_OF_RUN, *_ORDER, *_VIEW)}
     values["split"] = flags.get("train_split")
     if config.observed is None and (config.workers, config.replicas) == (None, None):
