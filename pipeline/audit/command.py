@@ -20,7 +20,7 @@ from pipeline.audit.reading import Reading, Topology
 from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
-from pipeline.manifest.sources import VIEWS, Sources, own_views, parse_sources, sources_of
+from pipeline.manifest.sources import VIEWS, Sources, flags_for, own_views, parse_sources, sources_of
 from pipeline.order.order import Order
 from pipeline.order.shares import step_of_unit
 from pipeline.order.views import skips_text
@@ -69,7 +69,7 @@ def run(config: AuditConfig) -> None:
 
 def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
     """Returns the flags, with those of a run where they are not given."""
-    flags = run_flags.flags_of_run(model_dir)
+    flags = flags_for(config.data_dir, run_flags.flags_of_run(model_dir))
     values: dict[str, Any] = {name: flags.get(name) or None for name in (*_OF_RUN, *_ORDER, *_VIEW)}
     values["split"] = flags.get("train_split")
     if config.observed is None and (config.workers, config.replicas) == (None, None):
@@ -122,7 +122,7 @@ def _of_each(config: AuditConfig, sources: Sources, mixture: ResolvedInput | Non
 def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None) -> None:
     """Proves one source; `step_of` is as in `observed.read_run`."""
     logs = key_log.find(config.observed) if config.observed is not None else []
-    header = observed.first_header(logs) if logs else None
+    header = observed.header_of_run(logs) if logs else None
     source = _source(config, header)
     topologies = _topologies(config, source.spec.global_batch_size, header)
     if config.exhaustive:
@@ -137,7 +137,7 @@ def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None
     if config.png is not None:
         _draw(config.png, readings[0])
     if header is not None:
-        _observe(config, source, logs, step_of)
+        _observe(source, logs, step_of)
     print("\n" + _verdict(source.order, topologies[0], is_complete) + ("; the run saw just that" if logs else ""))
 
 
@@ -215,16 +215,12 @@ def _draw(png: str, reading: Reading) -> None:
 
 
 def _observe(
-    config: AuditConfig,
     source: ResolvedRequest,
     logs: list[pathlib.Path],
     step_of: Callable[[int], int | None] | None,
 ) -> None:
     keys = read_keys(source.request.folder, source.selection, source.manifest.compression)
-    seen, contract = observed.read_run(logs, keys, source.spec, step_of), Contract.of(source)
-    if config.skip_steps is None:
-        contract = dataclasses.replace(contract, skip_steps=seen.skip_steps)
-    report = compare(contract, seen)
+    report = compare(Contract.of(source), observed.read_run(logs, keys, source.spec, step_of))
     print("\n".join(report_lines(report, source.order.steps_per_epoch)))
     if report.first is not None:
         print("\nproof holds, but the run saw something else")

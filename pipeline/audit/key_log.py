@@ -23,7 +23,7 @@ import mmap
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 from pipeline.errors import DataError, UsageError, named
 from pipeline.manifest.file import from_json
@@ -33,6 +33,7 @@ from pipeline.order.shares import rows_in_blocks, units_at
 
 FORMAT = 1
 SUFFIX = ".jsonl"
+_MARK = b'"format"'  # in every header; in an entry's keys its quotes would be escaped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,18 @@ class Entry:
     keys: tuple[str, ...]
     weights: tuple[float, ...]
     global_step: int | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+
+
+class Part(NamedTuple):
+    """What one job has logged in a file: from its header to the next one.
+
+    Attributes:
+      header: of the job.
+      start: global step of its first entry; None: it has none.
+    """
+
+    header: Header
+    start: int | None
 
 
 def key_text(key: bytes) -> str:
@@ -188,11 +201,29 @@ def read(path: pathlib.Path) -> Iterator[tuple[str, Header, Entry | None]]:
     Raises:
       DataError: the file cannot be read, or a line does not have the format.
     """
+    return _read(path)
+
+
+def parts(path: pathlib.Path) -> list[Part]:
+    """Returns the parts of a log. Only headers and the entries after them are parsed; raises as `read`."""
+    found: list[Part] = []
+    for _, header, entry in _read(path, only_starts=True):
+        if entry is None:
+            found.append(Part(header, None))
+        else:
+            found[-1] = Part(header, entry.step if entry.global_step is None else entry.global_step)
+    return found
+
+
+def _read(path: pathlib.Path, only_starts: bool = False) -> Iterator[tuple[str, Header, Entry | None]]:
     header: Header | None = None
+    entry: Entry | None = None
     with named(path, "cannot be read"), path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
+            if only_starts and entry is not None and _MARK not in line:
+                continue
             try:
                 header, entry = _parsed(line, header)
             except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from pipeline.audit import key_log
 from pipeline.audit.contract import Bools, Contract
-from pipeline.audit.key_log import Entry, Header, key_text
+from pipeline.audit.key_log import Entry, Header, Part, key_text
 from pipeline.commands.text import table
 from pipeline.errors import DataError
 from pipeline.files.paths import PathLike, StoragePath, folder
@@ -26,7 +27,7 @@ from pipeline.records.stream import RecordStream, forward
 
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
 NOT_LOGGED = -1
-_ROW = np.dtype([("record", np.int64), ("weight", np.float64), ("replica", np.int64)])
+_ROW = np.dtype([("record", np.int64), ("weight", np.float64), ("replica", np.int64), ("skipped", np.bool_)])
 _MOST_EPOCHS = 20  # listed, the last ones
 _WRONG_ROWS = ("at another row", "unknown keys", "weights wrong")
 _CLOSE = 1e-6  # relative: logged weights are float32
@@ -105,45 +106,67 @@ class Seen:
 
     Attributes:
       names: the keys of the split by record id, followed by logged keys that the split does not have.
-      steps: the rows (G,) of each global step: `record`, an index into `names` or NOT_LOGGED, `weight`, `replica`.
+      steps: the rows (G,) of each global step: `record`, an index into `names` or NOT_LOGGED, `weight`, `replica`, and
+        `skipped`: whether the step was to be skipped.
       relogged: rows that were logged twice because of a resume.
-      superseded: rows left out, as the schedule takes their unit in another step: a resume may have changed it since.
+      superseded: rows left out, as the schedule takes their unit in another step, and a resume did their step again.
       workers: (index, workers) of the headers.
-      skip_steps: of the last header, as a run that resumes may change those to come.
-      differences: entries of a wrong size, and rows that a resumed run logged again with other records.
+      differences: entries of a wrong size or in another step than the schedule's, and rows that a resumed run logged
+        again with other records.
     """
 
-    def __init__(self, size: int, keys: Sequence[str], step_of: Callable[[int], int | None] | None = None) -> None:
-        self._size, self._step_of = size, step_of
+    def __init__(
+        self,
+        size: int,
+        keys: Sequence[str],
+        step_of: Callable[[int], int | None] | None = None,
+        skip_steps: Intervals = (),
+    ) -> None:
+        self._size, self._step_of, self._skip_steps = size, step_of, skip_steps
         self._ids = {key: record for record, key in enumerate(keys)}
         self.names = list(keys)
         self.steps: dict[int, NDArray[Any]] = {}
         self.relogged = self.superseded = 0
         self.workers: set[tuple[int, int]] = set()
-        self.skip_steps: Intervals = ()
         self.differences: list[Difference] = []
 
-    def add(self, where: str, header: Header, entry: Entry) -> None:
-        """Adds one replica's rows of a step, and a difference if an earlier line has other rows for them."""
+    def add(self, where: str, header: Header, entry: Entry, is_superseded: bool = False) -> None:
+        """Adds one replica's rows of a step, and a difference if an earlier line has other rows for them.
+
+        Args:
+          where: file and line.
+          header: in force.
+          entry: the rows.
+          is_superseded: a resume did the step again; it may have changed the schedule and the steps to skip.
+        """
         count = self._size // header.replicas
         start = entry.replica * count
         if len(entry.keys) != count:
             self._differs(entry, start, f"{len(entry.keys)} rows, not {count} ({where})")
             return
-        if self._step_of is not None and self._step_of(entry.step) != entry.global_step:
-            self.superseded += count
+        wanted = entry.global_step if self._step_of is None else self._step_of(entry.step)
+        if wanted != entry.global_step:
+            if is_superseded:
+                self.superseded += count
+                return
+            by = "no step" if wanted is None else f"step {wanted}"
+            self._differs(entry, start, f"the run took it in step {entry.global_step}, the schedule in {by} ({where})")
             return
-        nothing = np.full(self._size, np.array((NOT_LOGGED, 0, 0), _ROW))
+        nothing = np.full(self._size, np.array((NOT_LOGGED, 0, 0, False), _ROW))
         before = self.steps.setdefault(entry.step, nothing)[start : start + count]
         rows = np.empty(count, _ROW)
         rows["record"], rows["weight"], rows["replica"] = [*map(self._id, entry.keys)], entry.weights, entry.replica
+        skips = header.spec.skip_steps if is_superseded else self._skip_steps
+        rows["skipped"] = any(first <= entry.step < stop for first, stop in skips)
         logged = before["record"] != NOT_LOGGED
         self.relogged += int(logged.sum())
-        wrong = logged & ((before["record"] != rows["record"]) | (before["weight"] != rows["weight"]))
+        other_weight = (before["weight"] != rows["weight"]) & (before["skipped"] == rows["skipped"])
+        wrong = logged & ((before["record"] != rows["record"]) | other_weight)
         for i in np.flatnonzero(wrong)[:1].tolist():
             first, later = (f"key {self.names[r['record']]!r}, weight {r['weight']:g}" for r in (before[i], rows[i]))
             self._differs(entry, start + i, f"done again with other rows: first {first}; later {later} ({where})")
-        before[:] = rows
+        # Another worker's log may have the later rows, and be read first.
+        before[:] = np.where(logged & is_superseded, before, rows)
 
     def _differs(self, entry: Entry, row: int, text: str) -> None:
         self.differences.append(Difference(entry.step, row, f"replica {entry.replica}: {text}"))
@@ -166,37 +189,62 @@ def read_run(
     Args:
       paths: the logs, one per worker.
       keys: by record id.
-      spec: the order that all headers must have, but for steps to skip.
+      spec: the order that all headers must have, but for steps to skip, which must be those of the last job.
       step_of: returns the global step that takes a unit of this source of a schedule; None: there is no schedule.
 
     Raises:
       DataError: a log cannot be read, or belongs to other data or another order.
     """
-    seen = Seen(spec.global_batch_size, keys, step_of)
-    for path in paths:
+    seen = Seen(spec.global_batch_size, keys, step_of, spec.skip_steps)
+    logs = [key_log.parts(path) for path in paths]
+    jobs = _jobs(logs)
+    for path, parts in zip(paths, logs, strict=True):
+        again, since = iter(_done_again(parts, jobs)), math.inf
         for where, header, entry in key_log.read(path):
             if entry is not None:
-                seen.add(where, header, entry)
+                step = entry.step if entry.global_step is None else entry.global_step
+                seen.add(where, header, entry, step >= since)
                 continue
+            since = next(again)
             differences = spec.differences(dataclasses.asdict(header.spec), 0).items()
             if differences:
                 listed = ", ".join(f"{name}={there!r}, not {here!r}" for name, (here, there) in differences)
                 raise DataError(f"{where}: a header of another order: {listed}; audit each run by itself")
             seen.workers.add((header.worker, header.workers))
-            seen.skip_steps = header.spec.skip_steps
     return seen
 
 
-def first_header(paths: Sequence[pathlib.Path]) -> Header:
-    """Returns the first header of the first log that has one.
+def _jobs(logs: Sequence[Sequence[Part]]) -> Sequence[Part]:
+    """Returns the parts of the first worker, which every job has; without its log, those of the first log."""
+    return next((parts for parts in logs if parts and parts[0].header.worker == 0), next(filter(None, logs), ()))
+
+
+def _done_again(parts: Sequence[Part], jobs: Sequence[Part]) -> list[float]:
+    """Returns the global step from which on later jobs did the steps of each part of a log again; infinity: none."""
+    worker, later = parts[0].header.worker if parts else 0, list(parts)
+    numbers = list(range(len(parts)))
+    # A job with fewer workers has no part in the others' logs.
+    own = [number for number, job in enumerate(jobs) if job.header.workers > worker]
+    if [_topology(part) for part in parts] == [_topology(jobs[number]) for number in own]:
+        numbers, later = own, list(jobs)
+    return [min((p.start for p in later[n + 1 :] if p.start is not None), default=math.inf) for n in numbers]
+
+
+def _topology(part: Part) -> tuple[int, int]:
+    return part.header.workers, part.header.replicas
+
+
+def header_of_run(paths: Sequence[pathlib.Path]) -> Header:
+    """Returns the header of a run's first job, but with the steps to skip of its last one.
 
     Raises:
-      DataError: none has one.
+      DataError: a log cannot be read, or none has a header.
     """
-    for path in paths:
-        for _, header, _ in key_log.read(path):
-            return header
-    raise DataError("no header: the run ended before it wrote one", path=paths[0])
+    jobs = _jobs([key_log.parts(path) for path in paths])
+    if not jobs:
+        raise DataError("no header: the run ended before it wrote one", path=paths[0])
+    first, last = jobs[0].header, jobs[-1].header
+    return dataclasses.replace(first, spec=dataclasses.replace(first.spec, skip_steps=last.spec.skip_steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +277,7 @@ def compare(contract: Contract, seen: Seen) -> Report:
     gap, gaps = _gaps(seen, steps, full)
     found, count = [*seen.differences, *gap], len(seen.differences) + gaps
     epochs = []
+    contract = dataclasses.replace(contract, skip_steps=())  # each row knows whether its step is skipped
     for epoch, of_epoch in itertools.groupby(steps, lambda step: step // contract.steps_per_epoch):
         counts, differences = _compare_epoch(contract, seen, list(of_epoch))
         epochs.append({"epoch": epoch, **counts})
@@ -265,11 +314,11 @@ def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tupl
     expected, real = (np.stack(parts) for parts in zip(*map(contract.batch, steps), strict=True))
     rows = np.stack([seen.steps[step] for step in steps])
     records, weights, logged = rows["record"], rows["weight"], rows["record"] != NOT_LOGGED
-    unknown = records >= contract.num_stored
+    unknown, real, unskipped = records >= contract.num_stored, real & ~rows["skipped"], real
     wrong = (
         logged & ~unknown & (records != expected),
         unknown,
-        logged & ~_weight_is_right(weights, real),
+        logged & ~_weight_is_right(weights, unskipped, rows["skipped"]),
     )
     differences = []
     for t, row in np.argwhere(np.any(wrong, axis=0))[:1].tolist():
@@ -288,12 +337,16 @@ def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tupl
     return {name: int(mask.sum()) for name, mask in counts.items()}, differences
 
 
-def _weight_is_right(weights: NDArray[Any], real: Bools) -> Bools:
-    """Returns which weights (n, G) are right: 0 for padding; for real rows all 1, or all G / real rows (`mean`)."""
-    mean = real.shape[1] / np.maximum(real.sum(1, keepdims=True), 1)  # a skipped step has no real row
-    first = np.take_along_axis(weights, real.argmax(1)[:, None], axis=1)
+def _weight_is_right(weights: NDArray[Any], real: Bools, skipped: Bools) -> Bools:
+    """Returns which weights (n, G) are right: 0 for padding and skipped rows; for others all 1, or all G / real rows.
+
+    The latter are those of `mean`. A resume may skip a step of which a log still has rows that were trained on.
+    """
+    mean = real.shape[1] / real.sum(1, keepdims=True)
+    trained = real & ~skipped
+    first = np.take_along_axis(weights, trained.argmax(1)[:, None], axis=1)
     want = np.where(np.isclose(first, mean, rtol=_CLOSE, atol=0), mean, 1.0)
-    return np.isclose(weights, np.where(real, want, 0.0), rtol=_CLOSE, atol=0)
+    return np.isclose(weights, np.where(trained, want, 0.0), rtol=_CLOSE, atol=0)
 
 
 def report_lines(report: Report, steps_per_epoch: int) -> list[str]:

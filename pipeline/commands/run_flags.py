@@ -35,8 +35,15 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
 
 
 def workers_of_run(flags: Mapping[str, Any]) -> int:
-    """Returns the workers that a run's flags tell of: the hosts that they name; else 1."""
-    return len([host for host in str(flags.get("worker_hosts") or "").split(",") if host]) or 1
+    """Returns the workers that share the order by a run's flags: the hosts that they name, else 1.
+
+    With parameter servers the order is that of one process. Only with --sync each step is cut into equal parts, by
+    --replicas_to_aggregate or the number of workers; an asynchronous worker makes whole steps.
+    """
+    workers = len([host for host in str(flags.get("worker_hosts") or "").split(",") if host]) or 1
+    if flags.get("strategy") != "parameter_server":
+        return workers
+    return int(flags.get("replicas_to_aggregate") or workers) if flags.get("sync") else 1
 
 
 def replicas_of_run(flags: Mapping[str, Any]) -> int:

@@ -22,7 +22,7 @@ from pipeline.input import input_fn
 from pipeline.inspect import steps
 from pipeline.manifest import Feature, Manifest, SplitInfo
 from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
-from pipeline.manifest.sources import VIEWS, parse_sources
+from pipeline.manifest.sources import VIEWS, flags_for, parse_sources
 from pipeline.read.shards import check_present
 from pipeline.request import Request, ViewOptions
 from pipeline.resolved import ResolvedInput, check_replicas, resolve_all
@@ -191,7 +191,7 @@ def _show_run(config: InspectConfig) -> None:
       DataError: there is no valid data set or run, or a shard is missing, changed or corrupt.
       UsageError: a flag cannot work.
     """
-    flags = {} if config.model_dir is None else run_flags.flags_of_run(config.model_dir)
+    flags = {} if config.model_dir is None else flags_for(config.data_dir, run_flags.flags_of_run(config.model_dir))
     resolved = resolve_all(_request(config, flags))
     replicas = config.replicas or run_flags.replicas_of_run(flags)
     check_replicas(resolved.request, replicas)

@@ -124,6 +124,18 @@ def own_views(sources: Sequence[Source], given: Mapping[str, Any]) -> tuple[tupl
     return tuple(found), rest
 
 
+def flags_for(data_dir: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a run's flags for other data than the run's, if that is given.
+
+    They then have neither the schedule of the run's mixture nor views that are for its sources by name.
+    """
+    of_run = parse_sources(str(flags.get("data_dir")))
+    if data_dir in (None, flags.get("data_dir")) or isinstance(of_run, str):
+        return dict(flags)
+    views = {name: flags.get(name) for name in VIEWS}
+    return {**flags, **own_views(sources_of(of_run, "train"), views)[1], "mixture_schedule": None}
+
+
 def _names_of(source: Source) -> tuple[str, str]:
     """Returns what a source may be called: by its folder, or with its split."""
     return str(source), os.fspath(source.data_dir)

@@ -1,5 +1,6 @@
 """Jobs with parameter servers on this machine: asynchronous, synchronous, kills, the classic flags. Real processes."""
 
+import json
 import pathlib
 import re
 import shutil
@@ -102,13 +103,16 @@ def test_the_rows_of_a_view_are_trained_on_exactly(line_with_columns, tmp_path, 
 
 
 def test_skipped_steps_are_made_by_workers_and_change_nothing(line_with_columns, tmp_path):
-    flags = ("--train_steps=6", "--skip_steps=0:6", "--log_every=1", "--ema=0.9")
+    flags = ("--train_steps=6", "--skip_steps=0:6", "--log_every=1", "--ema=0.9", "--summary_every=1")
+    flags += (f"--metrics_jsonl={tmp_path}/metrics.jsonl",)
     outcomes = Job(2, 1, line_with_columns, tmp_path, *LINE, *flags).finish()
     assert_all_ended(outcomes)
     out = outcomes["chief 0"][1]
     assert ledger_of(out) == (6, 6, 0, 0)
     assert re.search(r"^given \[-?\d\.\d+, 0\.0\]$", out, re.M)  # the bias, as it was made
-    assert len(re.findall(r"^step \d, loss = 0\.0", out, re.M)) == 6
+    assert re.findall(r"^step (\d), skipped \(", out, re.M) == [*"123456"]
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert not [name for line in metrics for name in line if "loss" in name]
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def test_the_audit_of_a_run_knows_its_schedule_and_its_logs(folders, logged, cap
     # By another schedule, step 5 would take 6 units of a.
     wrong = schedule_of(folders, ((0, (24, 0)), (6, (16, 8)), (16, (0, 24)), (22, (4, 20))))
     with pytest.raises(
-        DataError, match=r"--observed: \d+ differences; the first at step 34, row 0 .*, not in the logs"
+        DataError, match=r"the first at step 34, row 0 .* the run took it in step 6, the schedule in step 5 "
     ):
         audit.main([f"--model_dir={path}/run", f"--observed={path}/keys", f"--mixture_schedule={wrong}"])
 

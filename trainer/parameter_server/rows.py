@@ -116,10 +116,11 @@ class EpochSums:
         self._epoch = step // self._steps_per_epoch
 
     def means(self, rows: Rows) -> list[float]:
-        """Returns the means over the epoch, in the order of `LoopResult.values`."""
+        """Returns the means over the epoch, in the order of `LoopResult.values`; NaN if its steps were all skipped."""
         total = Row(0.0, 0.0, self._sums[_OWN:])
-        penalty = float(self._sums[1]) / max(rows.weight(total), 1.0)
-        return list(rows.values(total._replace(penalty=penalty)).values())
+        weight = rows.weight(total)
+        means = rows.values(total._replace(penalty=float(self._sums[1]) / max(weight, 1.0)))
+        return list(means.values()) if weight > 0 else [math.nan] * len(means)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint remembers."""

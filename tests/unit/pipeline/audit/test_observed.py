@@ -97,6 +97,38 @@ def test_steps_that_a_kill_cut_at_the_end_are_no_fault(data, tmp_path, capsys):
     assert "observed: 4 steps, 0 to 3; 1 more were not finished" in capsys.readouterr().out
 
 
+def test_a_resume_on_fewer_workers_may_skip_steps(data, tmp_path, capsys):
+    first, last = source_of(data), source_of(data, skip_steps="3:4,8:10")
+    log(tmp_path / "logs", first, range(6), workers=2, replicas=4)  # the second worker's log ends with the old header
+    log(tmp_path / "logs", last, range(3, 12), workers=1, replicas=1)
+    run(data, tmp_path / "logs")
+    out = capsys.readouterr().out
+    assert "\nskipped steps: 3:4,8:10\n" in out
+    assert "36 rows were done again after a resume, and are equal" in out
+    assert columns(out, 0)[1] == "9/9"
+    assert columns(out, 0)[-3:] == columns(out, 1)[-3:] == ["0", "0", "0"]
+    assert "proof holds: every record as often as the view says, 99 rows per epoch but for skipped steps" in out
+    run(data, tmp_path / "logs", "--skip_steps=3:4,8:10")
+    with pytest.raises(DataError, match="the first at step 3, row 0 .*; later key .*, weight 0 "):
+        run(data, tmp_path / "logs", "--skip_steps=8:10")
+
+
+def test_a_resumed_run_that_does_not_skip_as_its_header_says_fails(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), range(6), workers=2, replicas=4)
+
+    def trained(step, replica, keys, weights):
+        weights[:] = [1.0] * len(weights)
+
+    log(tmp_path / "logs", source_of(data, skip_steps="4:5"), range(3, 8), workers=1, replicas=1, change=trained)
+    assert first_difference(data, tmp_path / "logs", "weight 1") == (12, 4, 0)
+
+
+def test_a_run_that_added_steps_to_skip_before_its_checkpoint_fails(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), range(6))
+    log(tmp_path / "logs", source_of(data, skip_steps="2:3"), range(4, 9))
+    assert first_difference(data, tmp_path / "logs", "weight 1") == (12, 2, 0)
+
+
 def swap(step, replica, keys, weights):
     if (step, replica) == (3, 2):
         keys[0], keys[1] = keys[1], keys[0]

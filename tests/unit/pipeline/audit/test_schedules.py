@@ -1,6 +1,8 @@
 """The audit of a schedule: what is proved, that the plan it is compared with is what is fed, and faults."""
 
+import contextlib
 import itertools
+import os
 import re
 
 import numpy as np
@@ -10,6 +12,7 @@ from pipeline import input_fn
 from pipeline.audit import __main__ as audit
 from pipeline.audit import schedules
 from pipeline.audit.contract import Contract
+from pipeline.audit.key_log import SourceLogs
 from pipeline.audit.proof import Fault
 from pipeline.audit.reading import Topology
 from pipeline.errors import DataError, UsageError
@@ -65,6 +68,48 @@ def test_the_schedule_and_each_source_are_proved(folder, flags, capsys):
     out = capsys.readouterr().out
     assert "the run never takes its epoch 4\n" in out
     assert "skipped steps: 7:11\n" in out  # b's units: 1 in each of steps 3 to 5, 4 in step 6, then these
+
+
+def log(folder, logs, segments, steps, workers=1):
+    """Writes what a run of some steps of a schedule logs, with a replica per worker; returns its flags."""
+    text = ";".join(f"{first}:{folder}/a={a},{folder}/b={b}" for first, (a, b) in segments)
+    options = {"global_batch_size": 24, "training": True, "schedule": text}
+    data = [(folder / "a", 2), (folder / "b", 1)]
+    fed = input_fn(data, **options, record_ids=True).as_numpy_iterator()
+    rows = 24 // workers
+    with contextlib.ExitStack() as stack:
+        spec = resolve_all(Request(data, **options)).spec
+        of_worker = [SourceLogs(os.fspath(logs), spec, n, workers, workers) for n in range(workers)]
+        for one in of_worker:
+            stack.enter_context(one)
+        for step, (_, _, weights, ids) in enumerate(itertools.islice(fed, steps.stop)):
+            for replica, one in enumerate(of_worker if step in steps else []):
+                mine = slice(replica * rows, (replica + 1) * rows)
+                one.append(step, replica, [f"train#{i % 53:05d}" for i in ids[mine]], weights[mine].tolist())
+    return [f"{folder}/a=2,{folder}/b=1", "--global_batch_size=24", f"--mixture_schedule={text}", f"--observed={logs}"]
+
+
+def test_rows_of_another_schedule_are_a_difference(folder, tmp_path):
+    flags = log(folder, tmp_path / "keys", ((0, (12, 12)), (4, (18, 6))), range(12))
+    audit.main(flags)
+    flags[2] = flags[2].replace("a=18", "a=6").replace("b=6", "b=18")
+    with pytest.raises(DataError, match=r"the first at step 9, row 0 .* the run took it in step 4, the schedule in st"):
+        audit.main(flags)
+
+
+def test_rows_of_a_schedule_that_a_resume_on_fewer_workers_changed_are_left_out(folder, tmp_path, capsys):
+    log(folder, tmp_path / "keys", ((0, (12, 12)), (6, (18, 6))), range(10), workers=2)
+    flags = log(folder, tmp_path / "keys", ((0, (12, 12)), (6, (6, 18))), range(5, 14))
+    audit.main(flags)
+    out = capsys.readouterr().out
+    assert out.count("; the run saw just that\n") == 2
+    assert out.count(" rows were done again after a resume, and are equal; ") == 2
+    assert out.count(" rows left out, of a schedule that has changed\n") == 2
+    # Had the resume begun with step 8, the first job's steps 6 and 7 would stand.
+    log(folder, tmp_path / "others", ((0, (12, 12)), (6, (18, 6))), range(10), workers=2)
+    flags = log(folder, tmp_path / "others", ((0, (12, 12)), (6, (6, 18))), range(8, 14))
+    with pytest.raises(DataError, match=r"the first at step 13, row 0 .* the run took it in step 6, the schedule in s"):
+        audit.main(flags)
 
 
 def test_the_plan_and_the_contracts_are_what_is_fed(folder, mixture):

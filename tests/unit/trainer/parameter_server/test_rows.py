@@ -1,8 +1,10 @@
 import math
 
 import numpy as np
+import tensorflow as tf
 
-from trainer.parameter_server.rows import Averages, EpochSums, Row
+from trainer.parameter_server.rows import Averages, EpochSums, Row, Rows
+from trainer.task.base import LOSS, WEIGHT, RowMeasure, Task
 
 ROW = Row(0.5, 0.0, np.array([1.0, 2.0]))
 
@@ -20,6 +22,16 @@ def test_the_sums_of_an_epoch_begin_with_its_first_step_and_go_on_after_a_resume
     for step in (3, 8):  # the first of an epoch, then one of another epoch
         resumed.add(step, ROW, 1.0)
         assert resumed.state_dict()["sums"] == [1.0, 0.5, 1.0, 2.0]
+
+
+def test_an_epoch_of_skipped_steps_has_no_means():
+    rows, sums = Rows(RowMeasure(Task(None, None))), EpochSums(3)
+    rows.packed({WEIGHT: tf.constant(0.0), LOSS: tf.constant(0.0)}, tf.constant(0.0), tf.constant(0.0))
+    sums.add(0, Row(0.0, 0.0, np.zeros(2)), 0.0)
+    assert len(sums.means(rows)) == 3
+    assert all(map(math.isnan, sums.means(rows)))
+    sums.add(1, Row(0.5, 0.0, np.array([4.0, 4.0])), 4.0)
+    assert sums.means(rows) == [1.5, 0.5, 1.0]
 
 
 def test_a_skipped_step_moves_no_average():

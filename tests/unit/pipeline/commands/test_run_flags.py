@@ -1,0 +1,55 @@
+"""The audit by the flags that a run has stored: its workers, and what of them holds for other data."""
+
+import pytest
+
+from pipeline.audit import __main__ as audit
+from pipeline.errors import UsageError
+from pipeline.inspect import __main__ as inspect
+from tests.datasets import write_dataset
+from trainer.config import TrainConfig, file
+
+HOSTS = {"worker_hosts": "a:1,b:1,c:1,d:1,e:1", "ps_hosts": "f:1", "job_name": "worker", "task_index": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made")
+    for name in ("a", "b"):
+        write_dataset(path / name, (20, 20))
+    return path
+
+
+@pytest.fixture
+def audited(folder, tmp_path, capsys):
+    """Returns a function that stores a run's flags, and returns what an audit of them prints."""
+
+    def audited(*arguments, **flags):
+        config = TrainConfig.of(**{"data_dir": f"{folder}/a", "global_batch_size": 12} | flags, model_dir=str(tmp_path))
+        groups = {name: vars(getattr(config, name)) for name in vars(config) if name[0] != "_"}
+        file.write(config.run.folder.config, groups)
+        capsys.readouterr()
+        audit.main([f"--model_dir={tmp_path}", *arguments])
+        return capsys.readouterr().out
+
+    return audited
+
+
+def test_a_job_with_parameter_servers_shares_steps_only_if_it_is_synchronous(audited):
+    job = {"strategy": "parameter_server", **HOSTS}
+    assert "topology: 1 worker, 1 replica\n" in audited(**job)  # a fifth of 12 rows is no number of rows
+    assert "topology: 4 workers, 4 replicas\n" in audited(**job, sync=True, replicas_to_aggregate=4)
+    assert "topology: 5 workers, 5 replicas\n" in audited(**job, sync=True, global_batch_size=20)
+    del job["ps_hosts"]
+    assert "topology: 5 workers, 5 replicas\n" in audited(**{**job, "strategy": "multiworker"}, global_batch_size=20)
+
+
+def test_other_data_has_neither_the_schedule_of_a_run_nor_views_of_its_sources(folder, audited, tmp_path, capsys):
+    mixture = f"{folder}/a=1,{folder}/b=1"
+    flags = {"data_dir": mixture, "mixture_schedule": f"0:{folder}/a=1,{folder}/b=1;4:{folder}/a=3,{folder}/b=1"}
+    flags["limit"] = f"{folder}/a: 30"
+    for given in ([], [mixture]):
+        assert "mixture of 2 sources, global batch 12, with a schedule\n" in audited(*given, **flags)
+    assert "proof holds: each of 40 records once" in audited(f"{folder}/b", **flags)
+    inspect.main([f"{folder}/b", f"--model_dir={tmp_path}", "--key=train#00001", "--json"])
+    with pytest.raises(UsageError, match="--mixture_schedule with DATA_DIR=.*/b: is of a mixture"):
+        audited(f"{folder}/b", "--mixture_schedule=0:a=1,b=1", **flags)
