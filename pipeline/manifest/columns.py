@@ -11,6 +11,7 @@ import io
 import keyword
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,9 +58,10 @@ def column_names(features: Iterable[str], flag: str) -> dict[str, str]:
         name = column_name(feature)
         other = next((other for other, theirs in found.items() if theirs == name), None)
         if other is not None:
+            value = shlex.quote(f"{FROM_RECORDS}:label,{feature}")
             raise UsageError(
                 f"features {other!r} and {feature!r}: both would be the column {name!r}; name one of them: "
-                f"{flag}={FROM_RECORDS}:label,{feature}"
+                f"{flag}={value}"
             )
         found[feature] = name
     return found
