@@ -263,12 +263,11 @@ class GraphReader:
           The pieces (p, 3); the rows that are wanted, each counted from the beginning of its piece, (n,); and between
           which of these (p, 2) the rows of each piece lie.
         """
-        arrays, shards = TENSORS, [segment.shard for segment in self.selection.segments]
-        most = _BUFFER * sum(shard.num_examples for shard in shards) // sum(shard.num_bytes for shard in shards)
+        arrays = TENSORS
         segment, begin, end = tf.unstack(pieces, num=3, axis=1)
         gap = begin[1:] - end[:-1]
         is_apart = (segment[1:] != segment[:-1]) | (gap < 0)
-        is_apart = is_apart if self.compression else is_apart | (gap > most)
+        is_apart = is_apart if self.compression else is_apart | (gap > self._in_buffer)
         one = arrays.range(arrays.minimum(arrays.size(begin), 1)) == 0
         begins, ends = arrays.concat([one, is_apart]), arrays.concat([is_apart, one])
         first = arrays.select(begin, begins)
@@ -276,6 +275,12 @@ class GraphReader:
         group, before = tf.cumsum(tf.cast(begins, tf.int64)) - 1, arrays.sums_before(end - begin)
         bounds = arrays.stack([arrays.select(before, begins), arrays.select(before + end - begin, ends)])
         return joined, consecutive(arrays, begin - arrays.gather(first, group), end - begin), bounds
+
+    @property
+    def _in_buffer(self) -> int:
+        """Records that are read at once, on average."""
+        shards = [segment.shard for segment in self.selection.segments]
+        return _BUFFER * sum(shard.num_examples for shard in shards) // sum(shard.num_bytes for shard in shards)
 
     def _records(self, piece: tf.Tensor, rows: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the records of a piece (3,): string (n,). An error names the shard and the record.
@@ -295,8 +300,10 @@ class GraphReader:
         found = source.take(count).ignore_errors(log_warning=True)
         if rows is not None:  # the others are counted below, but not kept until then
             is_wanted = tf.scatter_nd(rows[:, None], tf.ones_like(rows, tf.bool), [count])
-            pairs = tf.data.Dataset.zip((found, tf.data.Dataset.from_tensor_slices(is_wanted)))
-            found = pairs.map(lambda record, kept: tf.where(kept, record, ""))
+            together = max(1, self._in_buffer)  # since a call per record would cost more than to read it
+            masks = tf.data.Dataset.from_tensor_slices(is_wanted).batch(together)
+            pairs = tf.data.Dataset.zip((found.batch(together), masks))
+            found = pairs.map(lambda records, kept: tf.where(kept[: tf.size(records)], records, "")).unbatch()
         # If ignored, the error of a file that cannot be opened would repeat forever. So one byte is read first.
         opened = tf.data.FixedLengthRecordDataset(file, 1, buffer_size=1).take(1)
         records = _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
