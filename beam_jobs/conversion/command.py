@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
@@ -19,6 +19,8 @@ from beam_jobs.sources import published
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
+from pipeline.errors import UsageError, to_run
+from pipeline.files.remote import in_command
 from pipeline.index import columns as index_columns
 
 
@@ -71,28 +73,45 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
             images = facts_of_plan(staged)
             no_card = card.write_card(staged.data_dir, command, arguments, images)
     if staged is None:
-        _add_columns(config, sink, columns.chosen(config.columns, plan.source.features) or ())
+        _add_columns(config, sink, columns.chosen(config.columns, plan.source.features))
         return
     made, total = manifest.load(sink.data_dir), time.monotonic() - started
     url = sink.data_dir.url if sink.data_dir.is_remote else ""
     print(summary(made, sink.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images, url=url))
-    _add_columns(config, sink)
-    left_out = columns.left_out(config.columns, plan.source.features, made.columns)
-    for note in [*([no_card] if no_card else []), *left_out, *notes(sink.data_dir, made)]:
+    if not config.are_own_columns:
+        index_columns.add(str(sink.data_dir), config.columns)
+    of_columns = columns.notes(config.columns, plan.source.features, made.columns)
+    for note in [*([no_card] if no_card else []), *of_columns, *notes(sink.data_dir, made)]:
         print(f"note: {note}")
 
 
-def _add_columns(config: ConvertConfig, sink: Sink, named: Sequence[str] = ()) -> None:
-    """Adds the columns of --columns that were not made with the shards, which are read once more for it.
+def _add_columns(config: ConvertConfig, sink: Sink, named: Collection[str] | None) -> None:
+    """Adds the columns of --columns that an earlier conversion did not make; its shards are read once more for it.
 
     Args:
       config: of the conversion.
       sink: its folder.
-      named: columns of the records that an earlier conversion may not have made.
+      named: columns of the records that the flag names; None: it names none.
+
+    Raises:
+      DataError, UsageError: they cannot be added.
     """
-    is_missing = not {*named} <= manifest.load(sink.data_dir).columns.keys()
-    if not config.are_own_columns or (is_missing and not sink.data_dir.is_remote):
+    there = manifest.load(sink.data_dir).columns
+    missing = [name for name in named or () if name not in there]
+    if missing and sink.data_dir.is_remote:
+        raise UsageError(
+            f"--columns={config.columns}: the data set there has no column {', '.join(missing)}, and columns are added "
+            "to a local or mounted folder only",
+            path=sink.data_dir,
+            advice="--overwrite converts it again, with them",
+        )
+    if missing or not config.are_own_columns:
         index_columns.add(str(sink.data_dir), config.columns)
+    elif named is None and not there:
+        how = "--overwrite makes them"
+        if not sink.data_dir.is_remote:
+            how = f"to add them: {to_run('pipeline.index')} {in_command(str(sink.data_dir))} --add_columns=records"
+        print(f"note: the data set has no columns; {how}")
 
 
 @contextlib.contextmanager

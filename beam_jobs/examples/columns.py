@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,33 +29,35 @@ from pipeline.manifest.columns import (
     smallest,
 )
 
+_OF_ANY = ("label", "bytes")  # columns of any data set
 _SIZES = ("height", "width")
 _ONE_VALUE = ((), (1,))  # shapes
 
 Packed = dict[str, Any]
+Shard = dict[str, Packed]  # {feature: values}
 
 
-def chosen(columns: str, features: Mapping[str, Feature]) -> tuple[str, ...] | None:
-    """Returns the columns that --columns names; None: all those that every data set gets.
+def chosen(columns: str, features: Mapping[str, Feature]) -> dict[str, str] | None:
+    """Returns {column: feature} of those that --columns names; None: all those that every data set gets.
 
     Args:
       columns: the flag: `none`; `records`, or `records:label,width`. A file or a function adds to all.
       features: the source's own.
 
     Raises:
-      UsageError: there is no such value, or two features would be one column.
+      UsageError: there is no such value, or two of these features would be one column.
     """
     kind, _, names = columns.partition(":")
     if kind == NO_COLUMNS:
-        return ()
+        return {}
     wanted = [name.strip() for name in names.split(",") if name.strip()] if kind == FROM_RECORDS else []
-    known = {"label": "label", "bytes": "bytes", **{name: name for name in _SIZES}}
     scalars = _scalars(features)
+    known = (*_OF_ANY, *_SIZES, *scalars)
     for name in wanted:
-        if name not in (*known, *scalars):
-            raise unknown("--columns: feature", name, (*known, *scalars))
-    found = column_names(scalars if not wanted else [name for name in wanted if name in scalars], "--columns")
-    return tuple((known | found)[name] for name in wanted) if wanted else None
+        if name not in known:
+            raise unknown("--columns: feature", name, known)
+    found = column_names(wanted or scalars, "--columns")
+    return {column: name for name, column in found.items()} if wanted else None
 
 
 def _scalars(features: Mapping[str, Feature]) -> list[str]:
@@ -104,39 +106,55 @@ def _one(value: Any) -> Any:
     return value if isinstance(value, bytes) else np.asarray(value, object).reshape(-1)[0]
 
 
-def joined(
-    columns: str, features: Mapping[str, Feature], splits: Mapping[str, list[dict[str, Packed]]], are_sized: bool
-) -> tuple[dict[str, Column], dict[str, dict[str, bytes]]]:
-    """Returns the columns of a data set, and the content of their files, {column: {split: bytes}}.
+def sources(columns: str, features: Mapping[str, Feature], are_sized: bool) -> dict[str, str]:
+    """Returns {column: name of its values in the receipts}, of the columns that a conversion makes, if it can.
 
+    Args:
+      columns: the flag --columns.
+      features: the source's own.
+      are_sized: whether images have several sizes, so that height and width are columns though nobody names them.
+
+    Raises:
+      UsageError: as `chosen`.
+    """
+    if (named := chosen(columns, features)) is not None:
+        return named
+    own = {column: name for name, column in column_names(_scalars(features), "--columns").items()}
+    return dict(sorted({**{name: name for name in (*_OF_ANY, *(_SIZES if are_sized else ()))}, **own}.items()))
+
+
+def joined(
+    columns: str, features: Mapping[str, Feature], of_column: Mapping[str, str], splits: Mapping[str, list[Shard]]
+) -> Iterator[tuple[str, Column, dict[str, bytes]]]:
+    """Yields each column of a data set: its name, its entry in the manifest and its files, {split: bytes}.
+
+    The values of a column are dropped when they are read, so a caller that keeps no files has one column in memory.
     Columns of more strings, or longer ones, than one would choose by are left out unless they are named.
 
     Args:
       columns: the flag --columns.
       features: the source's own.
-      splits: of each, what `packed` returned of its shards, in their order.
-      are_sized: whether images have several sizes, so that height and width are columns though nobody names them.
+      of_column: what `sources` returned.
+      splits: of each, what `packed` returned of its shards, in their order; emptied.
 
     Raises:
-      DataError: a named column has too many strings, or too long ones.
+      DataError: a named column has too many strings, or too long ones; before the first column.
     """
-    names = chosen(columns, features)
-    of_column = {"label": "label", "bytes": "bytes", **{side: side for side in _SIZES if are_sized or names}}
-    if names != ():
-        of_column |= {column: name for name, column in column_names(_scalars(features), "--columns").items()}
-    found: dict[str, Column] = {}
-    files: dict[str, dict[str, bytes]] = {}
-    for column in sorted(of_column) if names is None else names:
-        parts = {split: [shard[of_column[column]] for shard in shards] for split, shards in splits.items()}
-        problem = _problem(part for shards in parts.values() for part in shards)
-        if problem and names is not None:
+    is_named = chosen(columns, features) is not None
+    made = []
+    for column, name in of_column.items():
+        problem = _problem(shard[name] for shards in splits.values() for shard in shards)
+        if problem and is_named:
             raise DataError(
                 f"--columns={columns}: {column!r} has {problem}",
                 advice="rerun with others; the shards are kept",
             )
         if not problem:
-            found[column], files[column] = encode({split: _unpacked(shards) for split, shards in parts.items()})
-    return found, files
+            made.append(column)
+    for column in made:
+        parts = {split: [shard.pop(of_column[column]) for shard in shards] for split, shards in splits.items()}
+        names = sorted({text for shards in parts.values() for part in shards for text in part.get("strings", ())})
+        yield column, *encode({split: _unpacked(shards, names) for split, shards in parts.items()}, names)
 
 
 def _problem(parts: Iterable[Packed]) -> str:
@@ -150,21 +168,30 @@ def _problem(parts: Iterable[Packed]) -> str:
     return ""
 
 
-def _unpacked(parts: list[Packed]) -> Any:
-    arrays = [np.load(io.BytesIO(zlib.decompress(base64.b64decode(part["numbers"])))) for part in parts]
-    if "strings" not in parts[0]:
-        return np.concatenate(arrays)
-    return [part["strings"][code] for part, codes in zip(parts, arrays, strict=True) for code in codes.tolist()]
+def _unpacked(parts: list[Packed], names: Sequence[str]) -> NDArray[Any]:
+    """Returns the values of the shards of a split, whose parts are emptied; of strings, their numbers among `names`."""
+    numbers = {name: number for number, name in enumerate(names)}
+    arrays = []
+    for part in parts:
+        array = np.load(io.BytesIO(zlib.decompress(base64.b64decode(part.pop("numbers")))))
+        if "strings" in part:
+            array = np.array([numbers[name] for name in part["strings"]], np.int32)[array]
+        arrays.append(array)
+    return np.concatenate(arrays)
 
 
-def left_out(columns: str, features: Mapping[str, Feature], made: Collection[str]) -> list[str]:
-    """Returns a line for features that have one value, and are no columns because of their strings."""
-    if chosen(columns, features) is not None:
-        return []
-    missing = [name for name, column in column_names(_scalars(features), "--columns").items() if column not in made]
-    if not missing:
-        return []
-    return [
-        f"{count_of(len(missing), 'feature')} without a column ({', '.join(missing)}): more than {MOST_STRINGS:,} "
-        f"different strings, or of more than {LONGEST_STRING} characters"
-    ]
+def notes(columns: str, features: Mapping[str, Feature], made: Collection[str]) -> list[str]:
+    """Returns lines on features without a column because of their strings, and on those in place of another value."""
+    scalars, found = _scalars(features), []
+    missing: list[str] = []
+    if chosen(columns, features) is None:
+        missing = [name for name, column in column_names(scalars, "--columns").items() if column not in made]
+    if missing:
+        found.append(
+            f"{count_of(len(missing), 'feature')} without a column ({', '.join(missing)}): more than {MOST_STRINGS:,} "
+            f"different strings, or of more than {LONGEST_STRING} characters"
+        )
+    for name in sorted({*scalars} & {"bytes", *_SIZES} & {*made}):
+        kept = "record's bytes" if name == "bytes" else f"image's {name}"
+        found.append(f"the column {name!r} has the source's feature of that name, not the {kept}")
+    return found

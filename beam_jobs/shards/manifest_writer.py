@@ -16,7 +16,6 @@ from typing import Any
 
 from beam_jobs import drafts
 from beam_jobs.examples import columns
-from beam_jobs.examples.columns import Packed
 from beam_jobs.examples.statistics import moments
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.shards import receipts
@@ -46,36 +45,34 @@ def write_manifest(plan: Plan, found: Iterable[Receipt]) -> StoragePath:
         _write_rejects(folder, ordered)
     _check_rejects(plan, ordered)
     made = make_manifest(plan, ordered)
-    by_name, files = _columns(plan, made)
-    made = dataclasses.replace(made, columns=by_name)
-    if files:
-        (folder / naming.COLUMNS).make_folder()
-    for name, data in [*files.items(), *tfds_files(made).items()]:
+    made = dataclasses.replace(made, columns=_write_columns(plan, made))
+    for name, data in tfds_files(made).items():
         drafts.Draft(folder / name, [data]).publish()
     drafts.publish(folder / naming.MANIFEST, made.to_bytes())  # syncs the folder, for all files in it
     return folder / naming.MANIFEST
 
 
-def _columns(plan: Plan, made: Manifest) -> tuple[dict[str, Column], dict[str, bytes]]:
-    """Returns the columns of a conversion, and {name: content} of their files."""
-    if columns.chosen(plan.config.columns, plan.source.features) == ():
-        return {}, {}
-    splits: dict[str, list[dict[str, Packed]]] = {split: [] for split in plan.num_shards}
+def _write_columns(plan: Plan, made: Manifest) -> dict[str, Column]:
+    """Writes the columns of a conversion one by one, and returns them."""
+    image, features = made.features["image"], plan.source.features
+    are_sized = image.encoding != "raw" and None in image.shape[:2]
+    of_column = columns.sources(plan.config.columns, features, are_sized)
+    if not of_column:
+        return {}
+    splits: dict[str, list[columns.Shard]] = {split: [] for split in plan.num_shards}
     for (split, _), file in zip(plan.elements, plan.file_names, strict=True):
         path = plan.receipts_dir / receipts.name_of(file)
         receipt = receipts.load(path)
         if receipt is None:
             raise DataError("is missing or cut, and has the values of columns", path=path, advice="run again")
-        splits[split].append(receipt.columns)
-    image = made.features["image"]
-    are_sized = image.encoding != "raw" and None in image.shape[:2]
-    found, contents = columns.joined(plan.config.columns, plan.source.features, splits, are_sized)
-    files = {
-        naming.column_name(split, name, found[name].files[split]): data
-        for name, of_split in contents.items()
-        for split, data in of_split.items()
-    }
-    return found, files
+        splits[split].append({name: receipt.columns[name] for name in of_column.values()})
+    (plan.data_dir / naming.COLUMNS).make_folder()
+    found: dict[str, Column] = {}
+    for name, column, files in columns.joined(plan.config.columns, features, of_column, splits):
+        found[name] = column
+        for split, data in files.items():
+            drafts.Draft(plan.data_dir / naming.column_name(split, name, column.files[split]), [data]).publish()
+    return found
 
 
 def _check_rejects(plan: Plan, receipts: list[Receipt]) -> None:

@@ -176,7 +176,8 @@ def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     pending = data_dir / temporary_name(naming.MANIFEST)
     (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder is not a data set either
     (data_dir / naming.MANIFEST).remove()
-    folders = [data_dir / naming.SIDECARS, data_dir / naming.COLUMNS]
+    inside = (naming.SIDECARS, naming.COLUMNS)
+    folders = [data_dir / each for each in inside if any(name.startswith(f"{each}/") for name in names)]
     for each in folders:
         each.make_folder()
     data_dir.sync()  # the old manifest is gone for good before the first of its shards is

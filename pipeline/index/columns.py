@@ -224,6 +224,10 @@ class Scalars:
         self._columns = column_names(self._wanted, _FLAG)
         feature = manifest.features.get("image")
         self._has_sizes = feature is not None and feature.encoding != "raw" and None in feature.shape[:2]
+        self._shared: dict[str, Any] = {}  # sides that all images have
+        if feature is not None and not self._has_sizes:
+            sides = zip(("height", "width"), feature.shape, strict=False)
+            self._shared = {name: size for name, size in sides if name in self._wanted and size is not None}
 
     def __call__(self, record: bytes) -> dict[str, Any]:
         """Returns {column: value} of a serialized Example; raises BadExampleError."""
@@ -234,7 +238,7 @@ class Scalars:
         if self._names is None:
             self._names = sorted(name for name, value in values.items() if _is_scalar(name, value))
             self._columns = column_names(self._names, _FLAG)
-        found: dict[str, Any] = {"bytes": len(record)}
+        found: dict[str, Any] = {"bytes": len(record), **self._shared}
         if self._has_sizes:
             found["width"], found["height"] = _size(values)
         for name in self._names:

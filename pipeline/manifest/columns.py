@@ -11,6 +11,7 @@ import io
 import keyword
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,29 +58,30 @@ def column_names(features: Iterable[str], flag: str) -> dict[str, str]:
         name = column_name(feature)
         other = next((other for other, theirs in found.items() if theirs == name), None)
         if other is not None:
+            value = shlex.quote(f"{FROM_RECORDS}:label,{feature}")
             raise UsageError(
                 f"features {other!r} and {feature!r}: both would be the column {name!r}; name one of them: "
-                f"{flag}={FROM_RECORDS}:label,{feature}"
+                f"{flag}={value}"
             )
         found[feature] = name
     return found
 
 
-def encode(splits: Mapping[str, Sequence[Any] | Values]) -> tuple[Column, dict[str, bytes]]:
+def encode(splits: Mapping[str, Sequence[Any] | Values], names: Sequence[str] = ()) -> tuple[Column, dict[str, bytes]]:
     """Returns a column, and the content of its file for each split.
 
     Args:
       splits: {split: value of each record}: numbers, truth values, or strings.
+      names: the strings that the numbers stand for, sorted, each of which is there; empty: numbers are values.
 
     Raises:
       ValueError: the values are of several kinds, or of none of these.
     """
     arrays = {split: _array(values) for split, values in splits.items()}
     kinds = {array.dtype.kind for array in arrays.values()}
-    names: tuple[str, ...] = ()
     if kinds <= set("OUS"):
         texts = {split: [_text(value) for value in array.tolist()] for split, array in arrays.items()}
-        names = tuple(sorted(set().union(*map(set, texts.values()))))
+        names = sorted(set().union(*map(set, texts.values())))
         if len(names) > MOST_STRINGS:
             raise ValueError(f"{len(names):,} different strings, at most {MOST_STRINGS:,}, which the manifest lists")
         codes = {name: code for code, name in enumerate(names)}
@@ -88,15 +90,18 @@ def encode(splits: Mapping[str, Sequence[Any] | Values]) -> tuple[Column, dict[s
         raise ValueError("values must be numbers, truth values or strings, all of one kind")
     dtype = smallest(list(arrays.values()))
     files = {split: _npy(array.astype(dtype)) for split, array in arrays.items()}
-    return Column(dtype, {split: f"{crc32c.crc32c(data):08x}" for split, data in files.items()}, names), files
+    return Column(dtype, {split: f"{crc32c.crc32c(data):08x}" for split, data in files.items()}, tuple(names)), files
 
 
 def _array(values: Sequence[Any] | Values) -> Values:
-    array = np.asarray(values)
+    # NumPy would make strings of the numbers beside them, cut bytes off at trailing zeros, and give each string the
+    # memory of the longest.
+    are_numbers = isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
+    are_texts = not are_numbers and any(isinstance(value, str | bytes) for value in values)
+    array = np.array(list(values), object) if are_texts else np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"each record needs one value, not {array.shape[1:]}")
-    # NumPy would make strings of the numbers beside them, and cut bytes off at trailing zeros.
-    return np.array(list(values), object) if array.dtype.kind in "US" else array
+    return array
 
 
 def _text(value: Any) -> str:

@@ -241,38 +241,54 @@ class GraphReader:
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor, times: Any = ONCE) -> Columns:
         del row_of
-        wanted = None
         if self.is_chosen:
-            pieces, wanted = self._joined(pieces)
-            wanted = wanted if times.shape[0] == 0 else tf.repeat(wanted, times)
-        # An empty record is added, because a window must have a row even if it has no record.
-        records = tf.data.Dataset.from_tensor_slices(pieces).map(self._records).unbatch()
-        found = _all(records.concatenate(tf.data.Dataset.from_tensors("")))
-        if wanted is not None:
-            found = tf.gather(found, tf.concat([wanted, [tf.size(found, tf.int64) - 1]], axis=0))
-        return {RECORD: found}
+            joined, rows, bounds = self._joined(pieces)
 
-    def _joined(self, pieces: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns fewer pieces, which include what lies between some, and the rows of theirs that are wanted, (n,).
+            def wanted(piece: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
+                return self._records(piece, rows[bound[0] : bound[1]])
+
+            parts = tf.data.Dataset.from_tensor_slices((joined, bounds)).map(wanted)
+        else:
+            parts = tf.data.Dataset.from_tensor_slices(pieces).map(self._records)
+        # An empty record is added, because a window must have a row even if it has no record.
+        found = _all(parts.unbatch().concatenate(tf.data.Dataset.from_tensors("")))
+        return {RECORD: found if times.shape[0] == 0 else tf.repeat(found, tf.concat([times, [1]], axis=0))}
+
+    def _joined(self, pieces: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns fewer pieces, which include what lies between some, and which of their records are wanted.
 
         A piece costs the opening of its file and a whole buffer, and in a compressed file all that lies before it.
+
+        Returns:
+          The pieces (p, 3); the rows that are wanted, each counted from the beginning of its piece, (n,); and between
+          which of these (p, 2) the rows of each piece lie.
         """
-        arrays, shards = TENSORS, [segment.shard for segment in self.selection.segments]
-        most = _BUFFER * sum(shard.num_examples for shard in shards) // sum(shard.num_bytes for shard in shards)
+        arrays = TENSORS
         segment, begin, end = tf.unstack(pieces, num=3, axis=1)
         gap = begin[1:] - end[:-1]
         is_apart = (segment[1:] != segment[:-1]) | (gap < 0)
-        is_apart = is_apart if self.compression else is_apart | (gap > most)
+        is_apart = is_apart if self.compression else is_apart | (gap > self._in_buffer)
         one = arrays.range(arrays.minimum(arrays.size(begin), 1)) == 0
         begins, ends = arrays.concat([one, is_apart]), arrays.concat([is_apart, one])
         first = arrays.select(begin, begins)
         joined = arrays.stack([arrays.select(segment, begins), first, arrays.select(end, ends)])
-        row_of_first = arrays.sums_before(joined[:, 2] - first) - first
-        group = tf.cumsum(tf.cast(begins, tf.int64)) - 1
-        return joined, consecutive(arrays, begin + arrays.gather(row_of_first, group), end - begin)
+        group, before = tf.cumsum(tf.cast(begins, tf.int64)) - 1, arrays.sums_before(end - begin)
+        bounds = arrays.stack([arrays.select(before, begins), arrays.select(before + end - begin, ends)])
+        return joined, consecutive(arrays, begin - arrays.gather(first, group), end - begin), bounds
 
-    def _records(self, piece: tf.Tensor) -> tf.Tensor:
-        """Returns the records of a piece (3,): string (n,). An error names the shard and the record."""
+    @property
+    def _in_buffer(self) -> int:
+        """Records that are read at once, on average."""
+        shards = [segment.shard for segment in self.selection.segments]
+        return _BUFFER * sum(shard.num_examples for shard in shards) // sum(shard.num_bytes for shard in shards)
+
+    def _records(self, piece: tf.Tensor, rows: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the records of a piece (3,): string (n,). An error names the shard and the record.
+
+        Args:
+          piece: segment, first record and end.
+          rows: those to return, ascending, counted from the piece's beginning; None: all.
+        """
         segments, data_dir = self.selection.segments, folder(self.data_dir)
         file = tf.gather(tf.constant([str(data_dir / s.shard.file) for s in segments]), piece[0])
         first = tf.gather(tf.constant([s.start for s in segments], tf.int64), piece[0]) + piece[1]
@@ -282,6 +298,12 @@ class GraphReader:
         else:
             source = _from_offset(file, self._offset(piece[0], first))
         found = source.take(count).ignore_errors(log_warning=True)
+        if rows is not None:  # the others are counted below, but not kept until then
+            is_wanted = tf.scatter_nd(rows[:, None], tf.ones_like(rows, tf.bool), [count])
+            together = max(1, self._in_buffer)  # since a call per record would cost more than to read it
+            masks = tf.data.Dataset.from_tensor_slices(is_wanted).batch(together)
+            pairs = tf.data.Dataset.zip((found.batch(together), masks))
+            found = pairs.map(lambda records, kept: tf.where(kept[: tf.size(records)], records, "")).unbatch()
         # If ignored, the error of a file that cannot be opened would repeat forever. So one byte is read first.
         opened = tf.data.FixedLengthRecordDataset(file, 1, buffer_size=1).take(1)
         records = _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
@@ -292,7 +314,7 @@ class GraphReader:
         )
         problem = tf.strings.join([file, ", record ", bad, advice])
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(read, count), [problem])]):
-            return tf.identity(records)
+            return tf.identity(records) if rows is None else tf.gather(records, rows)
 
     def _offset(self, segment: tf.Tensor, record: tf.Tensor) -> tf.Tensor:
         shards = [s.shard for s in self.selection.segments]

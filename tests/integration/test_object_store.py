@@ -96,15 +96,21 @@ def test_a_kill_while_a_small_file_is_written_leaves_no_upload(bucket: RemotePat
 def test_again_is_nothing_to_do_and_other_options_need_overwrite(
     bucket: RemotePath, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    convert.main(digits(bucket))
-    convert.main(digits(bucket))
+    convert.main([*digits(bucket), "--columns=records:label"])
+    convert.main([*digits(bucket), "--columns=records:label"])
     assert "nothing to do" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"the data set there has no column bytes, .*; --overwrite converts it again"):
+        convert.main([*digits(bucket), "--columns=records:label,bytes"])
     other = ["--dataset=digits", f"--data_dir={bucket}", "--num_shards=1"]
     with pytest.raises(UsageError, match="num_shards is test:2,train:5 there and train:1,test:1 here"):
         convert.main(other)
     convert.main([*other, "--overwrite"])
     shards = [name for name in bucket.files(recursive=True) if name.endswith(".tfrecord")]
     assert shards == ["test-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord"]
+    convert.main([*other, "--overwrite", "--columns=none"])
+    convert.main(other)
+    assert "note: the data set has no columns; --overwrite makes them" in capsys.readouterr().out
+    convert.main([*other, "--overwrite"])
     # That of the bytes is the same file as before, as all records have one length; that of the labels is another.
     made = {name for name in bucket.files(recursive=True) if name.startswith("columns/")}
     assert made == {*columns_of(manifest.load(bucket))}

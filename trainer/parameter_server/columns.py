@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline.batch import compose
@@ -60,8 +61,7 @@ class ColumnBatches:
 
     def dataset(self) -> tf.data.Dataset:
         """Returns a dataset that repeats (columns, index of the worker), the same tensors each time."""
-        times = self._resolved.order.times
-        pieces = tf.constant(all_pieces(self._resolved.selection, None if times is None else times.records))
+        pieces = self._pieces()
         records = self._reader.read(pieces, pieces)["record"][: self._count]
         columns = self._decoded(records) if self._decodes else {"record": records}
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -90,6 +90,20 @@ class ColumnBatches:
             return self._batches.element(taken, here, tf.constant(0, tf.int64))
 
         return batch
+
+    def _pieces(self) -> tf.Tensor:
+        """Returns what to read. Of a view it is one piece per record, which the reader joins.
+
+        They are computed in the graph, as constants of it they would be six times as large as the view.
+        """
+        times, selection = self._resolved.order.times, self._resolved.selection
+        if times is None or times.records is None:
+            return tf.constant(all_pieces(selection))
+        counts = np.array([segment.num_examples for segment in selection.segments], np.int64)
+        ends, records = np.cumsum(counts), tf.cast(times.records, tf.int64)
+        segments = TENSORS.searchsorted(ends, records, "right")
+        first = records - tf.gather(ends - counts, segments)
+        return tf.stack([segments, first, first + 1], axis=1)
 
     def _decoded(self, records: tf.Tensor) -> Columns:
         pixels = math.prod(self._resolved.image_shape or ())

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -140,6 +141,7 @@ def test_all_features_with_one_value_are_columns_as_if_the_shards_were_read(tmp_
     [
         ("records:idd", {}, "--columns: feature: unknown 'idd'; did you mean 'id'?"),
         ("records", {"a_b": 1}, "features 'a/b' and 'a_b': both would be the column 'a_b'; name one of them"),
+        ("records", {"a b": 1}, "features 'a/b' and 'a b': both would be the column 'a_b'; name one of them"),
         (
             "records:text",
             {},
@@ -156,6 +158,47 @@ def test_columns_that_cannot_be_are_refused(tmp_path, convert, columns, more, sa
     if "rerun" in said:
         assert convert(*source, f"--data_dir={tmp_path / 'out'}", "--columns=records:a/b,site,width").code == 0
         assert list(manifest.load(tmp_path / "out").columns) == ["a_b", "site", "width"]
+    if "name one of them" in said:  # as the message says, with the value of that one
+        _, advised = shlex.split(refused.err.partition("name one of them")[2])
+        assert convert(*source, f"--data_dir={tmp_path / 'out'}", advised).code == 0
+        made = manifest.load(tmp_path / "out")
+        assert advised == f"--columns=records:label,{next(iter(more))}"
+        assert list(made.columns) == ["a_b", "label"]
+        assert (Columns(tmp_path / "out", made, select(made, "train"))["a_b"] == 1).all()
+
+
+def test_sizes_that_all_images_share_are_columns_if_they_are_named(mnist_folder, tmp_path, convert):
+    named = "--columns=records:label,width"
+    source, fresh, later = mnist_folder(), tmp_path / "fresh", tmp_path / "later"
+    assert convert(*flags(source, fresh, named)).code == 0
+    assert convert(*flags(source, later, "--columns=none")).code == 0
+    again = convert(*flags(source, later, named))  # of the data set that is there
+    assert (again.code, again.err) == (0, "")
+    assert sorted(manifest.load(later).columns) == ["label", "width"]
+    assert column_files(later) == column_files(fresh)
+
+
+def test_an_older_data_set_without_columns_gets_a_note_that_says_how_to_add_them(mnist_folder, tmp_path, convert):
+    source, out = mnist_folder(), tmp_path / "out"
+    assert convert(*flags(source, out, "--columns=none")).code == 0
+    assert "has no columns" not in convert(*flags(source, out, "--columns=none")).out
+    again = convert(*flags(source, out))
+    noted = f"note: the data set has no columns; to add them: python -m pipeline.index {out} --add_columns=records\n"
+    assert (again.code, again.out.endswith(noted)) == (0, True)
+    index([str(out), "--add_columns=records"])
+    assert "has no columns" not in convert(*flags(source, out)).out
+
+
+def test_a_feature_named_as_a_value_of_the_image_has_its_column_and_a_note(tmp_path, convert):
+    source = write_records(tmp_path / "a.tfrecord", height=77)
+    noted = "note: the column 'height' has the source's feature of that name, not the image's height\n"
+    for flag in ("records", "records:height"):
+        done = convert(*source, f"--data_dir={tmp_path / 'out'}", f"--columns={flag}", "--overwrite")
+        assert noted in done.out
+        made = manifest.load(tmp_path / "out")
+        columns = Columns(tmp_path / "out", made, select(made, "train"))
+        assert (columns["height"] == 77).all()
+    assert "the column 'width'" not in done.out
 
 
 def test_columns_of_a_function_are_added_to_those_of_the_records(mnist_folder, tmp_path, convert):

@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 import tensorflow_datasets as tfds
 
+from beam_jobs.examples import columns
 from beam_jobs.examples.records import make_records
 from beam_jobs.plan import Origin
 from beam_jobs.shards import manifest_writer, writer
@@ -111,6 +112,20 @@ def test_the_images_are_described_as_they_are(stored, feature, plan_of, pixels):
     assert dataclasses.replace(written, columns={}) == made
     sizes = {"height", "width"} if None in feature.shape[:2] else set()
     assert written.columns.keys() == {"bytes", "label", *sizes}
+
+
+def test_each_column_is_written_before_the_next_is_made(converted, monkeypatch):
+    plan, receipts = converted
+    seen, joined = [], columns.joined
+
+    def watched(*arguments):
+        for found in joined(*arguments):
+            seen.append(sorted(path.name.split(".")[1] for path in (plan.data_dir / naming.COLUMNS).glob("*.npy")))
+            yield found
+
+    monkeypatch.setattr(columns, "joined", watched)
+    manifest_writer.write_manifest(plan, receipts)
+    assert seen == [[], ["bytes", "bytes"]]  # and then the labels
 
 
 def test_image_sizes_are_counted_and_of_very_many_rounded_up():

@@ -131,6 +131,16 @@ def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_sha
     assert seen == [False] * 2 + [True] * 16
 
 
+def test_a_data_set_without_columns_gets_no_folder_for_them(plan_of, pixels, tmp_path, monkeypatch):
+    folder, out = tmp_path / "new", tmp_path
+    convert(plan_of({"train": Content(pixels(20))}, out="new", num_shards="2", columns="none"))
+    interrupt_at(monkeypatch, 4, Killed())
+    with pytest.raises(Killed):
+        staging.publish(folder, out, None)
+    assert (out / "sidecars").is_dir()
+    assert not (out / "columns").exists()
+
+
 def test_a_change_that_fails_is_one_line_with_the_path(replacing, monkeypatch):
     make, *_ = replacing
     folder, out = make()

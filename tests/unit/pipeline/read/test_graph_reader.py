@@ -1,5 +1,8 @@
 """Windows read by TensorFlow's own ops, in a `tf.function`: the same records and inputs as by the ordinary ones."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -183,9 +186,46 @@ def test_chosen_records_that_lie_close_are_read_at_once_and_no_others(tmp_path, 
     found = reader.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64))["record"].numpy().tolist()
     assert found == plainly
     assert len(found) == 10 + 1
-    joined, _ = reader._joined(tf.constant(pieces, tf.int64))
+    joined, *_ = reader._joined(tf.constant(pieces, tf.int64))
     first = [[0, 3, 21]] if compression else [[0, 3, 9], [0, 20, 21]]  # a compressed shard is read from its beginning
     assert joined.numpy().tolist() == [*first, [1, 20, 23], [1, 2, 3], [0, 38, 40]]
     times = tf.constant([1, 2, 1, 1, 3, 1, 1, 1, 1, 2], tf.int64)
     copies = reader.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64), times)["record"].numpy().tolist()
     assert copies == [one for one, n in zip(plainly, [*times.numpy().tolist(), 1], strict=True) for _ in range(n)]
+
+
+def test_an_error_among_chosen_records_names_the_record(tmp_path):
+    made = write_dataset(tmp_path, (40,), kind=KINDS["raw"])
+    (shard,) = tmp_path.glob("train-00000-of-00001.tfrecord")
+    data = bytearray(shard.read_bytes())
+    data[len(data) * 5 // 40 + 20] ^= 255
+    shard.write_bytes(data)
+    reader = GraphReader(tmp_path, select(made, "train"), "", is_chosen=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{shard}, record 5: corrupt or cut"):
+        reader.read(tf.constant([(0, 3, 4), (0, 8, 9)], tf.int64), tf.constant([], tf.int64))
+
+
+PEAK = """
+import sys
+import numpy as np, tensorflow as tf
+from pipeline import manifest
+from pipeline.manifest.splits import select
+from pipeline.read.window import GraphReader
+made = manifest.load(sys.argv[1])
+reader = GraphReader(sys.argv[1], select(made, "train"), "", is_chosen=True)
+def read(first, step, last):
+    pieces = [(0, number, number + 1) for number in range(first, last, step)]
+    return reader.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64))["record"]
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+read(0, 1, 3)
+before = peak()
+assert len(read(0, 20, 1500)) == 76
+print(peak() - before)
+"""
+
+
+def test_what_lies_between_chosen_records_takes_no_memory(tmp_path):
+    write_dataset(tmp_path, (1500,), shape=(64, 64, 3))  # 18 MiB, of which every 20th record is chosen
+    found = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert int(found.stdout) < 9 << 10  # KiB

@@ -188,6 +188,22 @@ def test_the_batches_of_a_view_are_those_of_one_process(of_view, flags, shares, 
             np.testing.assert_array_equal(np.concatenate(mine), theirs)
 
 
+def test_a_graph_has_four_bytes_of_each_record_of_a_view(tmp_path, config_of, monkeypatch):
+    index_of_worker = "experimental_get_current_worker_index"
+    monkeypatch.setattr(tf.distribute.coordinator, index_of_worker, lambda: tf.constant(0, tf.int64))
+    write_dataset(tmp_path / "data", (2000,), (1, 2, 3), (1,), 5)
+    index([str(tmp_path / "data"), "--add_columns=records"])
+    sizes = {}
+    for where, count in (("label == 1", 400), ("label in (1, 3)", 800)):  # of 5 labels in turns: each apart
+        training = plan.make(
+            config_of(data_dir=tmp_path / "data", model_dir="M", global_batch_size=4, where=where), ALONE
+        ).training
+        assert training.first.order.times.num_chosen == count
+        made = tf.function(ColumnBatches(training.first).dataset, autograph=False).get_concrete_function()
+        sizes[count] = made.graph.as_graph_def().ByteSize()
+    assert (sizes[800] - sizes[400]) / 400 < 6
+
+
 @pytest.mark.parametrize("shares", [0, 2])
 def test_a_skipped_step_changes_nothing(shares, config, config_of, job, monkeypatch):
     plain = job(shares)
