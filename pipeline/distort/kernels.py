@@ -275,8 +275,13 @@ def whole_weights(before: int, after: int) -> NDArray[np.float32]:
     """
     places = (np.arange(after)[:, None] + 0.5) * (before / after)
     weights = np.maximum(0.0, 1.0 - np.abs(np.arange(before)[None, :] + 0.5 - places) / max(before / after, 1.0))
-    whole = np.rint(weights / weights.sum(axis=1, keepdims=True) * (1 << WEIGHT_BITS))
+    exact = weights / weights.sum(axis=1, keepdims=True) * (1 << WEIGHT_BITS)
+    whole = np.rint(exact)
     whole[np.arange(after), whole.argmax(axis=1)] += (1 << WEIGHT_BITS) - whole.sum(axis=1)
+    for row in (whole < 0).any(axis=1).nonzero()[0]:  # so many weights that no single one can take up their rounding
+        whole[row] = np.floor(exact[row])
+        rest = int((1 << WEIGHT_BITS) - whole[row].sum())
+        whole[row, np.argsort(whole[row] - exact[row], kind="stable")[:rest]] += 1
     return whole.astype(np.float32)
 
 

@@ -78,6 +78,8 @@ def mix(
 
 def mix_images(images: tf.Tensor, shares: Shares) -> tf.Tensor:
     """Returns mixed images in the images' dtype, (rows, height, width, channels)."""
+    if images.dtype != tf.uint8:  # else XLA fuses what makes the floats into the blend, and rounds otherwise
+        images = kernels.computed(images)
     partners, mixed = kernels.partners(images), images
     if shares.blended is not None:
         mixed = kernels.blend(images, partners, shares.blended[:, None, None, None])

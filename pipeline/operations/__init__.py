@@ -97,7 +97,7 @@ def find_images(records: tf.Tensor) -> tf.Tensor:
 
     Returns:
       int64 (rows, 3): where the bytes of the feature `image` begin and end in the record, and the label. The first is
-      -1 where the record is not as usual: a feature is missing, has not one value, or a field comes twice.
+      -1 where the record is not as usual: a feature is missing, has not one value, or `image` or `label` comes twice.
     """
     return tf.ensure_shape(_operations().stepfeed_find_images(records), (records.shape[0], 3))
 

@@ -313,10 +313,11 @@ static int take_number(Bytes *from, uint64_t *number) {
     return 0;
 }
 
-/* Takes a field in bytes; returns its number and kind, or 0 where there is none. */
+/* Takes a field in bytes; returns its number and kind, or 0 where there is none. These must be in one byte, as they are
+ * for the fields above: TensorFlow's parser refuses longer ways to write them. */
 static uint64_t take_field(Bytes *from, Bytes *field) {
-    uint64_t tag, size;
-    if (!take_number(from, &tag) || (tag & 7) != IN_BYTES || !take_number(from, &size)) return 0;
+    uint64_t tag = from->at < from->end ? *from->at++ : 0, size;
+    if (tag >= MORE || (tag & 7) != IN_BYTES || !take_number(from, &size)) return 0;
     if (size > (uint64_t)(from->end - from->at)) return 0;
     *field = (Bytes){from->at, from->at + size};
     from->at = field->end;

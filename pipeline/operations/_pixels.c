@@ -179,7 +179,7 @@ static inline int32_t between(int32_t one, int32_t next, int32_t under, int32_t 
     return ((upper << PLACE) + (lower - upper) * below + (1 << (2 * PLACE - 1))) >> 2 * PLACE;
 }
 
-/* Pixel k of eight is where `first_words` finds it by shuffling within the halves of vectors. */
+/* Pixel k of eight is where `take_apart` finds it by shuffling within the halves of vectors. */
 static const int SLOTS[ABREAST] = {0, 1, 4, 5, 2, 3, 6, 7};
 
 /* Takes apart the pairs of words of eight pixels. */
@@ -495,7 +495,7 @@ KERNEL static void blend(uint8_t *restrict one, uint8_t *restrict other, int64_t
     }
 }
 
-/* XLA, too, rounds the product and the sum once. */
+/* XLA, too, rounds the product and the sum once, on processors with FMA; without it, it rounds each. */
 KERNEL_FUSED static void blend_floats(float *restrict one, float *restrict other, int64_t count, float part,
                                       float of_other) {
     for (int64_t i = 0; i < count; i++) {

@@ -207,7 +207,11 @@ static int64_t aligned(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE 
 
 static int64_t strips(int64_t lanes) { return (lanes + STRIP - 1) / STRIP * STRIP; }
 
-static int64_t pieces(int64_t bytes) { return (bytes + PIECE - 1) / PIECE * PIECE; }
+/* How many words all lines are written to: a line's are whole pixels, and taken in whole pieces. */
+static int64_t words_of(int64_t width, int64_t channels) {
+    int64_t words = (width + IN_WORD - 1) / IN_WORD * channels;
+    return (words + ABREAST - 1) / ABREAST * ABREAST;
+}
 
 static int64_t of_spans(int64_t after, int64_t span) { return aligned(4 * after) + aligned(4 * after * span); }
 
@@ -218,7 +222,7 @@ typedef struct {
 
 static Sizes sizes_for(int64_t lines, int64_t lanes, int64_t width, int64_t channels) {
     return (Sizes){aligned(4 * STRIP * lines), aligned(4 * ABREAST * lanes),
-                   aligned(4 * ABREAST * (pieces(width * channels) / IN_WORD + IN_WORD * channels))};
+                   aligned(4 * ABREAST * (words_of(width, channels) + IN_WORD * channels))};
 }
 
 static Sizes sizes_of(Extent before, Extent after, int64_t channels) {
@@ -243,7 +247,7 @@ KERNEL static void resize(const uint8_t *image, int64_t stride, Extent before, u
                           int64_t channels, int mirrored, const Spans *down, const Spans *across, float rounds,
                           Floats *floats, Floats *sums, Words *words) {
     int64_t lanes = before.width * channels, result = after.width * channels;
-    Words *four = words + pieces(result) / IN_WORD;
+    Words *four = words + words_of(after.width, channels);
     for (int64_t y = 0; y < after.height; y += ABREAST, to += ABREAST * result) {
         int64_t rows[ABREAST], count = within(after.height - y, ABREAST);
         for (int r = 0; r < ABREAST; r++) rows[r] = y + within(r, count - 1); /* the last line several times */

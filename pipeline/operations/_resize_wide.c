@@ -4,8 +4,7 @@
 
 #include "_kernels.h"
 
-#if defined(__x86_64__) && defined(__ELF__) && defined(__has_attribute) && defined(__has_builtin) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(NARROW)
+#if defined(__x86_64__) && defined(__ELF__) && defined(__has_attribute) && defined(__has_builtin) && !defined(NARROW)
 #if __has_attribute(target) && __has_builtin(__builtin_shufflevector)
 #define WIDE
 #endif

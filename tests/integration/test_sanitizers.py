@@ -10,33 +10,39 @@ import numpy as np
 import pytest
 
 from tests.kernels import cases, expected, programs
-from tests.kernels.calls import Alias, Buffer
+from tests.kernels.calls import Alias, Buffer, Case, Tensor
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(reason := programs.sanitizers()), reason=reason),
-]
+needs_sanitizers = pytest.mark.skipif(bool(reason := programs.sanitizers()), reason=reason)
 SOURCES = {source.name: source for source in programs.sources()}
+OPERATIONS, NARROW = "pipeline.operations._operations", "-DNARROW"
 CALLS, SEEDS = 1500, 4
 
 
 @pytest.fixture(scope="module")
 def program_of(tmp_path_factory):
-    """Builds the program of a source once."""
+    """Builds the program of a source with some flags once."""
     built = {}
 
-    def program(name):
-        if name not in built:
-            built[name] = programs.build(tmp_path_factory.mktemp(name), SOURCES[name], programs.SANITIZED)
-        return built[name]
+    def program(name, *flags):
+        if (name, flags) not in built:
+            folder = tmp_path_factory.mktemp(name)
+            built[name, flags] = programs.build(folder, SOURCES[name], [*programs.SANITIZED, *flags])
+        return built[name, flags]
 
     return program
 
 
+def skip_unless_wide(program):
+    if not programs.resizes_wide(program):
+        pytest.skip("nothing resizes with vectors of 64 bytes: the processor lacks VBMI2, or the compiler is too old")
+
+
+@pytest.mark.slow
+@needs_sanitizers
 @pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("name", SOURCES)
-def test_no_argument_makes_the_compiled_code_leave_its_memory(name, seed, program_of):
-    program = program_of(name)
+@pytest.mark.parametrize(("name", "flags"), [*((name, ()) for name in SOURCES), (OPERATIONS, (NARROW,))])
+def test_no_argument_makes_the_compiled_code_leave_its_memory(name, flags, seed, program_of):
+    program = program_of(name, *flags)
     given = programs.drawn(program, SOURCES[name], seed, CALLS)
     results = programs.run(program, given)
     for case, result in zip(given, results, strict=True):
@@ -47,22 +53,49 @@ def test_no_argument_makes_the_compiled_code_leave_its_memory(name, seed, progra
         assert 0.05 < np.mean(refused) < 0.6, called
 
 
-@pytest.mark.parametrize("flags", [(), ("-DNARROW",)])
-@pytest.mark.parametrize("shuffles", [True, False])
+@pytest.mark.slow
+@needs_sanitizers
+@pytest.mark.parametrize(
+    ("flags", "shuffles"), [((), True), ((NARROW,), True), ((), False)], ids=["wide", "narrow", "no shuffles"]
+)
 def test_other_builds_give_the_same(flags, shuffles, program_of, tmp_path):
-    """The sanitized build has nothing that only newer processors can; the installed one chooses it where it runs.
+    """A narrow build under sanitizers has nothing that only newer processors can; the installed one chooses it.
 
-    Older compilers cannot shuffle vectors, and take them apart value by value.
+    Older compilers cannot shuffle vectors, and take them apart value by value. They have no wide build either.
     """
-    source = SOURCES["pipeline.operations._operations"]
+    source = SOURCES[OPERATIONS]
 
     def changed(name, text):
         del name
         return text if shuffles else text.replace("__has_builtin(__builtin_shufflevector)", "0")
 
     installed = programs.build(tmp_path, source, ["-DNDEBUG", *flags], change=changed)
+    if shuffles and not flags:
+        skip_unless_wide(installed)
+        assert programs.resizes_wide(program_of(source.name))  # so the sanitizers see it, too
+    assert programs.resizes_wide(installed) == (shuffles and not flags)
     given = programs.drawn(installed, source, 99, CALLS)
-    assert programs.run(installed, given) == programs.run(program_of(source.name), given)
+    assert programs.run(installed, given) == programs.run(program_of(source.name, NARROW), given)
+
+
+@pytest.mark.slow
+@needs_sanitizers
+@pytest.mark.parametrize("flags", [(), (NARROW,)], ids=["wide", "narrow"])
+def test_words_of_a_line_do_not_reach_into_those_of_pixels(flags, tmp_path):
+    """The compiler is told so. Lines of few pixels with many channels have more whole pixels than whole pieces."""
+    old = "to[c] = (w[0]"
+
+    def checked(name, text):
+        assert name != "_resize.c" or text.count(old) == 1
+        return text.replace(old, f"if (to + c >= four) __builtin_trap();\n            {old}")
+
+    program = programs.build(tmp_path, SOURCES[OPERATIONS], [*programs.SANITIZED, *flags], change=checked)
+    if not flags:
+        skip_unless_wide(program)
+    image, part = np.zeros((5, 4, 100), np.uint8), np.array([0, 0, 5, 4])
+    inputs = zip(("uint8", "int32", "int32", "bool"), (image, part, np.array([3, 1]), np.array(False)), strict=True)
+    [result] = programs.run(program, [Case("StepfeedResize", tuple(Tensor(*each) for each in inputs), "uint8")])
+    assert (result.problem, result.shape) == ("", (3, 1, 100))
 
 
 # One off, or not checked at all: a file, a text of it, and what stands for that then.
@@ -107,10 +140,14 @@ FAULTS = {
     ),
     "a field may be longer than its record": (O, "if (size > (uint64_t)(from->end - from->at)) return 0;", ""),
     "a part may end behind its string": (O, "bounds[1] > (int64_t)size", "bounds[1] > (int64_t)size + 1"),
-    "a row may be behind the last string": (O, "row >= TF_Dim(inputs[WHOLE], 0)", "row > TF_Dim(inputs[WHOLE], 0)"),
+    "a row may be behind the last string": (O, "row >= TF_Dim(inputs[STRINGS], 0)", "row > TF_Dim(inputs[STRINGS], 0)"),
     "a frame may end before its size": (O, "end - at < 1 + OF_FRAME", "end - at < 1"),
-    "there is no room for the last pixel": (R, "pieces(width * channels) / IN_WORD + ", ""),
+    "there is no room for the last pixel": (R, "words_of(width, channels) + ", ""),
     "the size of the crops overflows": (O, OVERFLOW, f"(bytes = {VOLUME}, 0)"),
+}
+WIDE_FAULTS = {  # of rooms that are large enough for vectors of 32 bytes
+    "the sums have no room for wide vectors": (R, "aligned(4 * ABREAST * lanes)", "aligned(4 * 8 * lanes)"),
+    "the words have no room for wide vectors": (R, "aligned(4 * ABREAST * (", "aligned(4 * 8 * ("),
 }
 
 
@@ -119,24 +156,40 @@ def run_all(program, source):
         programs.run(program, programs.drawn(program, source, seed, CALLS))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_and_its_file_named(fault, tmp_path):
-    file, old, new = FAULTS[fault]
+def source_with(file):
     [source] = [source for source in SOURCES.values() if any(path.endswith(f"/{file}") for path in source.files)]
+    return source
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *WIDE_FAULTS])
+def test_what_a_planted_fault_replaces_is_there_once(fault):
+    file, old, _ = {**FAULTS, **WIDE_FAULTS}[fault]
+    [path] = [programs.ROOT / path for path in source_with(file).files if path.endswith(f"/{file}")]
+    assert path.read_text().count(old) == 1
+
+
+@pytest.mark.slow
+@needs_sanitizers
+@pytest.mark.parametrize("fault", [*FAULTS, *WIDE_FAULTS])
+def test_a_planted_fault_is_found_and_its_file_named(fault, tmp_path):
+    file, old, new = {**FAULTS, **WIDE_FAULTS}[fault]
+    source = source_with(file)
 
     def planted(name, text):
-        if name != file:
-            return text
-        assert text.count(old) == 1
-        return text.replace(old, new)
+        return text.replace(old, new) if name == file else text
 
-    program = programs.build(tmp_path, source, programs.SANITIZED, change=planted)
+    flags = [NARROW] if fault in FAULTS else []  # the same code on every processor
+    program = programs.build(tmp_path, source, [*programs.SANITIZED, *flags], change=planted)
+    if fault in WIDE_FAULTS:
+        skip_unless_wide(program)
     with pytest.raises(programs.FaultError) as raised:
         run_all(program, source)
     found = str(raised.value)
     assert (file in found and ("AddressSanitizer" in found or "runtime error" in found)) or "TensorFlow ends" in found
 
 
+@pytest.mark.slow
+@needs_sanitizers
 def test_the_module_is_called_by_python_itself(tmp_path):
     """The driver's fakes of Python may be wrong; this has Python's own buffers, of NumPy's arrays."""
     source = SOURCES["pipeline.read._unpack"]

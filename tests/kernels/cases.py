@@ -327,7 +327,10 @@ def _field(number: int, content: bytes) -> bytes:
 
 def _parts(rng: Random) -> list[Array]:
     strings, bounds = _bounded([rng.bytes(int(rng.integers(0, 60))) for _ in range(int(rng.integers(1, 5)))], rng)
-    return [strings, bounds, np.array(rng.integers(len(strings)))]
+    row = int(rng.integers(len(strings)))
+    if is_rare(rng, 8):  # the last part that lies in the string, or the first that does not
+        bounds[row, 1] = len(strings[row]) + int(rng.integers(2))
+    return [strings, bounds, np.array(row)]
 
 
 def _bounded(files: list[bytes], rng: Random) -> list[Array]:

@@ -244,6 +244,8 @@ static void give_output(const Tensor *output) {
     }
 }
 
+int can_resize_wide(void);
+
 int main(int argument_count, char **arguments) {
     for (int i = 0; i < registered && argument_count == 1; i++) {
         printf("%s", operations[i].name);
@@ -251,6 +253,7 @@ int main(int argument_count, char **arguments) {
         puts("");
     }
     if (argument_count == 1) return 0;
+    if (argument_count == 2) return puts(can_resize_wide() ? "wide" : "narrow") < 0;
     begin(argument_count, arguments);
     for (int64_t left = take_number(); left; left--) {
         static Context context;

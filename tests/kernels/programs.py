@@ -118,6 +118,14 @@ def operations(program: pathlib.Path) -> dict[str, list[str]]:
     return {name: inputs for name, *inputs in lines}
 
 
+def resizes_wide(program: pathlib.Path) -> bool:
+    """Returns whether a program of operations resizes with vectors of 64 bytes here."""
+    done = subprocess.run(
+        [program, "resize"], capture_output=True, text=True, check=True, env={**os.environ, **_NO_LEAKS}
+    )
+    return done.stdout == "wide\n"
+
+
 def drawn(program: pathlib.Path, source: Source, seed: int, count: int) -> list[Case]:
     """Returns `count` cases for each function or operation of a program."""
     rng = np.random.default_rng(seed)

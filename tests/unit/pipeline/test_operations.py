@@ -181,6 +181,7 @@ def test_what_is_not_as_usual_is_not_found(compiled_operation):
         *(field(1, one * IMAGE + two * LABEL) for one, two in ((0, 1), (2, 1), (1, 0), (1, 2))),
         field(1, IMAGE + LABEL + field(2, b"")), field(1, IMAGE + field(1, LABEL[2:] + field(3, b""))),
         field(1, IMAGE + field(1, field(1, b"label")) + LABEL),
+        b"\x8a\x00" + field(1, LABEL + IMAGE)[1:], field(1, IMAGE + b"\x8a\x00" + LABEL[1:]),  # tags of two bytes
         UNPACKED, b"", usual + usual, usual + b"\x0a", *(usual[:n] for n in range(len(usual))),
     ]  # fmt: skip
     found = operations.find_images(tf.constant([*others, usual])).numpy()

@@ -52,6 +52,16 @@ def test_a_step_makes_what_the_host_would_have_fed(folder):
     assert spec == {"image": tf.TensorSpec([8, *SHAPE], tf.uint8), "distort_key": tf.TensorSpec([8], tf.uint64)}
 
 
+def test_mixed_floats_have_the_same_bits_in_a_compiled_step(folder):
+    """XLA would fuse the normalisation into the mixing, and round otherwise than the host."""
+    options = {**TRAIN, "distort": "normalize | mixup(alpha=1.0)"}
+    distort = distort_fn(folder, **options, distort_on="device")
+    step = tf.function(lambda batch: distort(*batch)[0], autograph=False, jit_compile=True)
+    fed = input_fn(folder, **options, distort_on="device")
+    for batch, (x, _, _) in zip(fed, input_fn(folder, **options), strict=True):
+        np.testing.assert_array_equal(step(batch), x)
+
+
 def test_rows_are_mixed_until_an_epoch(folder):
     spec = check_alike(folder, **TRAIN, distort=MIXED, weights="mean", shuffle_bytes=3000)
     assert spec["distort_epoch"] == tf.TensorSpec([8], tf.int64)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipeline.distort import kernels
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.order import hashing
@@ -45,6 +46,25 @@ def test_resize_is_bilinear_and_antialiased_within_rounding(shape, size):
     official = tf.image.resize(images, size, antialias=True).numpy()
     assert np.abs(got - official).max() < 0.65
     np.testing.assert_array_equal(run(text, images, KEYS, training=False), got)
+
+
+@pytest.mark.parametrize(("before", "after"), [(497, 1), (1042, 2), (600, 1)])
+def test_weights_that_round_to_more_than_the_whole_stay_positive(before, after):
+    """Taken off the largest weight alone, what is too much would make it negative, which the compiled code refuses."""
+    whole = kernels.whole_weights(before, after)
+    assert (whole.min() >= 0, whole.sum(axis=1).tolist()) == (True, [1 << kernels.WEIGHT_BITS] * after)
+    assert np.abs(whole - line(before, after) * (1 << kernels.WEIGHT_BITS)).max() < 1
+    images = reference.images_of(6, before, 3)
+    got = run(f"resize(height={after}, width=3)", images, KEYS)
+    assert np.abs(got - np.einsum("oh,bhwc->bowc", line(before, after), images)).max() < 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(32, 24), (400, 3), (4000, 1), (8192, 1)])
+def test_other_weights_have_what_their_rounding_leaves_on_the_largest(before, after):
+    exact = line(before, after) * (1 << kernels.WEIGHT_BITS)
+    expected = np.rint(exact)
+    expected[np.arange(after), expected.argmax(axis=1)] += (1 << kernels.WEIGHT_BITS) - expected.sum(axis=1)
+    np.testing.assert_array_equal(kernels.whole_weights(before, after), expected)
 
 
 @pytest.mark.parametrize("prob", [0.0, 0.3, 1.0])
