@@ -21,6 +21,9 @@ Weights = tuple[tuple[int, tuple[tuple[str, float], ...]], ...]  # (first step, 
 # The text after the last colon is a split only if it looks like one: `gs://bucket/x` and `C:\x` are folders.
 _SLICE = r"\w+(\[[^\[\]]*\])?"
 _WITH_SPLIT = re.compile(rf"(?P<folder>.+?):(?P<split>{_SLICE}(\+{_SLICE})*)")
+# Text up to a semicolon that is in no string.
+_VALUE = re.compile(r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^;])*""", re.DOTALL)
+_LIKE_NAMED = re.compile(r"[^\s'\"]+:")  # no value has a colon outside strings
 _WEIGHTED = re.compile(r"(?P<source>.+)=(?P<weight>[^=/]*)")
 
 
@@ -101,27 +104,50 @@ def own_views(sources: Sequence[Source], given: Mapping[str, Any]) -> tuple[tupl
       given: values of `VIEWS`; `b: score > 0.5; c: label == 3` is a text for the sources b and c alone.
 
     Raises:
-      UsageError: a name does not stand for one source, or that has such a view already.
+      UsageError: a name stands for no source or for several, or for one that has such a view already.
     """
     found, rest = list(sources), dict(given)
-    names = sorted({name for one in sources for name in _names_of(one)}, key=len, reverse=True)
-    name_of = re.compile(rf"(?:^|;)\s*({'|'.join(map(re.escape, names))}):\s") if names else None
     for option, text in given.items():
-        parts = list(name_of.finditer(text)) if name_of and isinstance(text, str) else []
-        if not parts or parts[0].start():
+        parts = _named_parts(option, text, sources) if sources and isinstance(text, str) else []
+        if not parts:
             continue
         rest[option] = None
-        for part, end in zip(parts, [*(later.start() for later in parts[1:]), len(text)], strict=True):
-            matching = [number for number, one in enumerate(sources) if part[1] in _names_of(one)]
+        for name, value in parts:
+            matching = [number for number, one in enumerate(sources) if name in _names_of(one)]
             number = matching[0]
             if len(matching) > 1 or option in found[number].options:
                 raise UsageError(
-                    f"{option}={text}: {part[1]!r} does not name one source that has no {option} of its own yet; write "
+                    f"{option}={text}: {name!r} does not name one source that has no {option} of its own yet; write "
                     "it as DIR:SPLIT, each source once"
                 )
-            options = {**found[number].options, option: text[part.end() : end].strip()}
+            options = {**found[number].options, option: value}
             found[number] = dataclasses.replace(found[number], options=options)
     return tuple(found), rest
+
+
+def _named_parts(option: str, text: str, sources: Sequence[Source]) -> list[tuple[str, str]]:
+    """Returns (name, value) of each part of a text; none if it is for all sources."""
+    names = sorted({name for one in sources for name in _names_of(one)}, key=len, reverse=True)
+    name_of = re.compile(rf"\s*({'|'.join(map(re.escape, names))}):\s")
+    found: list[tuple[str, str]] = []
+    at, end = 0, len(text.rstrip())
+    while at < end:
+        match = name_of.match(text, at)
+        start = match.end() if match else at
+        value = _VALUE.match(text, start)
+        assert value is not None  # it matches any text
+        part = text[at : value.end()].strip()
+        if match:
+            found.append((match[1], value[0].strip()))
+        elif found or _LIKE_NAMED.match(part):
+            raise UsageError(
+                f"{option}={text}: {part!r} does not begin with a source's name, a colon and a space; the sources are "
+                + ", ".join(sorted({os.fspath(one.data_dir) for one in sources}))
+            )
+        else:
+            return []
+        at = value.end() + 1
+    return found
 
 
 def flags_for(data_dir: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:

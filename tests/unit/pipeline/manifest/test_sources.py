@@ -92,6 +92,33 @@ def test_a_weight_of_a_single_source_is_noticed(tmp_path):
         manifests.load(tmp_path / "a=b")
 
 
+def test_a_semicolon_in_a_string_or_at_the_end_begins_no_part():
+    sources = sources_of([("it's", 1), ("b", 2)], "train")
+    for text in ("t == \"x; b: y\" or t == 'it\\'s; b: y'", "t == 'x;b: y'"):
+        found, for_all = own_views(sources, {"where": f"it's: {text}; b: label == 1; "})
+        assert [one.options for one in found] == [{"where": text}, {"where": "label == 1"}]
+        assert for_all == {"where": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("bb: score > 0.5", "bb: score > 0.5"),
+        ("b:score > 0.5", "b:score > 0.5"),
+        ("a: label == 1; bb: score > 0.5", "bb: score > 0.5"),
+        ("a: label == 1; score > 0.5", "score > 0.5"),
+        ("a: label == 1;; b: score > 0.5", ""),
+    ],
+)
+def test_a_part_that_names_no_source_is_shown_with_those_there_are(text, part):
+    sources = sources_of([("a", 1), ("b:test", 2)], "train")
+    with pytest.raises(UsageError) as caught:
+        own_views(sources, {"where": text})
+    assert str(caught.value) == (
+        f"where={text}: {part!r} does not begin with a source's name, a colon and a space; the sources are a, b"
+    )
+
+
 def test_a_text_gives_sources_views_of_their_own():
     sources = sources_of([("a", 1), ("b:train[:9]", 2), ("b:test", 1, {"limit": 3})], "train")
     given = {"where": "b:train[:9]: score > 0.5 and site != ';x: '; a: label == 1", "limit": "a: 9", "weigh": "w"}
@@ -102,7 +129,7 @@ def test_a_text_gives_sources_views_of_their_own():
         {"where": "score > 0.5 and site != ';x: '"},
         {"limit": 3},
     ]
-    for text in ("label == 1", "c: label == 1", "score > 1; a: label == 1", None, 7):
+    for text in ("label == 1", "site == 'c: d'", "site != 'x;a: y'", "score > 1; a: label == 1", None, 7):
         assert own_views(sources, {"where": text}) == (sources, {"where": text})
     assert own_views((), {"where": "a: label == 1"}) == ((), {"where": "a: label == 1"})
     for option, text in (("where", "b: label == 1"), ("where", "a: x; a:train: y"), ("limit", "b:test: 9")):
