@@ -49,15 +49,11 @@ class AuditConfig:
     list_all: bool = flag(False, "list every worker and every shard")
 
     def __post_init__(self) -> None:
-        check_all(self._check_data, self._check_rows, self._check_png, self._check_epoch)
+        check_all(self._check_data, self._check_png, self._check_epoch)
 
     def _check_data(self) -> None:
         if self.data_dir is None and self.model_dir is None:
             raise UsageError("DATA_DIR is missing (or give --model_dir); see --help")
-
-    def _check_rows(self) -> None:
-        if self.global_batch_size is None and self.observed is None and self.model_dir is None:
-            raise UsageError("--global_batch_size: needed, the rows per step over all replicas (or give --observed)")
 
     def _check_png(self) -> None:
         if self.png is not None and not self.png.endswith(".png"):
