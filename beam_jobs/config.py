@@ -135,7 +135,7 @@ class ConvertConfig:
 
     def _check_scaled(self) -> None:
         if self.scaled_decoding and not self.resize:
-            raise UsageError("--scaled_decoding=True: only images that are resized are decoded so; give --resize=HxW")
+            raise UsageError("--scaled_decoding=True: has an effect only on images that are resized; give --resize=HxW")
 
     @property
     def are_own_columns(self) -> bool:
