@@ -11,6 +11,7 @@ from typing import Any
 
 import crc32c
 
+from benchmarks import inputs
 from benchmarks.rounds import Take
 from pipeline import manifest
 from pipeline.read.sidecars import shard_members
@@ -65,7 +66,7 @@ def inflating(pool: futures.Executor, data_dir: str, split: str, library: Any = 
 
 def tfrecords(files: list[str], cores: int) -> Take:
     """Returns a Take that reads all shards with TFRecordDataset, one per core at a time."""
-    import tensorflow as tf  # noqa: PLC0415
+    tf = inputs.load_tensorflow()
 
     def count(file: Any) -> Any:
         return tf.data.TFRecordDataset(file, buffer_size=8 << 20).reduce(tf.constant(0, tf.int64), lambda n, _: n + 1)

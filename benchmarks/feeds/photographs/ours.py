@@ -14,7 +14,7 @@ from pipeline import manifest
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
 DISTORTS = "random_resized_crop, randaugment, normalize by the data set's mean"
-_WINDOWS, _STREAMS = 4, 16  # of an epoch; at most
+_WINDOWS, _STREAMS = 4, 8  # of an epoch; at most
 
 
 def prepare(setting: Setting) -> None:

@@ -5,6 +5,7 @@ TensorFlow decodes and resizes one image at a time, and so does RandAugment; a w
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from benchmarks import inputs
@@ -15,7 +16,7 @@ from pipeline import manifest
 
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
-DISTORTS = "sample_distorted_bounding_box, decode_and_crop_jpeg, resize (not antialiased), RandAugment by switch_case"
+DISTORTS = "decode_and_crop_jpeg, resize (not antialiased), RandAugment by switch_case"
 
 
 def prepare(setting: Setting) -> None:
@@ -55,17 +56,24 @@ def one_by_one(tf: Any, found: Any, setting: Setting) -> Take:
 
 def cropped(tf: Any, image: Any, distorted: bool) -> Any:
     """Returns a random part of a JPEG, decoded alone, after RandAugment where it is wanted, uint8 (SIZE, SIZE, 3)."""
-    begin, size, _ = tf.image.sample_distorted_bounding_box(
-        tf.io.extract_jpeg_shape(image),
-        tf.constant([0.0, 0.0, 1.0, 1.0], shape=(1, 1, 4)),
-        aspect_ratio_range=SHAPE,
-        area_range=AREA,
-        max_attempts=10,
-        use_image_if_no_bounding_boxes=True,
-    )
-    part = tf.image.decode_and_crop_jpeg(image, tf.concat([begin[:2], size[:2]], 0), channels=3)
+    part = tf.image.decode_and_crop_jpeg(image, _random_box(tf, image), channels=3)
     pixels = tf.cast(tf.round(tf.ensure_shape(tf.image.resize(part, (SIZE, SIZE)), (SIZE, SIZE, 3))), tf.uint8)
     return tf_randaugment.augmented(tf, pixels) if distorted else pixels
+
+
+def _random_box(tf: Any, image: Any) -> Any:
+    """Returns what `photographs.random_box` does, int32 (4,).
+
+    Not `sample_distorted_bounding_box`: it draws heights uniformly where all others draw areas, so that its parts have
+    0.35 of a photograph of 3000x2000 on average instead of 0.51, which is less work.
+    """
+    sides = tf.cast(tf.io.extract_jpeg_shape(image)[:2], tf.float32)
+    drawn = tf.random.uniform([4])
+    area = tf.reduce_prod(sides) * (AREA[0] + drawn[0] * (AREA[1] - AREA[0]))
+    log_shape = math.log(SHAPE[0]) + drawn[1] * math.log(SHAPE[1] / SHAPE[0])
+    size = tf.clip_by_value(tf.round(tf.sqrt(area * tf.exp(log_shape * [-1.0, 1.0]))), 1.0, sides)
+    begin = tf.floor(drawn[2:] * (sides - size + 1.0))
+    return tf.cast(tf.concat([begin, size], 0), tf.int32)
 
 
 def finished(tf: Any, images: Any, distorted: bool) -> Any:
