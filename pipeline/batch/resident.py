@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from pipeline import operations
 from pipeline.batch.batches import Batches
-from pipeline.decode import Form, PixelRows, Serialized
+from pipeline.decode import PLACES, SIZES, Form, Kept, PixelRows, Serialized
 from pipeline.distort import kernels
 from pipeline.distort.composed import crop_first_of, cropping_of, of_crops
 from pipeline.distort.geometry import CropFirst
@@ -22,9 +22,10 @@ from pipeline.order.views import Times
 from pipeline.read import progress
 from pipeline.read.memory import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
-from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor, gather
+from pipeline.read.window import BOUNDS, GOOD, MEMORY, RECORD_ID, Columns, LocalReader, as_tensor, gather
 
 _DECODED_TOGETHER = 256  # images, so that there is no second copy of the split in memory
+_COPIED_BYTES = 16 << 20  # 16 MiB of records, for the same reason
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,6 +120,8 @@ def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
     # A recipe that crops decodes another part of each image in every epoch. Its images stay encoded.
     if isinstance(form, Serialized) and cropping_of(batches.recipe) is None:
         columns, form = _decoded(form, columns, selection, times)
+    elif isinstance(form, Serialized):
+        columns, form = _kept(form, columns)
     batches = dataclasses.replace(batches, form=form)
     crops = _crops(batches)
     if crops is None:
@@ -159,6 +162,27 @@ def _decoded(form: Serialized, columns: Columns, selection: Selection, times: Ti
     others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
     kept = {GOOD: columns[GOOD]} if GOOD in columns else {}
     return {"image": as_tensor(matrix), **others, **kept}, PixelRows(shape)
+
+
+def _kept(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
+    """Returns the columns and form with which batches decode images from where they are in memory, if that can be."""
+    decoder = form.decoder
+    if not decoder.in_place or form.parser.features or MEMORY not in columns or GOOD in columns:
+        return columns, form
+    bounds, parts = columns[BOUNDS], []
+    count, size = bounds.shape[0], columns[MEMORY].shape[1]
+    together = max(1, _COPIED_BYTES * count // max(1, size))
+    for first in range(0, count, together):
+        records = _records(columns, first, min(first + together, count))
+        found = operations.find_images(records)
+        if tf.reduce_any(found[:, 0] < 0):  # of records that other writers made otherwise TensorFlow's parser copies
+            return columns, form
+        is_jpeg = decoder.encoding == "jpeg"
+        sizes = operations.jpeg_sizes(records, found[:, :2]) if is_jpeg else tf.zeros_like(found[:, :2], tf.int32)
+        parts.append((found, sizes))
+    found, sizes = (tf.concat(part, axis=0) for part in zip(*parts, strict=True))
+    places = bounds[:, :1] + found[:, :2]
+    return {PLACES: places, SIZES: sizes, "label": found[:, 2]}, Kept(columns[MEMORY], decoder)
 
 
 def _records(columns: Columns, first: int, stop: int) -> tf.Tensor:

@@ -231,7 +231,7 @@ def parsed(self, records):
 def found(self, records):
     encoded, *rest = find(self, records)
     parts, *rest = swapped((encoded.strings, encoded.bounds), *rest)
-    return decode.Encoded(*parts), *rest
+    return decode.InStrings(*parts), *rest
 
 
 def columns(self, *arguments):

@@ -8,6 +8,7 @@ from pipeline import Shard, input_fn, operations
 from pipeline.batch import resident
 from pipeline.batch.compose import choose
 from pipeline.batch.resident import load
+from pipeline.decode import Kept, Serialized
 from pipeline.errors import DataError
 from pipeline.request import Request
 from pipeline.resolved import resolve
@@ -50,6 +51,33 @@ def test_parts_give_the_bytes_of_whole_images(folder, compiled_operation, monkey
         for mine, theirs in zip(one, other, strict=True):
             assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
             assert mine.tobytes() == theirs.tobytes()
+
+
+CROPPED = {"distort": "random_resized_crop(size=6)"}
+
+
+def form_of(folder, **options):
+    request = Request(folder, **{"global_batch_size": 4, "training": True, **CROPPED, **options})
+    return load(*choose(resolve(request)))[1].form
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "png"])
+def test_files_that_stay_in_memory_give_the_images_of_copied_records(
+    tmp_path, compiled_operation, monkeypatch, encoding
+):
+    write_dataset(tmp_path, (11, 10), (20, 18, 3), kind=Kind(encoding, varied=True))
+    monkeypatch.setattr(resident, "_COPIED_BYTES", 3000)  # so that they are found in several parts
+    assert isinstance(form_of(tmp_path), Kept)
+    kept = taken(tmp_path, **CROPPED, start_step=2)
+    monkeypatch.setattr(operations, "find_images", lambda records: tf.fill([tf.size(records), 3], np.int64(-1)))
+    assert isinstance(form_of(tmp_path), Serialized)
+    copied = taken(tmp_path, **CROPPED, start_step=2)
+    assert len(kept) == len(copied) == 10
+    for one, other in zip(kept, copied, strict=True):
+        assert [part.tobytes() for part in one] == [part.tobytes() for part in other]
+    # They need their records: features of them, and those of which some may be skipped.
+    assert isinstance(form_of(tmp_path, features=["key"]), Serialized)
+    assert isinstance(form_of(tmp_path, on_corrupt="skip"), Serialized)
 
 
 def test_parts_are_taken_where_a_recipe_begins_with_them(folder, compiled_operation):

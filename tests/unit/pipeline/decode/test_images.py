@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline import operations
-from pipeline.decode import Encoded, ImageDecoder, Stretched
+from pipeline.decode import ImageDecoder, InStrings, Stretched
 from pipeline.distort.recipes import make_recipe
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -45,10 +45,10 @@ def decode(made, images, keys):
 def function_of(made):
     def decoded(images, keys):
         if not made.in_place:
-            return made.decode(Encoded(images), lambda: keys)
+            return made.decode(InStrings(images), lambda: keys)
         ends = tf.strings.length(images) + 3
         bounds = tf.cast(tf.stack([tf.fill(tf.shape(ends), 3), ends], axis=1), tf.int64)
-        return made.decode(Encoded(tf.strings.join(["abc", images, "d"]), bounds), lambda: keys)
+        return made.decode(InStrings(tf.strings.join(["abc", images, "d"]), bounds), lambda: keys)
 
     return tf.function(decoded, autograph=False)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.decode import Encoded, ImageDecoder
+from pipeline.decode import ImageDecoder, InStrings
 from pipeline.distort.recipes import make_recipe
 from pipeline.request import Request
 from tests.datasets import encoded
@@ -37,7 +37,7 @@ def test_images_are_fitted_as_the_input_decodes_them(shape, distort, resize):
     image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     fitting = fitting_of(request(distort=distort, resize=resize), make_recipe(distort), 3)
     decoder = ImageDecoder("png", (None, None, 3), fitting.crop)
-    expected = decoder.decode(Encoded(tf.constant([encoded(image, "png")])), lambda: tf.zeros(1, tf.uint64))
+    expected = decoder.decode(InStrings(tf.constant([encoded(image, "png")])), lambda: tf.zeros(1, tf.uint64))
     fitted = tf.function(fitting.fit, input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8)])
     np.testing.assert_array_equal(fitted(np.stack([image, image]))[1], expected[0])
 
