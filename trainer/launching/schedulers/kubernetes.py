@@ -13,10 +13,10 @@ import yaml
 
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import parse_sources, sources_of
+from trainer.launching.flags import KubernetesFlags, Mount
 from trainer.launching.job import PARAMETER_SERVER, Job
 from trainer.launching.schedulers import pods
 from trainer.launching.schedulers.pods import Manifest
-from trainer.launching.target_flags import KubernetesFlags, Mount
 
 _LONGEST_NAME = pods.LONGEST_LABEL  # of a pod
 _LONGEST_VARIABLE = (1 << 17) - 100  # bytes that Linux takes in a variable, less its name

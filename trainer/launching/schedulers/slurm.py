@@ -9,8 +9,8 @@ import shlex
 
 from pipeline.errors import UsageError
 from trainer.checkpoint import fresh
+from trainer.launching.flags import SlurmFlags
 from trainer.launching.job import PARAMETER_SERVER, Job
-from trainer.launching.target_flags import SlurmFlags
 
 # Why the script is as it is, from Slurm's sources and manuals:
 # - SIGTERM to srun kills the tasks at once ("forcing job termination"), so scancel passes the warning on to them.
