@@ -14,8 +14,7 @@ from trainer.checkpoint.files import path_of, steps_in
 from trainer.launching.local.group import Group
 from trainer.launching.local.placement import Placement
 from trainer.launching.local.process import Process, Task
-from trainer.launching.local.report import VERSION, JobReport, ProcessReport, State
-from trainer.launching.local.screen import Screen
+from trainer.launching.local.screen import VERSION, JobReport, ProcessReport, Screen, State
 
 
 class Records:

@@ -21,9 +21,8 @@ from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.page import Page
 from trainer.launching.local.placement import HOST, Placement, Ports, divide_gpus, visible_gpus
 from trainer.launching.local.records import Records, Reporter
-from trainer.launching.local.report import FILE, State
 from trainer.launching.local.restarts import AsynchronousWorkers, WorkerPool
-from trainer.launching.local.screen import Screen
+from trainer.launching.local.screen import FILE, Screen, State, TableScreen
 from trainer.launching.local.supervisor import Supervisor
 
 _MOST_PROCESSES = 64  # on a machine of 8 cores or fewer: each runs its own TensorFlow
@@ -52,8 +51,6 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
         hides_time = config.output.log_time is None
         screen = Screen(hides_time, job.folder.events)
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-            from trainer.launching.local.table import TableScreen  # noqa: PLC0415, here because it loads rich
-
             screen = TableScreen(hides_time, job.folder.events)
         try:
             _run(placement, counts, screen, stopping)

@@ -1,18 +1,115 @@
-"""What the launcher shows: the lines of all processes, each after the name of its process, and its own."""
+"""What the launcher shows and writes about a job: lines, a table on a terminal, and `launch/status.json`."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import sys
 import time
-from typing import Literal, TextIO, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
 
 from pipeline import errors
 from pipeline.commands import commandline
+from pipeline.files.write import replace
 from trainer.callbacks.terminal import without_time
-from trainer.launching.local.report import JobReport
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+VERSION = 1  # of the file's format
+FILE = "status.json"
+
+State: TypeAlias = Literal["starting", "training", "waiting", "stopping", "done", "stopped", "failed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessReport:
+    """A process of the job.
+
+    Attributes:
+      name: `worker 1`, as before its lines.
+      role: worker, chief or ps.
+      index: in its role, as in TF_CONFIG.
+      slot: its place on this machine, which it keeps while the number of workers changes.
+      gpus: that it may use, as CUDA_VISIBLE_DEVICES names them.
+      pid: of the newest process; null: there was none.
+      state: running or ended.
+      phase: what it does: `compiling the step`, `training`.
+      step: global step.
+      examples_per_second: of the whole job, as this process measures it.
+      input_wait: share of the time that its steps wait for batches.
+      restarts: how often it was started again.
+      last_error: how it failed last; null: it did not.
+      stdout: file of its output.
+      stderr: file of its errors.
+    """
+
+    name: str
+    role: str
+    index: int
+    slot: int
+    gpus: tuple[str, ...]
+    pid: int | None
+    state: Literal["running", "ended"]
+    phase: str
+    step: int | None
+    examples_per_second: float | None
+    input_wait: float | None
+    restarts: int
+    last_error: str | None
+    stdout: str
+    stderr: str
+
+
+@dataclasses.dataclass(frozen=True)
+class JobReport:
+    """The job.
+
+    Attributes:
+      version: of this format.
+      time: seconds since 1970 at which this was written; while the job runs, about once per second.
+      pid: of the launcher.
+      command: of each process.
+      state: starting (no step was made since the last start), training, waiting (before a restart), stopping, or the
+        end: done, stopped (rerun to resume), failed.
+      exit_code: null until the end.
+      step: global step.
+      last_step: at which training ends; null: not known yet.
+      saved_step: of the newest checkpoint; null: there is none.
+      num_workers: now.
+      elastic: the fewest and the most workers; null: their number is fixed.
+      lost: slots that are given up, and tried again later.
+      restarts: of the group of all processes.
+      max_restarts: of it, without a new checkpoint.
+      error: the first cause of the last failure; null: there was none.
+      processes: now, or at the end.
+    """
+
+    version: int
+    time: float
+    pid: int
+    command: tuple[str, ...]
+    state: State
+    exit_code: int | None
+    step: int | None
+    last_step: int | None
+    saved_step: int | None
+    num_workers: int
+    elastic: tuple[int, int] | None
+    lost: tuple[int, ...]
+    restarts: int
+    max_restarts: int
+    error: str | None
+    processes: tuple[ProcessReport, ...]
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Writes the file as a whole: a reader sees the old one or the new one."""
+        with contextlib.suppress(OSError):  # a full disk: the job goes on without
+            replace(folder / FILE, json.dumps(dataclasses.asdict(self), indent=1) + "\n", ".new")
+
 
 _COMMAND = "trainer.launch"
 Kind: TypeAlias = Literal["job", "failure", "end"]  # of an event
@@ -90,3 +187,86 @@ def _write(stream: TextIO, text: str) -> None:
     except (OSError, ValueError):  # its reader is gone; Python would try to write the rest again at its end
         with contextlib.suppress(OSError, ValueError):
             commandline.discard(stream)
+
+
+_BETWEEN = 0.25  # seconds from one drawing to the next
+_COLUMNS = ("process", "pid", "phase", "step", "examples/s", "input wait", "restarts", "last error")
+_RIGHT = ("pid", "step", "examples/s", "input wait", "restarts")
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
+
+
+class TableScreen(Screen):
+    """Lines, and below them the table. It draws in this thread: the launcher forks, and must have no other."""
+
+    def __init__(self, hides_time: bool = False, events: pathlib.Path | None = None) -> None:
+        from rich.console import Console  # noqa: PLC0415, rich is slow to load, and only terminals need it
+        from rich.live import Live  # noqa: PLC0415
+
+        super().__init__(hides_time, events)
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live.start()
+        self._drawn, self._shares, self._is_gone = 0.0, sys.stdout.isatty(), False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last table was drawn long enough ago."""
+        return time.monotonic() - self._drawn >= _BETWEEN
+
+    def update(self, report: JobReport) -> None:
+        """Draws the table again."""
+        self._drawn = time.monotonic()
+        self._safely(lambda: self._live.update(table_of(report), refresh=True))
+
+    def close(self) -> None:
+        """Leaves the last table."""
+        super().close()
+        self._safely(self._live.stop)
+
+    def _safely(self, draw: Callable[[], object]) -> None:
+        if not self._is_gone:
+            try:
+                draw()
+            except OSError:  # the terminal was closed; the job saves and ends
+                self._is_gone = True
+
+    def _show(self, prefix: str, text: str, is_error: bool) -> None:
+        if not is_error and not self._shares:  # stdout goes elsewhere
+            super()._show(prefix, text, is_error)
+            return
+        from rich.text import Text  # noqa: PLC0415
+
+        line = Text(prefix, style=_COLOURS[sum(prefix.encode()) % len(_COLOURS)])
+        self._safely(lambda: self._console.print(line + Text.from_ansi(text), soft_wrap=True))
+
+
+def table_of(report: JobReport) -> Table:
+    """Returns the table of a job."""
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    of = "" if report.last_step is None else f" of {report.last_step:,}"
+    step = "" if report.step is None else f", step {report.step:,}{of}"
+    lost = f", slots given up: {', '.join(map(str, report.lost))}" if report.lost else ""
+    table = Table(
+        title=f"{report.state}{step}, restarts {report.restarts}{lost}", title_justify="left", title_style="bold"
+    )
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=name != "last error")
+    for process in report.processes:
+        table.add_row(*map(Text, _cells(process)))
+    return table
+
+
+def _cells(process: ProcessReport) -> tuple[str, ...]:
+    speed, wait = process.examples_per_second, process.input_wait
+    return (
+        process.name,
+        str(process.pid or ""),
+        process.phase if process.state == "running" else process.state,
+        "" if process.step is None else f"{process.step:,}",
+        "" if speed is None else f"{speed:,.0f}",
+        "" if wait is None else f"{wait:.0%}",
+        str(process.restarts),
+        process.last_error or "",
+    )
