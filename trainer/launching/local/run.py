@@ -15,7 +15,6 @@ from trainer.cluster import lock, tf_config
 from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, sharing
 from trainer.launching.local import process
-from trainer.launching.local.attempt import Attempt, Stopping
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.page import Page
@@ -23,7 +22,7 @@ from trainer.launching.local.placement import HOST, Placement, Ports, divide_gpu
 from trainer.launching.local.records import Records, Reporter
 from trainer.launching.local.restarts import AsynchronousWorkers, WorkerPool
 from trainer.launching.local.screen import FILE, Screen, State, TableScreen
-from trainer.launching.local.supervisor import Supervisor
+from trainer.launching.local.supervisor import Attempt, Stopping, Supervisor
 
 _MOST_PROCESSES = 64  # on a machine of 8 cores or fewer: each runs its own TensorFlow
 _CALLED = {"ps": "parameter server"}

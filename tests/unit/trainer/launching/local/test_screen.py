@@ -1,7 +1,5 @@
 """The launcher's own lines, and the file of events that they make."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
