@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
+from pipeline.commands import commandline
 from pipeline.commands.text import count_of
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
 from trainer import plan
@@ -17,8 +19,8 @@ from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, shari
 from trainer.launching.local import process
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
-from trainer.launching.local.page import Page
 from trainer.launching.local.placement import HOST, Placement, Ports, divide_gpus, visible_gpus
+from trainer.launching.local.process import PAGE, Process, Task
 from trainer.launching.local.records import Records, Reporter
 from trainer.launching.local.restarts import AsynchronousWorkers, WorkerPool
 from trainer.launching.local.screen import FILE, Screen, State, TableScreen
@@ -111,7 +113,7 @@ def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stop
         supervisor.run(start, attempt)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _reported(reporter: Reporter, screen: Screen) -> Iterator[None]:
     """Context that reports how the job ended."""
     state: State = "failed"  # of any other exception
@@ -142,3 +144,64 @@ def _say_start(placement: Placement, counts: list[int], screen: Screen) -> None:
             what = "--virtual_replicas" if job.config.order.virtual_replicas else "--global_batch_size"
             divided = shared(job.config.order)
             screen.say(f"never {' or '.join(skipped)} workers, who cannot share {what}={divided}")
+
+
+_NEVER_SILENT = 1e9  # seconds: it writes no heartbeat
+
+
+class Page:
+    """The page of a job, a process of `trainer.watch`, whose end is one line and nothing more; without --page, none.
+
+    It is a process: the launcher forks, and so must have no other thread; nor can the page, which reads what other
+    processes write, harm the job by using up memory.
+    """
+
+    def __init__(self, job: Job, screen: Screen) -> None:
+        """Checks that the page can be served; see `served`.
+
+        Raises:
+          UsageError: a package is missing.
+        """
+        self._job, self._screen = job, screen
+        self._process: Process | None = None
+        if job.launch.job.page is not None:
+            commandline.require("starlette", "uvicorn", "jinja2")
+
+    @contextlib.contextmanager
+    def served(self, guardian: Guardian) -> Iterator[None]:
+        """Context in which the page is served, on the loopback interface."""
+        port = self._job.launch.job.page
+        if port is not None:
+            *interpreter, _ = process.program()
+            command = [*interpreter, "trainer.watch", str(self._job.folder.path), *([f"--port={port}"] if port else [])]
+            try:
+                self._process = Process(Task(PAGE, 0, 0), command, {}, self._job.folder.launch, guardian, _NEVER_SILENT)
+            except OSError as error:
+                self._screen.say(f"the page is not served: {error}")
+        try:
+            yield
+        finally:
+            self._close()
+
+    def look_after(self) -> None:
+        """Shows what the page's process says: its address, or why it ended."""
+        if (process := self._process) is None:
+            return
+        ended = process.poll()
+        for line in process.out.lines(is_end=bool(ended)):
+            self._screen.say(line)
+        process.err.lines(is_end=bool(ended))
+        if ended:
+            why = f": {process.err.last[-1]}" if process.err.last else ""
+            self._screen.say(f"the page {ended}{why}; the job goes on without it", "failure")
+            process.close()
+            self._process = None
+
+    def _close(self) -> None:
+        if (process := self._process) is None:
+            return
+        self._process = None
+        process.kill()
+        while not process.poll():
+            time.sleep(0.01)
+        process.close()
