@@ -1,22 +1,29 @@
-"""What `trainer.evaluate` does once its flags are checked."""
+"""What `trainer.evaluate` does once its flags are checked: one checkpoint, or each that a run saves, until its last."""
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from pipeline.errors import DataError, PipelineError
+from pipeline.resolved import resolve_all
+from trainer import lazy_imports, plan
 from trainer.callbacks.tensorboard import EventFile
-from trainer.checkpoint.reader import Record
+from trainer.checkpoint import files, reader
+from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.cluster import failures
+from trainer.config.interval import Every, Period, period_of
 from trainer.evaluation import outputs
 from trainer.evaluation.flags import EvaluateConfig
-from trainer.evaluation.following import follow
 from trainer.evaluation.judging import Judge, Judgement
 from trainer.inference import Trained, build, build_first
+from trainer.run_folder import RunFolder
 
 
 def run(config: EvaluateConfig, found: Sequence[pathlib.Path]) -> None:
@@ -102,3 +109,175 @@ class _Evaluation:
 
     def _take(self, trained: Trained) -> None:
         self._made = trained, Judge(trained, self._config.mistakes)
+
+
+def follow(
+    folder: RunFolder,
+    interval: float,
+    evaluate: Callable[[Record, Sequence[int]], object],
+    say: Callable[[str], object],
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Calls `evaluate` with each checkpoint in the order of their steps; returns after the last one of the run.
+
+    The folder is only read, and need not exist yet. Damaged checkpoints are skipped. If the run starts over or goes
+    back, the checkpoints that it writes again are evaluated again. Checkpoints that it removed before they were read
+    are missed: their steps are those of its --checkpoint_every, and a line names them and what helps.
+
+    Args:
+      folder: of the run.
+      interval: seconds between two looks for new checkpoints.
+      evaluate: called with each checkpoint, and the steps of those that were missed since the one before.
+      say: prints a line for the user.
+      sleep: waits for a number of seconds.
+
+    Raises:
+      DataError: the folder was there and is gone.
+    """
+    path, looked_at, latest = folder.path, dict[int, int](), ""
+    missed = _Missed(say)
+    was_there = waits = False
+    while True:
+        new = {step: written for step, written in _found(path).items() if looked_at.get(step) != written}
+        is_there = path.is_dir()
+        if was_there and not is_there:
+            raise DataError("was removed or moved while its checkpoints were evaluated", path=path)
+        was_there = is_there
+        if not new:
+            if not waits:
+                say(f"waiting for checkpoints in {path}{latest}, looking every {interval:g} s; Ctrl-C ends")
+            waits = True
+            sleep(interval)
+            continue
+        waits = False
+        for step, written in new.items():
+            looked_at[step], latest = written, f" after step {step}"
+            if _is_last(files.path_of(path, step), evaluate, missed):
+                missed.say_end()
+                return
+
+
+class _Missed:
+    """The steps of checkpoints that a run removed before they were evaluated.
+
+    By the clock a run saves at other steps, too; of these it knows the ones that were seen in the folder.
+    """
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._latest = 0  # step that was evaluated
+        self._removed, self._damaged = set[int](), set[int]()  # steps of checkpoints that were seen since then
+        self._count = self._evaluated = 0
+
+    def before(self, found: Record) -> list[int]:
+        """Returns the steps between a checkpoint and the one that was evaluated before it."""
+        first = min(self._latest, found.step)  # not after this one, if the run started over or went back
+        saved = _due(_period(found), first, found.step)
+        return sorted(({*saved} - self._damaged | self._removed) - {found.step})
+
+    def left_out(self, error: UnreadableError) -> None:
+        """Notes a checkpoint that could not be read, and says why unless it was removed."""
+        step = int(str(error.path).rpartition("-")[2])
+        (self._removed if error.is_removed else self._damaged).add(step)
+        if not error.is_removed:
+            self._say(error.skipped)
+
+    def evaluated(self, found: Record, missed: Sequence[int]) -> None:
+        """Notes an evaluation, and says which checkpoints were missed before it."""
+        is_first, self._count = not self._count, self._count + len(missed)
+        self._latest, self._evaluated = found.step, self._evaluated + 1
+        self._removed.clear()
+        self._damaged.clear()
+        if missed:
+            every, kept = _steps_flag(found, "checkpoint_every"), _steps_flag(found, "max_to_keep")
+            they = "it before it was" if len(missed) == 1 else "them before they were"
+            helps = (
+                f"; to miss none, give the run a larger --max_to_keep{_than(kept)}, or a larger --checkpoint_every"
+                f"{_than(every)}"
+            )
+            text = f"missed {_listed(missed, _period(found))}: the run removed {they} evaluated"
+            self._say(f"{text}{helps if is_first else ''}")
+
+    def say_end(self) -> None:
+        """Says how many were missed, if any."""
+        if self._count:
+            everything = self._evaluated + self._count
+            self._say(f"evaluated {self._evaluated} of {everything} checkpoints; missed {self._count}")
+
+
+def _steps_flag(found: Record, name: str) -> Any:
+    return found.content.get("config", {}).get("steps", {}).get(name)
+
+
+def _period(found: Record) -> Period:
+    """Returns how often a run saves; by no step if that is in epochs of a length that its checkpoint does not tell."""
+    epoch = found.content.get("remembered", {}).get("epoch") or {}
+    return period_of(_steps_flag(found, "checkpoint_every") or 0, epoch.get("steps_per_epoch") or 0)
+
+
+def _due(period: Period, first: int, end: int) -> Iterator[int]:
+    """Yields the steps after the first and before the end at which something is due."""
+    step = period.next_after(first)
+    while step < end:
+        yield int(step)
+        step = period.next_after(int(step))
+
+
+def _than(value: Every | None) -> str:
+    return f" than {value}" if value else ""
+
+
+def _listed(steps: Sequence[int], period: Period) -> str:
+    """Returns `step 40`, or `steps 40, 80 to 120 (4 checkpoints)`, where no checkpoint was due in between."""
+    spans: list[list[int]] = []
+    for step in steps:
+        if spans and step == period.next_after(spans[-1][-1]):
+            spans[-1].append(step)
+        else:
+            spans.append([step])
+    text = ", ".join(f"{span[0]} to {span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
+    return f"steps {text} ({len(steps)} checkpoints)" if len(steps) > 1 else f"step {text}"
+
+
+def _found(folder: pathlib.Path) -> dict[int, int]:
+    """Returns the steps of the checkpoints, ascending, and when each was written."""
+    found = {}
+    for step in files.steps_in(folder):
+        path = files.path_of(folder, step)
+        with contextlib.suppress(FileNotFoundError):  # removed in between
+            found[step] = path.with_name(f"{path.name}.index").stat().st_mtime_ns
+    return found
+
+
+def _is_last(
+    path: pathlib.Path,
+    evaluate: Callable[[Record, Sequence[int]], object],
+    missed: _Missed,
+) -> bool:
+    """Evaluates a checkpoint if it can be read; returns whether its run ends with it."""
+    try:
+        found = reader.read(path)
+        steps = missed.before(found)
+        evaluate(found, steps)
+    except UnreadableError as error:
+        missed.left_out(error)
+        return False
+    missed.evaluated(found, steps)
+    # With --early_stopping, evaluations may have ended the run before its last step.
+    patience = _steps_flag(found, "early_stopping")
+    ranking = found.content.get("remembered", {}).get("ranking") or {}
+    ended_early = bool(patience) and ranking.get("stale", 0) >= patience
+    return ended_early or found.step >= _last_step(found)
+
+
+def _last_step(found: Record) -> float:
+    """Returns the global step at which a run ends; infinity if that follows from data that are not there."""
+    try:
+        config = found.config()
+        if config.steps.train_steps:
+            return config.steps.train_steps
+        task = lazy_imports.load_task(config.model.task)
+        request = plan.request_of(config, task.parse if task else None)
+        return config.last_step(resolve_all(request).steps_per_epoch)
+    except PipelineError:
+        return float("inf")

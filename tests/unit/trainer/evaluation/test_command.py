@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import DataError
 from trainer.checkpoint.reader import Record, UnreadableError
-from trainer.evaluation import following
+from trainer.evaluation import command
 from trainer.run_folder import RunFolder
 
 
@@ -22,8 +22,8 @@ def follow(tmp_path, monkeypatch):
             raise UnreadableError("no such file", path=path)
         return Record(path, int(path.name[5:]), False, content.get(path.name, {}))
 
-    monkeypatch.setattr(following.reader, "read", read)
-    monkeypatch.setattr(following, "_last_step", lambda found: 60)
+    monkeypatch.setattr(command.reader, "read", read)
+    monkeypatch.setattr(command, "_last_step", lambda found: 60)
 
     def follow(*looks, start=(), evaluate=lambda step: None, bad=(), contents=()):
         unreadable.update(bad)
@@ -44,7 +44,7 @@ def follow(tmp_path, monkeypatch):
             assert seconds == 0.5
             next(happening)(tmp_path / "run")
 
-        following.follow(RunFolder(tmp_path / "run"), 0.5, take, lines.append, sleep)
+        command.follow(RunFolder(tmp_path / "run"), 0.5, take, lines.append, sleep)
         assert list(happening) == []
         follow.missed = missed
         return evaluated, [line.replace(str(tmp_path), "TMP") for line in lines]
@@ -208,14 +208,14 @@ def test_the_last_step_is_that_of_the_flags_or_of_the_data(monkeypatch):
         steps=SimpleNamespace(train_steps=12), model=SimpleNamespace(task=None), last_step=lambda steps: 3 * steps
     )
     found = SimpleNamespace(path=pathlib.Path("x"), config=lambda: config)
-    assert following._last_step(found) == 12
+    assert command._last_step(found) == 12
     config.steps.train_steps = None
-    monkeypatch.setattr(following.plan, "request_of", lambda *_, **__: None)
-    monkeypatch.setattr(following, "resolve_all", lambda _: SimpleNamespace(steps_per_epoch=5))
-    assert following._last_step(found) == 15
+    monkeypatch.setattr(command.plan, "request_of", lambda *_, **__: None)
+    monkeypatch.setattr(command, "resolve_all", lambda _: SimpleNamespace(steps_per_epoch=5))
+    assert command._last_step(found) == 15
 
     def moved(_):
         raise DataError("no data")
 
-    monkeypatch.setattr(following, "resolve_all", moved)
-    assert following._last_step(found) == float("inf")
+    monkeypatch.setattr(command, "resolve_all", moved)
+    assert command._last_step(found) == float("inf")
