@@ -1,20 +1,25 @@
-"""The forms of a judgement: lines, JSON, a folder with pictures."""
+"""The forms of a judgement: lines, JSON, and a folder with pictures: the confusion matrix, and the worst mistakes."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
-from PIL.Image import Image
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from PIL.ImageFont import FreeTypeFont
 
+from pipeline.commands.text import count_of
 from pipeline.errors import named
 from pipeline.files.write import replaced
+from pipeline.images import as_rgb
 from trainer.evaluation.judging import Judgement
-from trainer.evaluation.pictures import confusion_matrix, worst_mistakes
-from trainer.evaluation.report import summary
+from trainer.evaluation.report import Confusion, Mistake, Report, summary
 from trainer.inference import Trained
 
 
@@ -70,7 +75,7 @@ def write(trained: Trained, judgement: Judgement, folder: str, more: Mapping[str
     return [str(into / name) for name in writers]
 
 
-def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image]:
+def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image.Image]:
     """Returns the pictures by name; none if there are no classes."""
     report = judgement.report
     if report is None:
@@ -81,3 +86,269 @@ def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image]:
         "confusion": confusion_matrix(report, title),
         "mistakes": worst_mistakes(report, judgement.images, title),
     }
+
+
+_Color = tuple[int, int, int]
+_INK = (33, 37, 41)
+_FAINT = (134, 142, 150)
+RIGHT = (24, 100, 171)  # blue for right, red for wrong: people with any colour blindness tell these two apart
+WRONG = (201, 42, 42)
+
+# Of the confusion matrix.
+_BAR = 68  # pixels at a side for the bars of the shares
+_WRITTEN = 26  # pixels of a cell that has room for a number
+_FULL = _BAR - 8  # length of a bar of 100%
+_THICK = 22  # of a bar at most, where it is written on
+_ABSENT = (241, 243, 245)  # row of a class without examples
+_FRAME = (206, 212, 218)
+_SIDE = 1200  # pixels of the matrix of many classes
+_MOST_CELL, _LEAST_CELL = 60, 2  # pixels
+_MOST_NAME, _LEAST_NAME = 180, 56  # pixels
+_MARGIN = 28
+_MATRIX_HEAD = 78
+_AXIS = 22  # for the word at an axis
+_LEAST_WIDTH, _MOST_OF_TITLE = 560, 780  # pixels: few classes make a small matrix, below a title that is whole
+_LISTED = 12  # confusions, where the cells have no numbers
+_LINE = 20
+
+# Of the mistakes.
+_TILE = 132  # pixels on a side of a drawn image
+_CAPTION = 58
+_GAP = 14
+_COLUMNS = 6
+_MISTAKES_HEAD = 64
+
+
+def confusion_matrix(report: Report, title: str) -> Image.Image:
+    """Returns the confusion matrix: a row per label, a column per prediction, and the names of the classes."""
+    count = len(report.class_names)
+    cell = max(_LEAST_CELL, min(_MOST_CELL, _SIDE // count))
+    size = max(10, min(15, cell - 2))
+    longest = max(font(size).getlength(name) for name in report.class_names)
+    names = 12 + int(min(_MOST_NAME, max(_LEAST_NAME, longest)))
+    grid = _Grid(report, _MARGIN + _AXIS + names, _MATRIX_HEAD + _AXIS + names, cell)
+    listed = report.confusions(_LISTED) if cell < _WRITTEN else []
+    below = grid.top + grid.side + _BAR + 16
+    written = min(_MOST_OF_TITLE, 1 + int(font(18).getlength(title)) + 2 * _MARGIN)
+    width = max(grid.left + grid.side + _BAR + _MARGIN, _LEAST_WIDTH, written)
+    list_height = 34 + _LINE * -(-len(listed) // 2) if listed else 0
+    sheet = Image.new("RGB", (width, below + list_height + _MARGIN), "white")
+    pen = ImageDraw.Draw(sheet)
+    _draw_head(pen, report, title, width - 2 * _MARGIN)
+    grid.draw(pen)
+    _draw_names(sheet, grid, names, size)
+    _draw_axes(sheet, grid, names)
+    if listed:
+        _draw_list(pen, report, listed, below, width - 2 * _MARGIN)
+    return sheet
+
+
+def _draw_head(pen: ImageDraw.ImageDraw, report: Report, title: str, room: int) -> None:
+    pen.text((_MARGIN, 18), fitted(title, 18, room), _INK, font(18))
+    accuracy = f"accuracy {report.accuracy:.2%} of {count_of(report.num_examples, 'example')}"
+    line = f"{accuracy}; colour: share of the row, blue right, red wrong"
+    pen.text((_MARGIN, 46), fitted(line, 13, room), _FAINT, font(13))
+
+
+def _draw_names(sheet: Image.Image, grid: _Grid, names: int, size: int) -> None:
+    """Writes the names of the classes, or of every second or so if their rows are lower than a line of text."""
+    pen = ImageDraw.Draw(sheet)
+    columns = Image.new("L", (names, grid.side + 2 * size), 0)  # is turned
+    turned = ImageDraw.Draw(columns)
+    for number in range(0, len(grid.report.class_names), -(-(size + 1) // grid.cell)):
+        name, middle = fitted(grid.report.class_names[number], size, names - 10), grid.middle(number)
+        pen.text((grid.left - 8, grid.top + middle), name, _INK, font(size), anchor="rm")
+        turned.text((0, size + middle), name, 255, font(size), anchor="lm")
+    sheet.paste(_INK, (grid.left - size, grid.top - 8 - names), columns.transpose(Image.Transpose.ROTATE_90))
+
+
+def _draw_axes(sheet: Image.Image, grid: _Grid, names: int) -> None:
+    pen, middle = ImageDraw.Draw(sheet), grid.side / 2
+    pen.text((grid.left + middle, grid.top - names - 14), "prediction", _FAINT, font(13), anchor="ms")
+    word = Image.new("L", (60, 18), 0)
+    ImageDraw.Draw(word).text((30, 9), "label", 255, font(13), anchor="mm")
+    at = (_MARGIN - 10, int(grid.top + middle - 30))
+    sheet.paste(_FAINT, at, word.transpose(Image.Transpose.ROTATE_90))
+
+
+def _draw_list(pen: ImageDraw.ImageDraw, report: Report, listed: list[Confusion], top: int, room: int) -> None:
+    pen.text((_MARGIN, top), "most frequent mistakes", _INK, font(14))
+    rows = -(-len(listed) // 2)
+    for i, confusion in enumerate(listed):
+        label, prediction = report.class_names[confusion.label], report.class_names[confusion.prediction]
+        line = f"{label} taken for {prediction}: {confusion.count:,} of {confusion.support:,}"
+        at = (_MARGIN + i // rows * room // 2, top + 26 + _LINE * (i % rows))
+        pen.text(at, fitted(line, 13, room // 2 - 12), _INK, font(13))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grid:
+    """The cells of a confusion matrix, recall at the right of each row and precision below each column.
+
+    Attributes:
+      report: with the numbers.
+      left, top: of the first cell, pixels.
+      cell: pixels on a side of each.
+    """
+
+    report: Report
+    left: int
+    top: int
+    cell: int
+
+    @property
+    def side(self) -> int:
+        """Pixels on a side of all cells."""
+        return self.cell * len(self.report.class_names)
+
+    @property
+    def gap(self) -> int:
+        """Pixels between two cells."""
+        return 1 if self.cell >= 8 else 0
+
+    def middle(self, number: int) -> float:
+        """Returns the distance of a class's middle from the first cell's edge, pixels."""
+        return (number + 0.5) * self.cell - 0.5
+
+    def draw(self, pen: ImageDraw.ImageDraw) -> None:
+        """Draws the cells, the shares and their titles."""
+        for label in np.flatnonzero(self.report.support == 0).tolist():  # classes without examples
+            top = self.top + label * self.cell
+            pen.rectangle((self.left, top, self.left + self.side - 1, top + self.cell - 1 - self.gap), _ABSENT)
+        for label, prediction in zip(*np.nonzero(self.report.matrix), strict=True):
+            self._cell(pen, int(label), int(prediction))
+        right, bottom = self.left + self.side - self.gap, self.top + self.side - self.gap
+        pen.rectangle((self.left - 1, self.top - 1, right, bottom), outline=_FRAME)
+        for number, (recall, precision) in enumerate(zip(self.report.recall, self.report.precision, strict=True)):
+            self._recall(pen, number, float(recall))
+            self._precision(pen, number, float(precision))
+        pen.text((self.left + self.side + 8, self.top - 8), "recall", _FAINT, font(13), anchor="ls")
+        pen.text((self.left - 8, self.top + self.side + 12), "precision", _FAINT, font(13), anchor="ra")
+
+    def _cell(self, pen: ImageDraw.ImageDraw, label: int, prediction: int) -> None:
+        count = int(self.report.matrix[label, prediction])
+        fill = _fill(count / int(self.report.support[label]), label == prediction)
+        left, top, size = self.left + prediction * self.cell, self.top + label * self.cell, self.cell - self.gap
+        pen.rectangle((left, top, left + size - 1, top + size - 1), fill)
+        if self.cell >= _WRITTEN:
+            ink = "white" if _is_dark(fill) else _INK
+            number = f"{count:,}"
+            pen.text((left + size / 2, top + size / 2), number, ink, font(_size(number, self.cell)), anchor="mm")
+
+    def _recall(self, pen: ImageDraw.ImageDraw, number: int, share: float) -> None:
+        start, middle, thick = self.left + self.side + 8, self.top + self.middle(number), min(self.cell - 2, _THICK)
+        if not np.isnan(share):
+            pen.rectangle((start, middle - thick / 2, start + _FULL * share, middle + thick / 2), _mixed(0.25, RIGHT))
+        self._share(pen, share, (start + 4, middle), "lm")
+
+    def _precision(self, pen: ImageDraw.ImageDraw, number: int, share: float) -> None:
+        start, middle, thick = self.top + self.side + 8, self.left + self.middle(number), max(1, self.cell - 4)
+        if not np.isnan(share):
+            pen.rectangle((middle - thick / 2, start, middle + thick / 2, start + _FULL * share), _mixed(0.25, RIGHT))
+        self._share(pen, share, (middle, start + 4), "ma")
+
+    def _share(self, pen: ImageDraw.ImageDraw, share: float, at: tuple[float, float], anchor: str) -> None:
+        if self.cell >= _WRITTEN:
+            text = "-" if np.isnan(share) else f"{share:.0%}" if self.cell < 44 else f"{share:.1%}"
+            pen.text(at, text, _INK, font(13), anchor=anchor)
+
+
+def _fill(share: float, right: bool) -> _Color:
+    """Returns a cell's colour; that of mistakes grows with the root of their share, so that rare ones are visible."""
+    return _mixed(share, RIGHT) if right else _mixed(share**0.5, WRONG)
+
+
+def _is_dark(color: _Color) -> bool:
+    """Returns whether white is easier to read on a colour than black, by its luma (ITU-R BT.601)."""
+    red, green, blue = color
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 150
+
+
+def _size(number: str, cell: int) -> int:
+    """Returns the largest size of the font, in pixels, in which a number fits a cell."""
+    sizes = range(min(16, cell // 2), 8, -1)
+    return next((size for size in sizes if font(size).getlength(number) <= cell - 5), 8)
+
+
+def worst_mistakes(report: Report, images: Sequence[NDArray[np.generic]], title: str) -> Image.Image:
+    """Returns the worst mistakes: each image, what it was taken for and what it is.
+
+    Args:
+      report: with the mistakes.
+      images: of the mistakes, (height, width, channels) each, uint8 or float.
+      title: above them.
+    """
+    rows = max(1, -(-len(images) // _COLUMNS))
+    width, height = _COLUMNS * (_TILE + _GAP) + _GAP, _MISTAKES_HEAD + rows * (_TILE + _CAPTION + _GAP)
+    sheet = Image.new("RGB", (width, height), "white")
+    pen = ImageDraw.Draw(sheet)
+    pen.text((_GAP, 12), fitted(title, 17, width - 2 * _GAP), _INK, font(17))
+    pen.text((_GAP, 37), _subtitle(report, len(images)), _FAINT, font(13))
+    for i, (mistake, image) in enumerate(zip(report.mistakes, images, strict=True)):
+        left, top = _GAP + i % _COLUMNS * (_TILE + _GAP), _MISTAKES_HEAD + i // _COLUMNS * (_TILE + _CAPTION + _GAP)
+        tile = _tile(image)
+        sheet.paste(tile, (left + (_TILE - tile.width) // 2, top + (_TILE - tile.height) // 2))
+        _caption(pen, report, mistake, left, top + _TILE + 5)
+    return sheet
+
+
+def _subtitle(report: Report, shown: int) -> str:
+    if not shown:
+        return f"no mistakes in {count_of(report.num_examples, 'example')}"
+    total = count_of(report.num_mistakes, "mistake")
+    which = f"the {shown} worst of {total}" if shown < report.num_mistakes else f"{total}, the worst first"
+    return f"{which} (by loss); red: prediction, blue: label"
+
+
+def _caption(pen: ImageDraw.ImageDraw, report: Report, mistake: Mistake, left: int, top: int) -> None:
+    answers = (
+        (mistake.prediction, mistake.probability, WRONG),
+        (mistake.label, mistake.label_probability, RIGHT),
+    )
+    for line, (number, probability, color) in enumerate(answers):
+        share = _percent(probability)
+        room = _TILE - font(14).getlength(share) - 6
+        y = top + 18 * line
+        pen.text((left, y), fitted(report.class_names[number], 14, room), color, font(14))
+        pen.text((left + _TILE, y), share, color, font(14), anchor="ra")
+    name = mistake.key or f"record {mistake.record}"
+    pen.text((left, top + 38), fitted(name, 11, _TILE), _FAINT, font(11))
+
+
+def _percent(share: float) -> str:
+    """Returns 99.9% rather than 100% of what is not certain, and <0.1% of what is not impossible."""
+    if 0 < share < 0.001:
+        return "<0.1%"
+    return f"{min(share, 0.999) if share < 1 else 1:.1%}"
+
+
+def _tile(image: NDArray[np.generic]) -> Image.Image:
+    """Returns an image scaled to a tile, its shape kept; floats are stretched to black..white."""
+    pixels = as_rgb(image)
+    scale = _TILE / max(pixels.shape[:2])
+    size = max(1, round(pixels.shape[1] * scale)), max(1, round(pixels.shape[0] * scale))
+    smooth = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST
+    return Image.fromarray(np.ascontiguousarray(pixels)).resize(size, smooth)
+
+
+@functools.cache
+def font(size: int) -> FreeTypeFont:
+    """Returns Pillow's own font, of a size in pixels."""
+    found = ImageFont.load_default(size)
+    assert isinstance(found, FreeTypeFont)
+    return found
+
+
+def fitted(text: str, size: int, width: float) -> str:
+    """Returns a text, cut so that it is no wider than `width` pixels."""
+    if font(size).getlength(text) <= width:
+        return text
+    while text and font(size).getlength(text + "…") > width:
+        text = text[:-1]
+    return text.rstrip() + "…"
+
+
+def _mixed(share: float, color: _Color, ground: _Color = (255, 255, 255)) -> _Color:
+    """Returns a colour between the ground, at 0, and `color`, at 1."""
+    red, green, blue = (round(low + (high - low) * share) for low, high in zip(ground, color, strict=True))
+    return red, green, blue
