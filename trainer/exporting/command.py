@@ -17,9 +17,9 @@ from pipeline.commands import quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
 from trainer.cluster import failures
-from trainer.exporting import comparison, readme
+from trainer.exporting import comparison
 from trainer.exporting.flags import EXPORT, ExportConfig
-from trainer.exporting.formats import FORMATS
+from trainer.exporting.formats import FORMATS, README, readme_of
 from trainer.exporting.served import Served, served
 from trainer.inference import Trained, build_first
 
@@ -87,8 +87,8 @@ def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pa
     name = f"{trained.name} at step {trained.record.step}"
     with named(f"--output={config.output}", "cannot be written"):
         (folder / EXPORT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        said = readme.text(name, model, config.formats, config.stablehlo_batch)
-        (folder / readme.FILE).write_text(said, encoding="utf-8")
+        said = readme_of(name, model, config.formats, config.stablehlo_batch)
+        (folder / README).write_text(said, encoding="utf-8")
 
 
 def _tolerance(trained: Trained, model: Served) -> float:
