@@ -18,7 +18,7 @@ from tests import forked
 from tests.datasets import Kind, write_dataset
 from trainer import Predictor
 from trainer.export import main
-from trainer.exporting import comparison
+from trainer.exporting import command
 
 ALL = ["saved_model", "keras", "stablehlo"]
 FILES = {"saved_model": "saved_model", "keras": "model.keras", "onnx": "model.onnx", "stablehlo": "model.stablehlo"}
@@ -315,7 +315,7 @@ def test_what_is_there_is_not_touched(trained, tmp_path):
 
 def test_a_file_that_gives_other_numbers_is_not_exported(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # as trainer.export sets it, and pytest takes it back
-    monkeypatch.setattr(comparison, "largest_differences", lambda files, *_: ((kind, 0.01) for kind in files))
+    monkeypatch.setattr(command, "largest_differences", lambda files, *_: ((kind, 0.01) for kind in files))
     with pytest.raises(DataError, match="more than --tolerance=0.002; nothing is exported"):
         main([f"--model_dir={trained}", f"--output={tmp_path / 'out'}", "--tolerance=0.002", "--format=keras"])
     assert list(tmp_path.iterdir()) == []

@@ -142,7 +142,7 @@ FORMATS = {
 
 
 README = "README.md"  # beside the files: what they take and give, and for each a program that runs in their folder
-PHOTO = "photo.png"  # what the programs look at
+_PHOTO = "photo.png"  # what the programs look at
 _IMAGE = """\
 {standard}import numpy as np
 import PIL.Image
@@ -218,7 +218,7 @@ def readme_of(name: str, model: Served, formats: Sequence[str], batch: int) -> s
         head = _IMAGE.format(
             standard="import json\n\n" if kind == "stablehlo" else "",
             imports=imports,
-            photo=PHOTO,
+            photo=_PHOTO,
             mode="L" if channels == 1 else "RGB",
             resized="" if takes_any else _RESIZED.format(width=width, height=height),
             channels=channels,
@@ -233,7 +233,7 @@ def readme_of(name: str, model: Served, formats: Sequence[str], batch: int) -> s
                 if takes_any
                 else []
             ),
-            f"`pip install {packages}`, then in this folder, with a `{PHOTO}`:",
+            f"`pip install {packages}`, then in this folder, with a `{_PHOTO}`:",
             "",
             "```python",
             f"{head}{program.format(file=file, batch=batch)}```",
