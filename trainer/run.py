@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pipeline.commands import commandline
 from pipeline.errors import UsageError
 from trainer import config as configs
-from trainer import lazy_imports
+from trainer import lazy_imports, run_folder
 from trainer.callbacks.base import Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint import fresh
-from trainer.cluster import interrupt, lock, tf_config
+from trainer.cluster import interrupt, tf_config
 from trainer.config import TrainConfig
 from trainer.config.model import name_of_code
 from trainer.config.run import PARAMETER_SERVER, ClusterFlags, RunFlags
@@ -141,7 +141,7 @@ def _train(
             plans.prepare_folder("--log_losses", config.run.log_losses)
             loss_log.begin(config.run, plan.training, plan.last_step, cluster.is_chief)
     # The others are not told if another job holds the lock: it may be this one, started twice, and they belong to it.
-    only_job = lock.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()
+    only_job = run_folder.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()
     with only_job, interrupt.Interrupt(COMMAND) as signals, fresh.advised(config):
         heartbeat.keep_in(config.run.folder, cluster.file, cluster.is_chief)
         with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):

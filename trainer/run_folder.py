@@ -1,9 +1,16 @@
-"""The layout of a run's folder, --model_dir."""
+"""The layout of a run's folder, --model_dir, and its lock: two jobs there would remove each other's saves."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import pathlib
+import socket
+from collections.abc import Iterator
+
+from pipeline.errors import RerunError, named
+from pipeline.files.paths import locked
 
 EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files
 FLAGS = "flags"  # tag of the run's flags there: by group, as JSON
@@ -68,3 +75,34 @@ class RunFolder:
     def metrics_note(self) -> pathlib.Path:
         """File with the first lines of the --metrics_jsonl files that the run has begun."""
         return self.path / ".trainer.metrics"
+
+
+LOCK = ".trainer.lock"  # a file in the folder; says who locked it last, and is never removed
+_MOST_BYTES = 1000  # of its content
+
+
+@contextlib.contextmanager
+def held(folder: RunFolder, place: pathlib.Path | None = None, what: str = "is training") -> Iterator[None]:
+    """Context in which no other job trains in a folder. The system frees the lock of a dead process.
+
+    Args:
+      folder: of the run.
+      place: the folder with the lock; None: the run's.
+      what: what the holder of the lock does there, for the error.
+
+    Raises:
+      RerunError: another job trains there. A rerun may help: a launcher may start a job while the one before is still
+        ending.
+      DataError: the folder cannot be written to.
+    """
+    path = (place or folder.path) / LOCK
+    with named(path, "cannot be opened"):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    with locked(descriptor) as is_free:
+        if not is_free:
+            holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace").strip() or "another process"
+            raise RerunError(f"{folder}: {holder} {what} there; wait until it ends, or use another --model_dir")
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 from pipeline.errors import RerunError, UsageError, named
 from pipeline.files.write import replaced, sync
+from trainer import run_folder
 from trainer.checkpoint.files import LIST, PREFIX, SCRATCH
-from trainer.cluster import lock
 from trainer.config import TrainConfig, file
 from trainer.run_folder import EVENTS, RunFolder
 
@@ -96,7 +96,7 @@ def _check(folder: RunFolder, log_keys: str | None) -> None:
 
 def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) -> Iterator[pathlib.Path]:
     """Yields what no run has written: an entry of the folder, or a file in one of its folders."""
-    kept = (folder.config, folder.launch, folder.metrics_note, folder.fresh_note, folder.path / lock.FILE)
+    kept = (folder.config, folder.launch, folder.metrics_note, folder.fresh_note, folder.path / run_folder.LOCK)
     if path.is_symlink():
         yield path
     elif path in kept or path in metrics or (path.name.startswith(SCRATCH) and path.is_dir()):

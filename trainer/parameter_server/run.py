@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from pipeline.commands.text import size_of
 from pipeline.errors import PipelineError, UsageError
 from pipeline.resolved import ResolvedRequest
-from trainer import lazy_imports
+from trainer import lazy_imports, run_folder
 from trainer import plan as plans
 from trainer.callbacks.base import Callbacks, Phase
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint import fresh
-from trainer.cluster import lock, rendezvous, tf_config
+from trainer.cluster import rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
 from trainer.parameter_server import roles as processes
@@ -105,7 +105,7 @@ def _lead(
         plans.prepare_folder("--model_dir", config.run.folder.path)
         heartbeat.job(plan.last_step, config.order.global_batch_size)
     # The others are not told that the folder is locked: if this job was started twice, they wait for the first chief.
-    with lock.held(config.run.folder), fresh.advised(config):
+    with run_folder.held(config.run.folder), fresh.advised(config):
         heartbeat.keep_in(config.run.folder, roles.file, is_chief=True)
         with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
             config = fresh.begin(config)

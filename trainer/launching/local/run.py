@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pipeline.commands import commandline
 from pipeline.commands.text import count_of
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
-from trainer import plan
+from trainer import plan, run_folder
 from trainer.checkpoint import fresh
-from trainer.cluster import lock, tf_config
+from trainer.cluster import tf_config
 from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, sharing
 from trainer.launching.local import process
@@ -45,9 +45,9 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
     """
     placement, counts = _checked(job, tuple(program or process.program()))
     config = job.config
-    with lock.held(job.folder, placement.folder, "runs a job"), Stopping() as stopping, fresh.advised(config):
+    with run_folder.held(job.folder, placement.folder, "runs a job"), Stopping() as stopping, fresh.advised(config):
         if config.run.fresh:  # here, once: a process that is started again resumes
-            with lock.held(job.folder):
+            with run_folder.held(job.folder):
                 fresh.begin(config)
         hides_time = config.output.log_time is None
         screen = Screen(hides_time, job.folder.events)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pipeline.errors import DataError, RerunError
-from trainer.cluster import lock
+from trainer import run_folder
 from trainer.run_folder import RunFolder
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
@@ -35,18 +35,18 @@ def holder(tmp_path):
 
 def test_a_second_job_is_told_who_holds_the_folder_until_that_is_dead(tmp_path, holder):
     who = rf"--model_dir={tmp_path}: process {holder.pid} on {re.escape(socket.gethostname())} "
-    with pytest.raises(RerunError, match=who), lock.held(RunFolder(tmp_path)):
+    with pytest.raises(RerunError, match=who), run_folder.held(RunFolder(tmp_path)):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    (tmp_path / lock.FILE).write_text("a long name " * 9)
-    with lock.held(RunFolder(tmp_path)):
-        assert (tmp_path / lock.FILE).read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+    (tmp_path / run_folder.LOCK).write_text("a long name " * 9)
+    with run_folder.held(RunFolder(tmp_path)):
+        assert (tmp_path / run_folder.LOCK).read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
 def test_the_same_process_may_train_again(tmp_path):
     for _ in range(2):
-        with lock.held(RunFolder(tmp_path)), pytest.raises(RerunError), lock.held(RunFolder(tmp_path)):
+        with run_folder.held(RunFolder(tmp_path)), pytest.raises(RerunError), run_folder.held(RunFolder(tmp_path)):
             pass
 
 
@@ -55,13 +55,13 @@ def test_a_file_system_that_cannot_lock_is_no_obstacle(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", fails)
-    with lock.held(RunFolder(tmp_path)):
+    with run_folder.held(RunFolder(tmp_path)):
         pass
 
 
 def test_a_folder_that_is_gone(tmp_path):
     with (
         pytest.raises(DataError, match=r"\.trainer\.lock: .*: No such file"),
-        lock.held(RunFolder(tmp_path / "x")),
+        run_folder.held(RunFolder(tmp_path / "x")),
     ):
         pass
