@@ -23,7 +23,7 @@ from pipeline.resolved import ResolvedInput
 from trainer.checkpoint import structure
 from trainer.checkpoint.resume import data_in_words
 from trainer.checkpoint.structure import Structure
-from trainer.cluster.difference import Description, Part
+from trainer.cluster.messages import Description, Part
 from trainer.config import TrainConfig
 from trainer.config.meaning import fields
 from trainer.plan import Plan

@@ -24,8 +24,7 @@ from typing import Any, Self, TypeAlias
 
 from pipeline.errors import EXIT_RERUN, DataError, PipelineError, RerunError, UsageError, reason_of
 from trainer.cluster import messages, ports
-from trainer.cluster.difference import Description, difference, shortened
-from trainer.cluster.messages import Failure, Hello
+from trainer.cluster.messages import Description, Failure, Hello, difference, shortened
 from trainer.cluster.tf_config import Cluster, Seat
 
 NOTICE_SECONDS = 10.0  # between two lines about whom a worker waits for

@@ -18,9 +18,8 @@ from typing import Self
 
 from pipeline.errors import PipelineError, RerunError, UsageError
 from trainer.cluster import messages, rendezvous
-from trainer.cluster.difference import Description, difference, shortened
 from trainer.cluster.interrupt import Interrupt
-from trainer.cluster.messages import Failure, Hello
+from trainer.cluster.messages import Description, Failure, Hello, difference, shortened
 from trainer.cluster.rendezvous import ANSWER_SECONDS, NOTICE_SECONDS, late, taken
 from trainer.parameter_server.roles import PS, WORKER, Roles, Task
 

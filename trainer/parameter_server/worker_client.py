@@ -17,9 +17,8 @@ from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import Output
 from trainer.cluster import messages, ports, rendezvous
-from trainer.cluster.difference import Description
 from trainer.cluster.interrupt import Interrupt
-from trainer.cluster.messages import Hello
+from trainer.cluster.messages import Description, Hello
 from trainer.cluster.rendezvous import Client
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 

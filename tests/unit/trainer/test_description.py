@@ -14,7 +14,7 @@ import trainer
 from tests.datasets import write_dataset
 from trainer import description, plan
 from trainer.checkpoint import structure
-from trainer.cluster.difference import difference
+from trainer.cluster.messages import difference
 from trainer.cluster.tf_config import Cluster
 
 TWO = Cluster(("a:1", "b:2"))

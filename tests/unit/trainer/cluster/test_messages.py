@@ -1,4 +1,4 @@
-from trainer.cluster.difference import difference, is_description, shortened
+from trainer.cluster.messages import difference, is_description, shortened
 
 
 def test_long_lists_are_cut():
