@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from typing import Any, Self, TypeAlias
 
 from pipeline.errors import EXIT_RERUN, DataError, PipelineError, RerunError, UsageError, reason_of
-from trainer.cluster import messages, ports
+from trainer.cluster import messages, tf_config
 from trainer.cluster.messages import Description, Failure, Hello, difference, shortened
 from trainer.cluster.tf_config import Cluster, Seat
 
@@ -66,7 +66,7 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
     jobs = {cluster.source: f"{listed}{', the first as chief' if cluster.chief_job else ''}"}
     hello = Hello(cluster.rank, cluster.name(cluster.rank), [jobs, *description])
     with explaining(cluster.seat, timeout):
-        port = ports.listen(cluster.addresses[cluster.rank], hello.name, cluster.source)
+        port = tf_config.listen(cluster.addresses[cluster.rank], hello.name, cluster.source)
     with port:  # a worker keeps its port until TensorFlow takes it
         side = _Chief(cluster, hello, timeout, port) if cluster.is_chief else _Worker(cluster, hello, timeout)
         outcome = asyncio.run(side.meet())
@@ -127,7 +127,7 @@ async def _explain(
     if seat.rank:
         telling = asyncio.create_task(_tell_chief(failure, seat))
     else:
-        port = ports.listen(seat.chief_address, seat.name, seat.source)
+        port = tf_config.listen(seat.chief_address, seat.name, seat.source)
         telling = asyncio.create_task(_tell_others(for_others or failure.told, seat, port, told))
     seconds = min(timeout, _EXPLAINING_SECONDS)
     notice = min(seconds, _FIRST_NOTICE_SECONDS)
@@ -144,7 +144,7 @@ async def _tell_chief(failure: Failure, seat: Seat) -> None:
     while True:
         with contextlib.suppress(*messages.NOT_OURS):  # it is not listening yet, or another program has its port
             async with asyncio.timeout(ANSWER_SECONDS):
-                reader, writer = await asyncio.open_connection(*ports.split(seat.chief_address))
+                reader, writer = await asyncio.open_connection(*tf_config.split_address(seat.chief_address))
                 with contextlib.closing(writer):
                     messages.write_failure(writer, failure)
                     await messages.read_answer(reader)
@@ -465,7 +465,7 @@ class Client:
 
     def __init__(self, hello: Hello, chief: str, address: str, timeout: float) -> None:
         self.hello, self.chief, self.timeout = hello, chief, timeout
-        self._address, self._awaited = ports.split(address), chief
+        self._address, self._awaited = tf_config.split_address(address), chief
 
     async def meet(self) -> Outcome:
         """Returns the chief's answer, or the error about those that did not come in time."""

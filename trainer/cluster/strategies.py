@@ -13,7 +13,7 @@ from tensorflow.python.eager import context
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import UsageError
 from pipeline.order import order
-from trainer.cluster import failures, ports
+from trainer.cluster import failures, tf_config
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
@@ -160,7 +160,7 @@ def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
         if failures.is_port_taken(error):
             address, name = cluster.addresses[cluster.rank], cluster.name(cluster.rank)
             reason = "was taken by another process; end that process or use another port"
-            raise ports.unusable(address, name, cluster.source, reason) from None
+            raise tf_config.unusable_port(address, name, cluster.source, reason) from None
         raise
 
 

@@ -1,8 +1,9 @@
-"""TF_CONFIG: the processes of a job, and which one this is. Without TensorFlow, so that mistakes show at once."""
+"""TF_CONFIG: the processes of a job, which one this is, and its port. Without TensorFlow, so that mistakes show at once."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import ipaddress
 import json
 import os
@@ -11,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, reason_of
 from trainer.config.run import ClusterFlags
 
 VARIABLE = "TF_CONFIG"
@@ -276,3 +277,48 @@ def of_flags(flags: ClusterFlags, strategy: str) -> str:
     if os.environ.get(VARIABLE, "").strip() not in ("", text):  # equal: set by an earlier run in this process
         raise UsageError(f"--worker_hosts={flags.worker_hosts} and {VARIABLE}: give one of them")
     return text
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Returns host and port of `host:port` or `[::1]:port`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def listen(address: str, name: str, source: str) -> socket.socket:
+    """Returns a socket that listens on this process's port at all addresses, as TensorFlow's server will.
+
+    Args:
+      address: `host:port` of this process.
+      name: what messages call this process.
+      source: where the address comes from, for messages.
+
+    Raises:
+      UsageError: the port is in use, or may not be used.
+    """
+    _, port = split_address(address)
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+    except OSError as error:
+        is_used = error.errno == errno.EADDRINUSE
+        reason = (
+            "is used by another process on this machine; end that process or use another port"
+            if is_used
+            else f"cannot be used: {reason_of(error)}; use another port"
+        )
+        raise unusable_port(address, name, source, reason) from None
+
+
+def unusable_port(address: str, name: str, source: str, reason: str) -> UsageError:
+    """Returns the error for a process's port; the arguments are those of `listen`."""
+    return UsageError(f"port {split_address(address)[1]}, which {source} gives to {name}, {reason}")
+
+
+def free_port() -> int:
+    """Returns a port of this machine that was free a moment ago."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        port: int = one.getsockname()[1]
+        return port

@@ -21,7 +21,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, remote
 
 from pipeline.errors import RerunError, UsageError
-from trainer.cluster import ports
+from trainer.cluster import tf_config
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 from trainer.parameter_server.worker_client import start_server
@@ -156,9 +156,9 @@ def connect(
     address = roles.address(Task(CHIEF)).rpartition(":")[0]
     workers, server = list(roles.workers), None
     if roles.chief_works:
-        workers[0] = f"{address}:{ports.free()}"
+        workers[0] = f"{address}:{tf_config.free_port()}"
         server = start_server(roles, workers[0])
-    addresses = {CHIEF: [f"{address}:{ports.free()}"], WORKER: workers, PS: list(roles.ps)}
+    addresses = {CHIEF: [f"{address}:{tf_config.free_port()}"], WORKER: workers, PS: list(roles.ps)}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), task_type=CHIEF, task_id=0, rpc_layer="grpc"
     )
@@ -274,7 +274,7 @@ def _coordinated_by(members: Members) -> Iterator[None]:
 
 def _resolved(address: str) -> set[tuple[str, int]]:
     """Returns the (IP address, port) pairs of `host:port`."""
-    host, port = ports.split(address)
+    host, port = tf_config.split_address(address)
     with contextlib.suppress(OSError):  # its name is gone with its machine
         return {(_plain(found[4][0]), port) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     return set()

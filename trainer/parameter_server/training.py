@@ -17,7 +17,7 @@ from trainer import description
 from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import Output
-from trainer.cluster import failures, ports, rendezvous, strategies, tf_config
+from trainer.cluster import failures, rendezvous, strategies, tf_config
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
@@ -74,7 +74,7 @@ def run(
 
     chief = Task(CHIEF)
     callbacks.phase("waiting for all processes", shown="")
-    port = ports.listen(roles.address(chief), roles.name(chief), roles.source_of(chief))
+    port = tf_config.listen(roles.address(chief), roles.name(chief), roles.source_of(chief))
     needed = gradients_of_step(config, len(roles.workers))
     say, on_lost = output.line, callbacks.on_lost
     with Coordinator(roles, expected_of, port, timeout, silence, needed, interrupt, say, on_lost) as coordinator:

@@ -16,7 +16,7 @@ from pipeline.errors import PipelineError, RerunError
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import Output
-from trainer.cluster import messages, ports, rendezvous
+from trainer.cluster import messages, rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Description, Hello
 from trainer.cluster.rendezvous import Client
@@ -56,7 +56,7 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
     workers = [address, *roles.workers[1:]] if address else list(roles.workers)
     task = Task(WORKER, 0) if address else roles.mine
     name, where = roles.name(task), address or roles.address(task)
-    ports.listen(where, name, roles.source_of(task)).close()
+    tf_config.listen(where, name, roles.source_of(task)).close()
     try:
         return tf.distribute.Server(
             tf.train.ClusterSpec({WORKER: workers, PS: list(roles.ps)}),
@@ -66,7 +66,7 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
             config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_threads(len(workers))),
         )
     except tf.errors.UnknownError:
-        raise ports.unusable(
+        raise tf_config.unusable_port(
             where, name, roles.source_of(task), "was taken by another process; use another port"
         ) from None
 

@@ -13,12 +13,11 @@ from pipeline.errors import DataError, RerunError
 from trainer import run_folder
 from trainer.run_folder import RunFolder
 
-ROOT = pathlib.Path(__file__).resolve().parents[4]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 HOLDER = """
 import pathlib, sys, time
-from trainer.run_folder import RunFolder
-from trainer.cluster import lock
-with lock.held(RunFolder(pathlib.Path(sys.argv[1]))):
+from trainer.run_folder import RunFolder, held
+with held(RunFolder(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(60)
 """

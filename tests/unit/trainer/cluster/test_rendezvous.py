@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 from tests.loopback import free_ports
-from trainer.cluster import messages, ports, rendezvous
+from trainer.cluster import messages, rendezvous, tf_config
 from trainer.cluster.rendezvous import LostError
 from trainer.cluster.tf_config import Cluster
 
@@ -52,7 +52,7 @@ def connect(addresses):
             deadline = time.monotonic() + 10
             while True:
                 try:
-                    connection = socket.create_connection(ports.split(addresses[0]))
+                    connection = socket.create_connection(tf_config.split_address(addresses[0]))
                     break
                 except ConnectionRefusedError:
                     assert time.monotonic() < deadline
@@ -91,7 +91,7 @@ def test_the_ports_are_free_as_soon_as_a_worker_may_go_on(start, connect, addres
     chief = start(0)
     others = [connect(hello(addresses, rank)) for rank in (1, 2)]
     assert '{"exit_code": 0, "error": ""}\n' in others[0].makefile()
-    ports.listen(addresses[0], "the chief", "TF_CONFIG").close()  # although the connections are still open
+    tf_config.listen(addresses[0], "the chief", "TF_CONFIG").close()  # although the connections are still open
     assert chief.result() is None
 
 
@@ -173,7 +173,7 @@ def test_a_worker_that_leaves_is_waited_for_again(start, connect, addresses):
 
 
 def test_a_chief_that_leaves_is_waited_for_again(start, addresses):
-    with socket.create_server(ports.split(addresses[0])) as gone:
+    with socket.create_server(tf_config.split_address(addresses[0])) as gone:
         workers = [start(1), start(2)]
         for _ in workers:
             gone.accept()[0].close()
@@ -231,7 +231,7 @@ def test_who_fails_before_the_others_come_tells_them_for_a_while(start, addresse
         raise UsageError("no")
     assert 0.7 < time.monotonic() - began < 5
     assert capfd.readouterr().out == "tells the other processes for 0.8 s at most why the job cannot begin: no\n"
-    another = socket.create_server(ports.split(addresses[0]))  # another program has the chief's port
+    another = socket.create_server(tf_config.split_address(addresses[0]))  # another program has the chief's port
     with another, pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank).seat, 0.2):
         raise UsageError("no")
     with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses[:1]).seat, 100):  # alone
@@ -352,7 +352,7 @@ def test_strangers_are_not_answered(start, connect, monkeypatch, caplog):
 
 
 def test_a_worker_waits_where_another_program_has_the_chiefs_port(start, addresses):
-    with socket.create_server(ports.split(addresses[0])) as other:
+    with socket.create_server(tf_config.split_address(addresses[0])) as other:
         worker = start(1, timeout=2)
         connection, _ = other.accept()
         with connection:
@@ -362,7 +362,7 @@ def test_a_worker_waits_where_another_program_has_the_chiefs_port(start, address
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_port_in_use_is_named(start, addresses, rank):
-    port = ports.split(addresses[rank])[1]
+    port = tf_config.split_address(addresses[rank])[1]
     with socket.create_server(("127.0.0.1", port)):
         worker = start(rank, timeout=2)
         assert isinstance(worker.result(timeout=30), UsageError)

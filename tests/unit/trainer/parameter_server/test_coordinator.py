@@ -9,7 +9,7 @@ import time
 import pytest
 
 from pipeline.errors import DataError, RerunError, UsageError
-from trainer.cluster import ports
+from trainer.cluster import tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.parameter_server import coordinator as module
 from trainer.parameter_server.coordinator import Coordinator
@@ -25,7 +25,9 @@ class Other:
     """A process of the job: it says who it is, and reads what the chief says."""
 
     def __init__(self, chief, task, description=SAME, failure=None):
-        self._socket = socket.create_connection(ports.split(chief.roles.address(Task(CHIEF))), timeout=SECONDS)
+        self._socket = socket.create_connection(
+            tf_config.split_address(chief.roles.address(Task(CHIEF))), timeout=SECONDS
+        )
         self._lines = self._socket.makefile("rb")
         rank, name = chief.roles.others.index(task) + 1, chief.roles.name(task)
         self.send({"rank": rank, "name": name, **(failure or {"description": description})})
@@ -51,7 +53,7 @@ class Chief:
 
     def __init__(self, roles, interrupt, timeout=SECONDS, silence=SECONDS, least=1):
         self.roles, self.lines, self.lost = roles, [], []
-        port = ports.listen(roles.address(Task(CHIEF)), "the chief", "a test")
+        port = tf_config.listen(roles.address(Task(CHIEF)), "the chief", "a test")
         expected = lambda task: SAME  # noqa: E731
         self.coordinator = Coordinator(
             roles, expected, port, timeout, silence, least, interrupt, self.lines.append, self.lost.append
@@ -94,7 +96,7 @@ def chief_of(interrupt, monkeypatch):
     monkeypatch.setattr(module, "_FIRST_NOTICE_SECONDS", 0.05)
 
     def chief_of(works=False, **options):
-        address = f"localhost:{ports.free()}"
+        address = f"localhost:{tf_config.free_port()}"
         workers = (address if works else "localhost:1", "localhost:2")
         return Chief(Roles(workers, ("localhost:3",), Task(CHIEF), None if works else address), interrupt, **options)
 
@@ -275,7 +277,7 @@ def test_a_process_that_cannot_begin_ends_the_others_unless_they_have_begun(chie
 def test_what_is_not_of_the_job_gets_no_answer(chief_of):
     chief = chief_of()
     with chief.coordinator as coordinator:
-        stranger = socket.create_connection(ports.split(chief.roles.address(Task(CHIEF))), timeout=SECONDS)
+        stranger = socket.create_connection(tf_config.split_address(chief.roles.address(Task(CHIEF))), timeout=SECONDS)
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert stranger.recv(100) == b""
         assert coordinator.workers == {}
