@@ -34,9 +34,9 @@ from trainer.callbacks.terminal import Output
 from trainer.checkpoint import structure
 from trainer.checkpoint.manager import CheckpointManager, EpochSums, LossAverages, Stateful
 from trainer.cluster import failures, rendezvous, strategies
-from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.rendezvous import Ties
+from trainer.cluster.strategies import Agreement
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.config.interval import Period

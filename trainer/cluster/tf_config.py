@@ -1,4 +1,4 @@
-"""TF_CONFIG: the processes of a job, which one this is, and its port. Without TensorFlow, so that mistakes show at once."""
+"""TF_CONFIG: the processes of a job, which one this is, and its port. Without TensorFlow: mistakes show at once."""
 
 from __future__ import annotations
 

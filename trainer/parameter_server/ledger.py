@@ -1,12 +1,152 @@
-"""The ledger: how often each step was begun, and how often applied, counted on a parameter server."""
+"""What is known of steps: workers' reports, averages and sums over them, and the ledger on a parameter server."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from pipeline.order.views import Intervals
+from trainer.step.state import DECAY
+from trainer.step.train_step import AVERAGED, REGULARIZATION, TOTAL_LOSS, LoopResult
+from trainer.task.base import LOSS, WEIGHT, Measure, Sums
+
+_OWN = 2  # numbers before the sums: the regularisation, the norm
+
+
+class Row(NamedTuple):
+    """Results of a step.
+
+    Attributes:
+      penalty: the regularisation.
+      norm: of the gradient, before it is clipped.
+      sums: of the measure, flat, one after the other.
+    """
+
+    penalty: float
+    norm: float
+    sums: np.ndarray
+
+
+class Rows:
+    """Packs and unpacks rows. The names and shapes of the sums are known once a graph was traced."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+        self._shapes: dict[str, tf.TensorShape] = {}
+
+    def packed(self, sums: Sums, penalty: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
+        """Returns a row as a string scalar: graphs need its shape before the sums are known."""
+        self._shapes = {name: value.shape for name, value in sums.items()}
+        flat = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in sums.values()]
+        return tf.io.serialize_tensor(tf.concat([tf.stack([penalty, norm]), *flat], axis=0))
+
+    def unpacked(self, text: bytes) -> Row:
+        """Returns a row."""
+        numbers = tf.io.parse_tensor(text, tf.float32).numpy()
+        return Row(float(numbers[0]), float(numbers[1]), numbers[_OWN:].astype(np.float64))
+
+    def loss(self, row: Row) -> float:
+        """Returns the mean loss of a step without regularisation."""
+        sums = self._sums(row)
+        return float(sums[LOSS]) / max(float(sums[WEIGHT]), 1.0)
+
+    def weight(self, row: Row) -> float:
+        """Returns the sum of the weights of a step's examples."""
+        return float(self._sums(row)[WEIGHT])
+
+    def values(self, row: Row) -> dict[str, float]:
+        """Returns loss and metrics of a step, in the order of `LoopResult.values`."""
+        sums = {name: tf.constant(value, tf.float32) for name, value in self._sums(row).items()}
+        results = {name: float(value) for name, value in self._measure.results(sums).items()}
+        return {TOTAL_LOSS: results[LOSS] + row.penalty, REGULARIZATION: row.penalty, **results}
+
+    def _sums(self, row: Row) -> dict[str, np.ndarray]:
+        sizes = [shape.num_elements() for shape in self._shapes.values()]
+        parts = np.split(row.sums, np.cumsum(sizes)[:-1])
+        return {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+
+class Averages:
+    """Moving averages of the losses over the steps, in their order; a checkpoint remembers them."""
+
+    def __init__(self, skip_steps: Intervals = ()) -> None:
+        self.values = [math.nan] * len(AVERAGED)
+        self._skip_steps = skip_steps
+
+    def add(self, step: int, loss: float, penalty: float) -> None:
+        """Adds a step, by its number from 0 on; not a skipped one, which has no loss."""
+        if any(first <= step < stop for first, stop in self._skip_steps):
+            return
+        values = {TOTAL_LOSS: loss + penalty, LOSS: loss, REGULARIZATION: penalty}
+        for i, name in enumerate(AVERAGED):
+            old, new = self.values[i], values[name]
+            self.values[i] = new if math.isnan(old) else DECAY * old + (1 - DECAY) * new
+
+    def state_dict(self) -> list[float | None]:
+        """Returns what a checkpoint remembers."""
+        return [None if math.isnan(value) else value for value in self.values]
+
+    def load_state_dict(self, stored: list[float | None] | None) -> None:
+        """Takes over what a checkpoint remembers."""
+        if stored is not None:
+            self.values = [math.nan if value is None else value for value in stored]
+
+
+class EpochSums:
+    """Sums over the steps of an epoch so far, in their order; a checkpoint remembers them as `LoopResult.epoch`."""
+
+    def __init__(self, steps_per_epoch: int) -> None:
+        self._steps_per_epoch = steps_per_epoch
+        self._epoch: int | None = None  # None: that of the next step, which goes on with the sums
+        self._sums = np.zeros(0)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were added."""
+        return int(self._sums[0]) if len(self._sums) else 0
+
+    def add(self, step: int, row: Row, weight: float) -> None:
+        """Adds a step whose examples have this weight; with the first step of another epoch the sums start over."""
+        here = np.concatenate([[1.0, row.penalty * weight], row.sums])
+        goes_on = step % self._steps_per_epoch and self._epoch in (None, step // self._steps_per_epoch)
+        self._sums = self._sums + here if goes_on and len(here) == len(self._sums) else here
+        self._epoch = step // self._steps_per_epoch
+
+    def means(self, rows: Rows) -> list[float]:
+        """Returns the means over the epoch, in the order of `LoopResult.values`; NaN if its steps were all skipped."""
+        total = Row(0.0, 0.0, self._sums[_OWN:])
+        weight = rows.weight(total)
+        means = rows.values(total._replace(penalty=float(self._sums[1]) / max(weight, 1.0)))
+        return list(means.values()) if weight > 0 else [math.nan] * len(means)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint remembers."""
+        return {"steps_per_epoch": self._steps_per_epoch, "sums": self._sums.tolist()}
+
+    def load_state_dict(self, stored: dict[str, Any] | None) -> None:
+        """Takes over what a checkpoint remembers."""
+        if stored is not None and stored["steps_per_epoch"] == self._steps_per_epoch:
+            self._sums = np.array(stored["sums"])
+
+
+def loop_result(step: int, averages: Averages, means: list[float], norm: float) -> LoopResult:
+    """Returns a step's results in the form that actions expect."""
+    none = tf.zeros([0])
+    return LoopResult(
+        tf.constant(step, tf.int64),
+        none,
+        tf.constant(True),
+        tf.constant(0.0, tf.float64),
+        tf.constant(averages.values),
+        none,
+        tf.constant(means, tf.float64),
+        norm=tf.constant(norm),
+    )
+
 
 SPAN = 1 << 14  # most steps between two readings: the variable has a row for each
 _BEGUN, _APPLIED = 0, 1

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 from trainer.checkpoint import NotFiniteError
 from trainer.loop import Action, Clocks, Progress, Spent
-from trainer.parameter_server.ledger import SPAN, Ledger, Tally
-from trainer.parameter_server.rows import Averages, EpochSums, Row, Rows, loop_result
+from trainer.parameter_server.ledger import SPAN, Averages, EpochSums, Ledger, Row, Rows, Tally, loop_result
 from trainer.parameter_server.scheduling import Finished, Scheduler
 
 

@@ -17,8 +17,7 @@ from tensorflow.python.distribute.coordinator.cluster_coordinator import Closure
 from trainer.cluster import failures
 from trainer.config.interval import Period
 from trainer.parameter_server.coordinator import Coordinator
-from trainer.parameter_server.ledger import Tally
-from trainer.parameter_server.rows import Row
+from trainer.parameter_server.ledger import Row, Tally
 
 _ROOT_SECONDS = 1.0  # in which the error comes that had others cancelled
 _WRAPPERS = (ClosureAbortedError, ClosureInputError)  # around the error of what a function needed, such as its input

@@ -19,8 +19,7 @@ import tensorflow as tf
 
 from trainer.parameter_server.columns import ColumnBatches
 from trainer.parameter_server.compute import Compute, Sent, Transfer, is_finite, norm_of
-from trainer.parameter_server.ledger import Ledger, Tally
-from trainer.parameter_server.rows import Row, Rows
+from trainer.parameter_server.ledger import Ledger, Row, Rows, Tally
 from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
 from trainer.step.state import TrainState
 from trainer.task.base import WEIGHT

@@ -18,8 +18,8 @@ from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import Output
 from trainer.cluster import failures, rendezvous, strategies, tf_config
-from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
+from trainer.cluster.strategies import Agreement
 from trainer.config import TrainConfig
 from trainer.config.interval import period_of
 from trainer.loop import Action, Progress
@@ -28,10 +28,9 @@ from trainer.parameter_server.columns import ColumnBatches
 from trainer.parameter_server.compute import Compute, check_optimizer
 from trainer.parameter_server.connecting import CHIEF_DEVICE, Members, connect
 from trainer.parameter_server.coordinator import Coordinator
-from trainer.parameter_server.ledger import Ledger, Tally
+from trainer.parameter_server.ledger import Averages, EpochSums, Ledger, Rows, Tally
 from trainer.parameter_server.loop import Loop
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task, gradients_of_step
-from trainer.parameter_server.rows import Averages, EpochSums, Rows
 from trainer.parameter_server.scheduling import Closures, Scheduler, WorkerLines
 from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
 from trainer.parameter_server.worker_client import WorkerClient

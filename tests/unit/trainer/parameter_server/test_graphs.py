@@ -19,9 +19,8 @@ from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
 from trainer.parameter_server.columns import ColumnBatches
 from trainer.parameter_server.compute import Compute
 from trainer.parameter_server.coordinator import Coordinator
-from trainer.parameter_server.ledger import Ledger, Tally
+from trainer.parameter_server.ledger import Ledger, Rows, Tally
 from trainer.parameter_server.roles import CHIEF, Roles, Task
-from trainer.parameter_server.rows import Rows
 from trainer.parameter_server.scheduling import Closures, WorkerLines
 from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
 

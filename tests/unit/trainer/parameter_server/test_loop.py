@@ -6,9 +6,8 @@ import tensorflow as tf
 
 from trainer.checkpoint import NotFiniteError
 from trainer.loop import Action
-from trainer.parameter_server.ledger import Ledger, Tally
+from trainer.parameter_server.ledger import Averages, EpochSums, Ledger, Row, Rows, Tally
 from trainer.parameter_server.loop import Loop
-from trainer.parameter_server.rows import Averages, EpochSums, Row, Rows
 from trainer.parameter_server.scheduling import Finished
 from trainer.task.base import LOSS, WEIGHT, RowMeasure, Task
 

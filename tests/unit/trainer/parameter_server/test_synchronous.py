@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from trainer.parameter_server.rows import Row
+from trainer.parameter_server.ledger import Row
 from trainer.parameter_server.synchronous import Share, SyncScheduler
 
 EPOCH = 5  # steps
