@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from trainer.parameter_server.columns import ColumnBatches
-from trainer.parameter_server.compute import Compute, is_finite, norm_of
+from trainer.parameter_server.compute import ColumnBatches, Compute, is_finite, norm_of
 from trainer.parameter_server.ledger import Ledger, Rows, Tally
 from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
 from trainer.step.state import TrainState

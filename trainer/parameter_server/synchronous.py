@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.parameter_server.columns import ColumnBatches
-from trainer.parameter_server.compute import Compute, Sent, Transfer, is_finite, norm_of
+from trainer.parameter_server.compute import ColumnBatches, Compute, Sent, Transfer, is_finite, norm_of
 from trainer.parameter_server.ledger import Ledger, Row, Rows, Tally
 from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
 from trainer.step.state import TrainState

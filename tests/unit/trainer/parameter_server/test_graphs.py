@@ -16,8 +16,7 @@ from trainer.callbacks import graph
 from trainer.cluster.tf_config import ALONE
 from trainer.config.interval import Period
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
-from trainer.parameter_server.columns import ColumnBatches
-from trainer.parameter_server.compute import Compute
+from trainer.parameter_server.compute import ColumnBatches, Compute
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Ledger, Rows, Tally
 from trainer.parameter_server.roles import CHIEF, Roles, Task

@@ -7,8 +7,8 @@ import tensorflow as tf
 from trainer.checkpoint import NotFiniteError
 from trainer.loop import Action
 from trainer.parameter_server.ledger import Averages, EpochSums, Ledger, Row, Rows, Tally
-from trainer.parameter_server.loop import Loop
 from trainer.parameter_server.scheduling import Finished
+from trainer.parameter_server.training import Loop
 from trainer.task.base import LOSS, WEIGHT, RowMeasure, Task
 
 EPOCH = 6  # steps
@@ -91,7 +91,7 @@ def test_a_report_has_the_numbers_of_its_steps(train):
 def test_the_speed_is_that_of_all_updates_whatever_has_been_reported(train, monkeypatch):
     """Before each of the first reports, three more steps have been made than it tells of; each takes a second."""
     now = iter(range(10**6))
-    monkeypatch.setattr("trainer.parameter_server.loop.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("trainer.parameter_server.training.time.perf_counter", lambda: next(now))
     at = Action(5, lambda progress: None), Action(10, lambda progress: None, pauses=True)
     _, _, watched, _, _ = train(*at, ahead=3)
     assert [(one.step, one.spent.steps) for one in watched] == [(1, 1), (5, 5), (10, 7), (15, 15), (20, 17)]
