@@ -29,8 +29,7 @@ from trainer.config.meaning import (
     fields,
     shapes_training,
 )
-from trainer.config.model import ENDING, ModelFlags, OptimizerFlags
-from trainer.config.model_defaults import DEFAULT_EPOCHS, OWN_EPOCHS, defaults_of
+from trainer.config.model import DEFAULT_EPOCHS, ENDING, OWN_EPOCHS, ModelFlags, OptimizerFlags, defaults_of
 from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import OutputFlags, StepFlags
 from trainer.run_folder import RunFolder

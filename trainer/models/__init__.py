@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, UsageError, line_of, of_user
 from trainer.cluster import failures
-from trainer.config.model import ModelFlags, load_code
-from trainer.config.model_defaults import WITH_DROPOUT
+from trainer.config.model import WITH_DROPOUT, ModelFlags, load_code
 
 if TYPE_CHECKING:
     import keras

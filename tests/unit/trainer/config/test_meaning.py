@@ -4,8 +4,9 @@ import pytest
 
 from pipeline.commands.flags import flags_of
 from pipeline.errors import UsageError
-from trainer.config import TrainConfig, model_defaults
+from trainer.config import TrainConfig
 from trainer.config.meaning import check_parameter_server, flag, shapes_training
+from trainer.config.model import MODEL_DEFAULTS, OPTIMIZER_DEFAULTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ def test_flags_that_may_differ_from_machine_to_machine():
 
 def test_flags_say_which_defaults_are_the_models():
     told = {name for name, one in flags_of(TrainConfig).items() if one.field.metadata["by_model"]}
-    tables = [*model_defaults.MODEL_DEFAULTS.values(), *model_defaults.OPTIMIZER_DEFAULTS.values()]
+    tables = [*MODEL_DEFAULTS.values(), *OPTIMIZER_DEFAULTS.values()]
     assert told == {name for flags in tables for name in flags}
 
 

@@ -7,8 +7,8 @@ import pytest
 from pipeline.commands.flags import flags_of
 from pipeline.errors import UsageError
 from trainer import evaluate, export, launch, models
-from trainer.config import TrainConfig, model_defaults, parse
-from trainer.config.model import OPTIMIZERS
+from trainer.config import TrainConfig, parse
+from trainer.config.model import DEFAULT_EPOCHS, MODEL_DEFAULTS, OPTIMIZER_DEFAULTS, OPTIMIZERS, defaults_of
 
 PATHS = ["--data_dir=D", "--model_dir=M"]
 SYNC = {"strategy": "parameter_server", "sync": True}
@@ -106,11 +106,11 @@ def test_defaults_are_those_of_the_pair_of_model_and_optimizer(flags, expected):
 
 def test_every_optimizer_has_a_rate_for_every_model():
     for name in OPTIMIZERS:
-        found = [model_defaults.defaults_of(model, name) for model in (*model_defaults.MODEL_DEFAULTS, "mine:model")]
+        found = [defaults_of(model, name) for model in (*MODEL_DEFAULTS, "mine:model")]
         if name not in ("sgd", "momentum", "nesterov"):
-            rate = model_defaults.OPTIMIZER_DEFAULTS[name]["learning_rate"]
+            rate = OPTIMIZER_DEFAULTS[name]["learning_rate"]
             assert {flags["learning_rate"] for flags in found} == {rate}
-    assert model_defaults.OPTIMIZER_DEFAULTS.keys() == set(OPTIMIZERS) - {"momentum", "nesterov"}
+    assert OPTIMIZER_DEFAULTS.keys() == set(OPTIMIZERS) - {"momentum", "nesterov"}
 
 
 def test_code_of_ones_own_has_the_general_defaults_beside_what_was_given():
@@ -150,7 +150,7 @@ def test_help_shows_the_defaults_of_the_named_model(capsys, monkeypatch):
 
 
 def test_every_model_has_defaults_and_epochs():
-    assert model_defaults.DEFAULT_EPOCHS.keys() == model_defaults.MODEL_DEFAULTS.keys() == models._HOME.keys()
+    assert DEFAULT_EPOCHS.keys() == MODEL_DEFAULTS.keys() == models._HOME.keys()
     for name in models._HOME:
         assert parse([*PATHS, f"--model={name}"]).model.model == name
 

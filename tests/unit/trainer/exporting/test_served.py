@@ -12,8 +12,7 @@ from pipeline.errors import UsageError
 from pipeline.request import Request
 from tests.datasets import encoded
 from trainer import models
-from trainer.config.model import ModelFlags
-from trainer.config.model_defaults import MODEL_DEFAULTS
+from trainer.config.model import MODEL_DEFAULTS, ModelFlags
 from trainer.exporting.served import _told_apart, fitting_of, preprocess, without_own_layers
 from trainer.models import layers
 
