@@ -12,7 +12,7 @@ from pipeline.batch.compose import make_dataset
 from pipeline.index.__main__ import main as index
 from tests.datasets import write_dataset
 from trainer import plan
-from trainer.callbacks import graph
+from trainer.callbacks import tensorboard
 from trainer.cluster.tf_config import ALONE
 from trainer.config.interval import Period
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
@@ -134,7 +134,7 @@ def test_histograms_are_of_the_weights_now_and_of_the_gradient_of_the_last_shown
             np.testing.assert_allclose(mine[:, [0, 1, 3]], theirs[:, [0, 1, 3]], rtol=1e-3, atol=1e-5)
             assert mine[:, 4:].sum(axis=1).tolist() == theirs[:, 4:].sum(axis=1).tolist()
     model = made.state.model
-    found = graph.readable(made.compute.graph, {layer.name for layer in model._flatten_layers()})
+    found = tensorboard.readable_graph(made.compute.graph, {layer.name for layer in model._flatten_layers()})
     parts = [node.name.split("/") for node in found.node]
     for layer in (layer.name for layer in model.layers if layer.weights):
         assert any(layer in name[1:-1] for name in parts if name[0] == "worker" and "gradients" not in name)
