@@ -27,8 +27,7 @@ from trainer.callbacks.bottleneck import Bottleneck, Facts
 from trainer.callbacks.evaluation import Evaluations, Evaluator
 from trainer.callbacks.kubeflow import KubeflowReporter
 from trainer.callbacks.metrics_file import MetricsFile, TaskMetrics
-from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar
-from trainer.callbacks.run_summary import RunSummary
+from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar, RunSummary
 from trainer.callbacks.tensorboard import Profiler, Shown, TensorBoard, TrainScalars
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint import structure

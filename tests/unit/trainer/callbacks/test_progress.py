@@ -3,8 +3,8 @@ import types
 import pytest
 
 from pipeline.read.shard_cache import CacheCounts, _count
-from trainer.callbacks import run_summary
-from trainer.callbacks.run_summary import RunSummary, epoch_note
+from trainer.callbacks import progress
+from trainer.callbacks.progress import RunSummary, epoch_note
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint.best import BestCheckpoints, Ranking
 from trainer.run_folder import RunFolder
@@ -43,7 +43,7 @@ def summary_of(tmp_path):
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_tensorboard_is_named_with_how_to_get_it(installed, summary_of, say_end, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_summary.importlib.util, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: object() if installed else None)
     how = "" if installed else " (pip install tensorboard)"
     (tmp_path / "logs").mkdir()
     assert say_end(summary_of(), 5) == [f"checkpoint: ckpt-5; logs: tensorboard --logdir={tmp_path}/logs{how}"]
