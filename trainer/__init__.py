@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from trainer.config import TrainConfig
     from trainer.exporting.predictions import Predictor
     from trainer.run import train
-    from trainer.task.base import Task
+    from trainer.task import Task
 
 _HOME = {
     "Predictor": "trainer.exporting.predictions",
-    "Task": "trainer.task.base",
+    "Task": "trainer.task",
     "TrainConfig": "trainer.config",
     "train": "trainer.run",
 }

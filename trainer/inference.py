@@ -25,8 +25,7 @@ from trainer.config.model import OptimizerFlags
 from trainer.config.run import CheckpointFlags
 from trainer.step import state
 from trainer.step.state import TrainState
-from trainer.task import data_spec
-from trainer.task.base import Task
+from trainer.task import Task, data_spec_of
 
 
 @dataclasses.dataclass(eq=False)
@@ -158,7 +157,7 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
         raise UsageError(f"--split is missing: the run had --eval_split={config.data.eval_split}")
     task_class = lazy_imports.load_task(config.model.task) or Task
     splits = _resolved(record, config, task_class, flags)
-    task = task_class(config, data_spec.of(next(iter(splits.values()))))
+    task = task_class(config, data_spec_of(next(iter(splits.values()))))
     _check_data(record, task, config.data.data_dir)
     unused = dataclasses.replace(config, optimizer=OptimizerFlags())  # which is not used
     found = state.create(tf.distribute.get_strategy(), unused, task, lambda step: tf.constant(0.0))

@@ -12,7 +12,7 @@ from pipeline.errors import UsageError
 from trainer.config.model import load_code
 
 if TYPE_CHECKING:
-    from trainer.task.base import Task
+    from trainer.task import Task
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def load_task(name: str | None) -> type[Task] | None:
     if name is None:
         return None
     with loading():
-        from trainer.task.base import Task  # noqa: PLC0415, here because it loads TensorFlow
+        from trainer.task import Task  # noqa: PLC0415, here because it loads TensorFlow
 
         found = load_code("--task", name)
     if not (isinstance(found, type) and issubclass(found, Task)):

@@ -151,7 +151,7 @@ class Replay:
         """
         from trainer.checkpoint.manager import CheckpointManager  # noqa: PLC0415, as in `main`
         from trainer.cluster import rendezvous, strategies  # noqa: PLC0415, as in `main`
-        from trainer.task.base import Task  # noqa: PLC0415, as in `main`
+        from trainer.task import Task  # noqa: PLC0415, as in `main`
         from trainer.training import AllReduceRun  # noqa: PLC0415, as in `main`
 
         config = _config(flags, record)

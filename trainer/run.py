@@ -27,7 +27,7 @@ from trainer.config.run import PARAMETER_SERVER, ClusterFlags, RunFlags
 from trainer.parameter_server import roles
 
 if TYPE_CHECKING:
-    from trainer.task.base import Evaluation, Task
+    from trainer.task import Evaluation, Task
 
 COMMAND = "trainer.run"
 LOADING_SECONDS = 60.0  # most seconds for which loading a library keeps other threads from running
@@ -151,7 +151,7 @@ def _train(
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow says it
         with lazy_imports.loading():
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
-            from trainer.task.base import Task  # noqa: PLC0415
+            from trainer.task import Task  # noqa: PLC0415
 
         output = Output(cluster.rank, live, config.output.log_time)
         return training.run(config, plan, cluster, signals, given or Task, output, callbacks)

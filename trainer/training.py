@@ -44,8 +44,7 @@ from trainer.loss_log import LossLog
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
 from trainer.step.train_step import TrainStep
-from trainer.task import data_spec
-from trainer.task.base import Evaluation, Task
+from trainer.task import Evaluation, Task, data_spec_of
 
 _STOP = 0  # workers agree on numbers: this one to stop, 1 + its number for each action that is due
 _ANSWER = 0  # number of the action that answers SIGUSR1
@@ -166,7 +165,7 @@ class Run(abc.ABC):
         self.connect()
         self.callbacks.phase("building the model")
         schedule = optimizers.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
-        self.task = task(config, data_spec.of(plan.training.first))
+        self.task = task(config, data_spec_of(plan.training.first))
         self.state = state.create(self.strategy, config, self.task, schedule)
         self.build_step()
 

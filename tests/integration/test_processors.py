@@ -27,7 +27,7 @@ SENSITIVE = (  # what computes in floating point, and compares with numbers or w
     "tests/unit/pipeline/distort",
     "tests/unit/pipeline/order",
     "tests/unit/trainer/step",
-    "tests/unit/trainer/task",
+    "tests/unit/trainer/test_task.py",
     "tests/unit/trainer/test_loop.py",
     "tests/integration/test_losses.py",
     "tests/integration/test_train.py",

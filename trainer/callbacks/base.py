@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from trainer.loop import Action, Progress
 
 if TYPE_CHECKING:
-    from trainer.task.base import Evaluation
+    from trainer.task import Evaluation
 
 Expected: TypeAlias = Literal["steps", "end", "nothing"]
 

@@ -15,7 +15,7 @@ from trainer.checkpoint.best import BestCheckpoints
 from trainer.config.interval import Period
 from trainer.loop import Action, Progress
 from trainer.step.train_step import TrainStep
-from trainer.task.base import Evaluation, added, result_of
+from trainer.task import Evaluation, added, result_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from trainer.callbacks.base import Callback
 from trainer.loop import Action, Progress
 
 if TYPE_CHECKING:
-    from trainer.task.base import Evaluation
+    from trainer.task import Evaluation
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 SECONDS = 10.0  # between two reports; Kubeflow asks for at least 5

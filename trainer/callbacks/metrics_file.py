@@ -13,7 +13,7 @@ from pipeline.errors import UsageError, reason_of
 from pipeline.files.write import replace
 from trainer.callbacks.base import Callback
 from trainer.run_folder import RunFolder
-from trainer.task.base import Task
+from trainer.task import Task
 
 
 class TaskMetrics(Callback):

@@ -22,11 +22,11 @@ from trainer.loop import Action, Progress
 from trainer.plan import Plan
 from trainer.step.state import TrainState
 from trainer.step.train_step import REGULARIZATION, TOTAL_LOSS
-from trainer.task.base import LOSS
+from trainer.task import LOSS
 
 if TYPE_CHECKING:
     from pipeline.order.views import Intervals
-    from trainer.task.base import Evaluation
+    from trainer.task import Evaluation
 
 
 class RunSummary:

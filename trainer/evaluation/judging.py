@@ -18,8 +18,7 @@ from pipeline.resolved import ResolvedRequest
 from trainer.evaluation.report import Mistake, Report
 from trainer.inference import Trained
 from trainer.step.state import Forward
-from trainer.task.base import Evaluation, Sums, added, result_of
-from trainer.task.data_spec import classes_of, gives_probabilities
+from trainer.task import Evaluation, Sums, added, classes_of, gives_probabilities, result_of
 
 _TINY = 1e-30  # least probability whose logarithm is taken
 

@@ -31,7 +31,7 @@ from trainer.exporting.formats import FORMATS, README, readme_of
 from trainer.exporting.served import Served, served
 from trainer.inference import Trained, build_first
 from trainer.step.state import Forward
-from trainer.task.data_spec import gives_probabilities
+from trainer.task import gives_probabilities
 
 _TOLERANCE = 1e-4
 _ROUGH_TOLERANCE = 0.02  # of models that compute in less than float32, and of JPEGs that are decoded in part

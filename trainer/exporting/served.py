@@ -27,7 +27,7 @@ from pipeline.errors import UsageError
 from pipeline.request import Request
 from trainer.inference import Trained
 from trainer.models.layers import LocalResponseNorm, ScalePixels
-from trainer.task.data_spec import classes_of, gives_probabilities, shape_of
+from trainer.task import classes_of, gives_probabilities, shape_of
 
 _LEAST_STD = 1e-3  # of a channel that never varies, as in `pipeline.distort.kernels.normalise`
 

@@ -33,7 +33,7 @@ from trainer.config import TrainConfig
 from trainer.config.interval import Period
 from trainer.step.state import TrainState
 from trainer.step.train_step import COLUMNS, Contribution, Gradients, clipped, histogram, is_skipped
-from trainer.task.base import WEIGHT
+from trainer.task import WEIGHT
 
 _DECODED_TOGETHER = 256  # images
 

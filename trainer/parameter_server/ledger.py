@@ -12,7 +12,7 @@ import tensorflow as tf
 from pipeline.order.views import Intervals
 from trainer.step.state import DECAY
 from trainer.step.train_step import AVERAGED, REGULARIZATION, TOTAL_LOSS, LoopResult
-from trainer.task.base import LOSS, WEIGHT, Measure, Sums
+from trainer.task import LOSS, WEIGHT, Measure, Sums
 
 _OWN = 2  # numbers before the sums: the regularisation, the norm
 

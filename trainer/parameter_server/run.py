@@ -26,7 +26,7 @@ from trainer.parameter_server import roles as processes
 from trainer.parameter_server.roles import PS, WORKER, Roles
 
 if TYPE_CHECKING:
-    from trainer.task.base import Task
+    from trainer.task import Task
 
 LOADING_SECONDS = 60.0  # at most, in which loading a library lets no other thread run
 _ENVIRONMENT = {
@@ -113,7 +113,7 @@ def _lead(
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         with lazy_imports.loading():
             from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
-            from trainer.task.base import Task  # noqa: PLC0415
+            from trainer.task import Task  # noqa: PLC0415
 
         output = Output(0, live, config.output.log_time)
         return training.run(config, plan, roles, interrupt, found or Task, output, callbacks)

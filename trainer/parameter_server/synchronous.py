@@ -21,7 +21,7 @@ from trainer.parameter_server.compute import ColumnBatches, Compute, Sent, Trans
 from trainer.parameter_server.ledger import Ledger, Row, Rows, Tally
 from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
 from trainer.step.state import TrainState
-from trainer.task.base import WEIGHT
+from trainer.task import WEIGHT
 
 _POLL_SECONDS = 0.1
 

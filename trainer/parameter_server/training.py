@@ -16,6 +16,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, RerunError, UsageError
 from pipeline.request import Request
 from trainer import description
+from trainer import task as tasks
 from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import Output
@@ -39,8 +40,7 @@ from trainer.plan import Plan
 from trainer.step import train_step
 from trainer.step.state import TrainState
 from trainer.step.train_step import TrainStep
-from trainer.task import base
-from trainer.task.base import Evaluation, Sums
+from trainer.task import Evaluation, Sums
 from trainer.training import Batches, Run, TrainLoop
 
 
@@ -49,7 +49,7 @@ def run(
     plan: Plan,
     roles: Roles,
     interrupt: Interrupt,
-    task: type[base.Task],
+    task: type[tasks.Task],
     output: Output,
     callbacks: Callbacks,
 ) -> Evaluation | None:

@@ -18,8 +18,7 @@ from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
 from trainer.step.optimizers import Averages, Schedule
-from trainer.task.base import WEIGHT, Measure, RowMeasure, Sums, Task
-from trainer.task.compiled import CompiledMeasure
+from trainer.task import WEIGHT, CompiledMeasure, Measure, RowMeasure, Sums, Task
 from trainer.topology import keep_order_of_sums
 
 DECAY = 0.9  # of the losses' moving averages, as in the CIFAR-10 tutorial (cifar10.py)

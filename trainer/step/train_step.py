@@ -27,7 +27,7 @@ from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
 from trainer.step.optimizers import Averages
 from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
-from trainer.task.base import LOSS, WEIGHT, Sums
+from trainer.task import LOSS, WEIGHT, Sums
 from trainer.topology import sum_virtual_replicas
 
 NORM, HISTOGRAMS, ACTIVATIONS, IMAGES = "norm", "histograms", "activations", "images"  # the summaries

@@ -50,7 +50,7 @@ def make_state(config_of):
         import tensorflow as tf
 
         from trainer.step import state
-        from trainer.task.base import DataSpec, Task
+        from trainer.task import DataSpec, Task
 
         class Given(Task):
             def build_model(self):

@@ -12,7 +12,7 @@ from trainer import inference, plan
 from trainer.checkpoint.reader import Record
 from trainer.cluster.tf_config import ALONE
 from trainer.config.run import CheckpointFlags
-from trainer.task.base import Task
+from trainer.task import Task
 
 DARKER = (1.0, 2.0, 3.0)
 

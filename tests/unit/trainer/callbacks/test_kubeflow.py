@@ -13,7 +13,7 @@ from tests.status_server import StatusServer
 from trainer.callbacks import kubeflow
 from trainer.callbacks.kubeflow import KubeflowReporter
 from trainer.loop import Progress, Spent
-from trainer.task.base import Evaluation
+from trainer.task import Evaluation
 
 
 def progress(step, **values):

@@ -16,7 +16,7 @@ from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.config.interval import Period
 from trainer.loop import Progress, Spent
-from trainer.task.base import Evaluation
+from trainer.task import Evaluation
 
 CLEAR = "\r\x1b[K"
 

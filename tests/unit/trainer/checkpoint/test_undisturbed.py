@@ -30,7 +30,7 @@ from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
 from trainer.config.interval import Period
-from trainer.task.base import Evaluation
+from trainer.task import Evaluation
 
 LAST = 9
 SUFFIXES = (".data-00000-of-00001", ".index")

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.parameter_server.ledger import Averages, EpochSums, Ledger, Row, Rows, Tally
-from trainer.task.base import LOSS, WEIGHT, RowMeasure, Task
+from trainer.task import LOSS, WEIGHT, RowMeasure, Task
 
 
 @tf.function(autograph=False)

@@ -9,7 +9,7 @@ from trainer.loop import Action
 from trainer.parameter_server.ledger import Averages, EpochSums, Ledger, Row, Rows, Tally
 from trainer.parameter_server.scheduling import Finished
 from trainer.parameter_server.training import Loop
-from trainer.task.base import LOSS, WEIGHT, RowMeasure, Task
+from trainer.task import LOSS, WEIGHT, RowMeasure, Task
 
 EPOCH = 6  # steps
 

@@ -14,8 +14,7 @@ from trainer import plan
 from trainer.cluster.tf_config import ALONE
 from trainer.step import state
 from trainer.step.state import Forward
-from trainer.task import data_spec
-from trainer.task.base import DataSpec, Task
+from trainer.task import DataSpec, Task, data_spec_of
 
 IMAGES = np.random.default_rng(0).random((2, 4, 5, 3)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).random((60, 3)).astype(np.float32)
@@ -103,7 +102,7 @@ def test_the_seed_gives_the_weights_of_any_task(make_strategy, make_state):
 def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, inputs, dtype, tmp_path, config_of):
     write_dataset(tmp_path, (8,), (28, 28, 1), kind=stored)
     config = config_of(model=model, data_dir=tmp_path, distort=distort, resize=resize, global_batch_size=4)
-    task = Task(config, data_spec.of(plan.make(config, ALONE).training.first))
+    task = Task(config, data_spec_of(plan.make(config, ALONE).training.first))
     made = state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, task, lambda step: 0.1)
     arguments = {"global_batch_size": 4, "training": True, "distort": distort, "resize": resize}
     images = input_fn(tmp_path, **arguments).element_spec[0]

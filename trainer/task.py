@@ -1,18 +1,25 @@
 """`Task`: the parts of a training job that its author writes; and the sums over rows that losses and metrics come from.
 
-Sums are added over replicas and batches; only then are losses and metrics computed from the total.
+Sums are added over replicas and batches; only then are losses and metrics computed from the total. A model that its
+author has compiled brings its own loss and metrics.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
 import keras
 import tensorflow as tf
 
+from pipeline import user_function
+from pipeline.decode import is_pair
+from pipeline.distort.base import Recipe, output_spec
+from pipeline.distort.composed import cropping_of
+from pipeline.distort.recipes import make_recipe
 from pipeline.errors import DataError, PipelineError, UsageError, line_of
 from pipeline.resolved import ResolvedRequest
 from trainer import models
@@ -304,3 +311,189 @@ def result_of(
 def _means(name: str, count: int, sums: Mapping[str, tf.Tensor], measure: Measure, averaged: bool) -> Evaluation:
     values, weight = {key: float(value) for key, value in measure.results(sums).items()}, int(float(sums[WEIGHT]))
     return Evaluation(name, weight, count - weight, values.pop(LOSS), values, averaged)
+
+
+def data_spec_of(training: ResolvedRequest) -> DataSpec:
+    """Returns the shapes and dtypes of a request's batches.
+
+    Raises:
+      UsageError: the user's `parse` does not return (features, labels).
+    """
+    classes = tuple(training.manifest.class_names)
+    parse = training.request.parse
+    if parse is not None:
+        return _parsed(parse, classes)
+    distort = training.request.distort
+    recipe = make_recipe("none" if distort is None else str(distort), "--distort")
+    images = _images(training, recipe)
+    labels = tf.TensorSpec([None, len(classes)], tf.float32) if recipe.mixing else tf.TensorSpec([None], tf.int64)
+    return DataSpec(tf.TensorSpec([None, *images.shape[1:]], images.dtype), labels, classes)
+
+
+def _images(training: ResolvedRequest, recipe: Recipe) -> tf.TensorSpec:
+    shape = training.image_shape
+    if cropping := cropping_of(recipe):
+        shape = (*cropping.crop(training=True).size, training.manifest.features["image"].shape[2] or 3)
+    assert shape is not None
+    return output_spec(recipe, shape)
+
+
+def _parsed(parse: Any, classes: tuple[str, ...]) -> DataSpec:
+    with tf.Graph().as_default():
+        given = user_function.call("Task.parse", user_function.as_given(parse), tf.zeros([1], tf.string))
+    if not is_pair(given):
+        raise UsageError(f"Task.parse: must return (features, labels), returned {given!r}")
+    features, labels = tf.nest.map_structure(
+        lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype), tuple(given)
+    )
+    return DataSpec(features, labels, classes)
+
+
+def shape_of(model: keras.Model, data: DataSpec) -> Any:
+    """Returns the shape of a model's outputs; a structure of shapes if there are several.
+
+    Args:
+      model: built. A subclassed one, whose output shape Keras does not know, is called with symbolic features.
+      data: its features.
+    """
+    known = getattr(model, "output_shape", None)
+    if known is not None:
+        return known
+    features = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), data.features)
+    return tf.nest.map_structure(lambda found: tuple(found.shape), model.compute_output_spec(features))
+
+
+def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
+    """Returns the class names if the outputs are one number per class, else None.
+
+    Args:
+      model: built.
+      data: its labels are class numbers, or probabilities of all classes if rows are mixed. Classes without names are
+        called by their numbers.
+    """
+    shape, labels = shape_of(model, data), data.labels
+    if not isinstance(labels, tf.TensorSpec):
+        return None
+    numbers = labels.dtype.is_integer and labels.shape.rank == 1
+    mixed = labels.dtype.is_floating and labels.shape.as_list() == [None, len(data.class_names) or -1]
+    if not (numbers or mixed) or not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(shape[1], int):
+        return None
+    names = data.class_names or tuple(map(str, range(shape[1])))
+    return names if 2 <= shape[1] == len(names) else None
+
+
+def gives_probabilities(model: keras.Model) -> bool:
+    """Returns whether the outputs are probabilities, not logits, judging by the last layer or the compiled loss."""
+    last = model.layers[-1] if model.layers else None
+    if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
+        return True
+    if not model.compiled:
+        return False
+    loss = keras.losses.get(model.loss)
+    name = str(getattr(loss, "name", None) or getattr(loss, "__name__", ""))
+    return "crossentropy" in name and not getattr(loss, "from_logits", False)
+
+
+_SEPARATOR = "/"  # between a metric's name and the number of its state
+_MOST_CHARACTERS = 300  # of an error of Keras
+
+
+class CompiledMeasure:
+    """The loss and the metrics of `model.compile`, summed exactly over all rows.
+
+    The loss is the weighted mean over rows. Keras keeps a metric's state as sums over rows, so that AUC, precision and
+    IoU are exact for the whole batch or split, not means over replicas.
+    """
+
+    def __init__(self, model: keras.Model, data: DataSpec, flag: str) -> None:
+        """Builds the metrics.
+
+        Args:
+          model: compiled.
+          data: its features and labels.
+          flag: names the model in messages.
+
+        Raises:
+          UsageError: it is not compiled with one loss of one output, or the loss or a metric does not fit the labels.
+        """
+        if not isinstance(model.loss, str | keras.Loss) and not callable(model.loss):
+            raise UsageError(f"{flag}: compiled with loss={model.loss!r}; one loss of one output is supported")
+        shape = shape_of(model, data)
+        if not isinstance(shape, tuple) or any(isinstance(size, tuple) for size in shape):
+            raise UsageError(f"{flag}: compiled, with {len(shape)} outputs; one loss of one output is supported")
+        with _in_one_line(flag):
+            self._loss = keras.losses.get(model.loss)
+        reduction = getattr(self._loss, "reduction", "sum_over_batch_size")
+        if reduction != "sum_over_batch_size":
+            raise UsageError(f"{flag}: its loss has reduction={reduction!r}; the trainer takes means over rows")
+        outputs = keras.KerasTensor((1, *shape[1:]), "float32")
+        expected = keras.KerasTensor((1, *data.labels.shape[1:]), data.labels.dtype.name)
+        with _in_one_line(flag):
+            self._metrics = {metric.name: metric for metric in _metrics(model, expected, outputs)}
+            rows = [tf.TensorSpec((2, *some.shape[1:]), some.dtype) for some in (expected, outputs)]
+            tf.function(self._sums, autograph=False).get_concrete_function(*rows, tf.TensorSpec((2,)))
+
+    def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+        """Returns the sums over a replica's rows; `loss` has gradients."""
+        return self._sums(labels, model(features, training=True), weights)
+
+    def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
+        """Returns the loss of each row in training, float32 (rows,)."""
+        outputs = model(features, training=True)
+        return self._losses(self._as_outputs(labels, outputs), outputs)
+
+    def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+        """Returns the sums over rows in an evaluation."""
+        return self._sums(labels, model(features, training=False), weights)
+
+    def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns the mean loss, and the metrics computed from their summed states."""
+        found = {LOSS: sums[LOSS] / tf.maximum(sums[WEIGHT], 1.0)}
+        for name, metric in self._metrics.items():
+            state = [tf.cast(sums[_key(name, i)], v.dtype) for i, v in enumerate(metric.variables)]
+            found[name] = tf.cast(metric.stateless_result(state), tf.float32)
+        return found
+
+    def _sums(self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor) -> Sums:
+        labels = self._as_outputs(labels, outputs)
+        loss = tf.reduce_sum(weights * self._losses(labels, outputs))
+        sums = {WEIGHT: tf.reduce_sum(weights), LOSS: loss}
+        for name, metric in self._metrics.items():
+            zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
+            state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=weights)
+            sums.update({_key(name, i): tf.cast(value, tf.float32) for i, value in enumerate(state)})
+        return sums
+
+    def _losses(self, labels: Any, outputs: tf.Tensor) -> tf.Tensor:
+        # Calling the loss would divide by the replica's rows and by the replicas.
+        of_rows = self._loss.call if isinstance(self._loss, keras.Loss) else self._loss
+        each = tf.cast(of_rows(labels, outputs), tf.float32)
+        return tf.reduce_mean(tf.reshape(each, [tf.shape(outputs)[0], -1]), axis=1)
+
+    @staticmethod
+    def _as_outputs(labels: Any, outputs: tf.Tensor) -> Any:
+        """Returns labels with the axis that Keras adds if the outputs are single numbers."""
+        return labels[..., None] if outputs.shape[-1] == 1 and outputs.shape.rank == labels.shape.rank + 1 else labels
+
+
+@contextlib.contextmanager
+def _in_one_line(flag: str) -> Iterator[None]:
+    """Context in which Keras' errors about a loss or a metric become a UsageError."""
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        reason = " ".join(str(error).split())[:_MOST_CHARACTERS]
+        raise UsageError(f"{flag}: compiled with a loss or a metric that does not work: {reason}") from None
+
+
+def _key(metric: str, number: int) -> str:
+    return f"{metric}{_SEPARATOR}{number}"
+
+
+def _metrics(model: keras.Model, labels: keras.KerasTensor, outputs: keras.KerasTensor) -> list[keras.Metric]:
+    """Returns the compiled metrics; `accuracy` becomes the kind that fits labels and outputs."""
+    compiled = getattr(model, "_compile_metrics", None)  # public nowhere
+    if compiled is None:
+        return []
+    compiled.build(labels, outputs)
+    return list(compiled.metrics)

@@ -1,1 +1,0 @@
-"""What is trained, apart from how it is distributed: the base class to override, and models that are compiled."""
