@@ -14,8 +14,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import sources
 from beam_jobs.plan import Origin, Plan
-from beam_jobs.runs.chain import FOUND, ShardJob
-from beam_jobs.runs.run import Display, run_job
+from beam_jobs.runs.run import FOUND, Display, ShardJob, run_job
 from beam_jobs.shards import manifest_writer, reader, receipts, writer
 from beam_jobs.shards.reader import KeyHashes, Repeated
 from beam_jobs.shards.receipts import Receipt

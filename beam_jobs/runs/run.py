@@ -1,31 +1,126 @@
-"""Runs a Beam pipeline in a background thread, so that the command handles signals, progress and errors."""
+"""The Beam pipeline of both commands, run in a background thread: the command handles signals, progress and errors.
+
+The pipeline is one linear chain, which every runner runs correctly:
+
+    shards -> Reshuffle -> work on them -> group by bucket -> find repeated keys -> group all -> write the result
+
+Elements are lists of shards, the result of each shard, and hashes of keys; no pixel goes through a shuffle. Apart from
+Reshuffle, the transforms are primitive: `Create` and `CombineGlobally` expand to a dozen each, and setting those up
+takes Beam as long as a core needs to convert 10,000 images.
+
+Runners carry an error of ours from a worker as text. With Flink and Spark, that is several of Java's stack traces, one
+after the other; of these, and of any other failure, one line is said.
+"""
 
 from __future__ import annotations
 
 import abc
+import base64
 import contextlib
 import os
 import pathlib
+import pickle
+import re
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 import apache_beam as beam
+import grpc
+import requests
 import tqdm
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
 from beam_jobs import drafts
-from beam_jobs.runs import failures
-from beam_jobs.runs.chain import OverShards, ShardJob
-from beam_jobs.runs.runners import make_runner
+from beam_jobs.runs import runners
+from beam_jobs.shards.reader import KeyHashes, Repeated
 from pipeline import errors
 from pipeline.files.paths import try_lock
+
+FOUND = -1  # the bucket of the shards' results; buckets of keys are 0 to 255
+
+
+class ShardJob(abc.ABC):
+    """The work of a pipeline on the shards of a data set; it is pickled to every worker.
+
+    Runners retry bundles and may run one twice, so repeating `work` must change nothing.
+    """
+
+    @property
+    @abc.abstractmethod
+    def shards(self) -> Sequence[Any]:
+        """The shards."""
+
+    @abc.abstractmethod
+    def work(self, shards: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Yields (FOUND, result) for each of some shards, and (bucket, hashes) for its keys."""
+
+    @abc.abstractmethod
+    def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
+        """Returns the repeated keys of one bucket: as many as `finish` needs."""
+
+    @abc.abstractmethod
+    def finish(self, found: list[Any], repeated: list[Repeated]) -> str:
+        """Writes the job's result and returns its path. A retried shard is in `found` twice."""
+
+
+class OverShards(beam.PTransform):
+    """Runs a job; the only output element is the path of its result."""
+
+    def __init__(self, job: ShardJob) -> None:
+        super().__init__()
+        self._job = job
+
+    def expand(self, pbegin: beam.Pipeline) -> beam.PCollection:
+        """Builds the chain."""
+        # One element per worker, so that it can begin a shard while it writes another. Runners with machines of their
+        # own get one element per shard, to spread as they see fit.
+        shards = self._job.shards
+        step = runners.workers(pbegin.pipeline) or len(shards)
+        parts = [shards[start::step] for start in range(min(step, len(shards)))]
+        # No Map: it wraps its function in a lambda, whose code would be sent to every worker by value.
+        return (
+            pbegin
+            | "Begin" >> beam.Impulse()
+            | "ShardNumbers" >> beam.FlatMap(_each, parts)
+            | "Spread" >> beam.Reshuffle()
+            | "MakeShards" >> beam.FlatMap(_work, self._job)
+            | "Group" >> beam.GroupByKey()
+            | "CheckKeys" >> beam.FlatMap(_check_group, self._job)
+            | "Gather" >> beam.GroupByKey()
+            | "WriteResult" >> beam.FlatMap(_finish, self._job)
+        )
+
+
+def _each(_: bytes, parts: list[Sequence[Any]]) -> list[Sequence[Any]]:
+    return parts
+
+
+def _work(shards: Sequence[Any], job: ShardJob) -> Iterator[tuple[int, Any]]:
+    with carried():
+        yield from job.work(shards)
+
+
+def _check_group(group: tuple[int, Iterable[Any]], job: ShardJob) -> Iterator[tuple[int, Any]]:
+    bucket, values = group
+    with carried():
+        for value in values if bucket == FOUND else job.repeated(values):
+            yield FOUND, value
+
+
+def _finish(group: tuple[int, Iterable[Any]], job: ShardJob) -> list[str]:
+    found = list(group[1])
+    repeated = [value for value in found if isinstance(value, Repeated)]
+    with carried():
+        return [job.finish([value for value in found if not isinstance(value, Repeated)], repeated)]
+
 
 _SECONDS_BETWEEN_LINES = 5.0
 _MAX_POLL_SHARE = 0.05  # spend at most 5% of the time on looking: listing 99,999 shards, or a store, is slow
@@ -47,7 +142,7 @@ def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
       PipelineError: a worker's own error, or Beam's in one line.
     """
     with temporary_folder() as folder:
-        runner, lifeline = make_runner(options, folder)
+        runner, lifeline = runners.make_runner(options, folder)
         run = _Run(job, runner, options)
         drafts.gate.open()
         ended, loud = False, sys.stderr
@@ -70,7 +165,7 @@ def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
             if not ended:
                 drafts.gate.shut()
     if run.failure:
-        raise failures.as_ours(run.failure) from run.failure
+        raise as_ours(run.failure) from run.failure
 
 
 class _Run(threading.Thread):
@@ -246,3 +341,88 @@ def _remove_abandoned(place: pathlib.Path) -> None:
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(descriptor)
+
+
+_WORKER_DIED = "Channel closed prematurely"  # all that Beam reports
+_CARRIED = re.compile(r"\[pickled: ([A-Za-z0-9+/=]+)\]")
+_FRAME = re.compile(r"^\s*(?:at [\w.$/<>]+\(.*\)|\.\.\. \d+ .*)$", re.MULTILINE)
+_CAUSE = re.compile(r"^\s*Caused by: (.*\S)", re.MULTILINE)
+_PYTHON = re.compile(r"Traceback .*?:$(.*?)^\s+at [\w.$/]+\(", re.MULTILINE | re.DOTALL)  # a worker's own error
+_PREAMBLE = re.compile(r"Pipeline \S+ failed in state \w+: ")  # Beam's
+_PACKAGE = re.compile(r"\b(?:[a-z]\w*\.){2,}(?=[A-Z])")  # of a class: org.apache.flink.util.
+# In messages about a lost task manager, executor or worker pool, or a lost connection.
+_LOST = re.compile(
+    r"client cancelled|UNAVAILABLE|ConnectException|RemoteTransportException|TaskManager with id|ExecutorLostFailure|"
+    r"ConnectionClosed|NoResourceAvailable"
+)
+
+
+@contextlib.contextmanager
+def carried() -> Iterator[None]:
+    """Context of a worker, in which an error of ours becomes one whose text holds it, pickled, for `as_ours`."""
+    try:
+        yield
+    except errors.PipelineError as error:
+        packed = base64.b64encode(pickle.dumps(error)).decode()
+        raise RuntimeError(f"{type(error).__name__}: {error} [pickled: {packed}]") from error
+
+
+def as_ours(failure: BaseException) -> errors.PipelineError:
+    """Returns the error of ours in `failure` or its causes; if there is none, one with Beam's message."""
+    error: BaseException | None = failure
+    while error is not None:
+        if isinstance(error, errors.PipelineError):
+            return error
+        if match := _CARRIED.search(str(error)):
+            found: errors.PipelineError = pickle.loads(base64.b64decode(match[1]))
+            return found
+        error = error.__cause__ or error.__context__
+    if lost := _what_is_gone(failure):
+        return errors.TransientError(lost)
+    if on_cluster := _of_cluster(str(failure)):
+        return on_cluster
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or ["no message"]
+    return errors.DataError(f"Beam: {type(failure).__name__}: {lines[-1]}")
+
+
+def _what_is_gone(failure: BaseException) -> str | None:
+    """Returns the message about a lost process, if that is why a run failed; else None."""
+    if _WORKER_DIED in str(failure):
+        return "a worker process died (out of memory?); run again with fewer --direct_num_workers"
+    if isinstance(failure, grpc.FutureTimeoutError):
+        return "the runner's job server does not answer"
+    if isinstance(failure, grpc.RpcError):
+        reason = failure.details() if isinstance(failure, grpc.Call) else str(failure)
+        return f"the runner's job server is gone or failed: {' '.join(str(reason).split())}"
+    if isinstance(failure, requests.ConnectionError):  # that is how an uber jar's job is watched
+        address = urllib.parse.urlsplit(str(failure.request.url)).netloc if failure.request else "the given address"
+        return f"Flink does not answer any more at {address}; run the same command again once it does"
+    return None
+
+
+def _of_cluster(text: str) -> errors.DataError | None:
+    """Returns the error for a text with Java's traces, with its cause in one line; None if the text has no traces."""
+    cause = _root_cause(text)
+    if not cause:
+        return None
+    if _LOST.search(cause):
+        return errors.TransientError(
+            f"the cluster lost a worker ({cause}); run the same command again (docs/clusters.md: when a machine dies)"
+        )
+    return errors.DataError(f"the job failed on the cluster: {cause}")
+
+
+def _root_cause(text: str) -> str | None:
+    """Returns the innermost error in Java's traces, without its package; None if the text has no traces.
+
+    If a Python worker's traceback is among them, its last line is returned.
+    """
+    if not _FRAME.search(text):
+        return None
+    if workers_own := _PYTHON.findall(text):
+        return str(workers_own[-1].strip().splitlines()[-1].strip())
+    causes = _CAUSE.findall(text) or [_PREAMBLE.sub("", text, count=1).splitlines()[0].strip()]
+    message = causes[-1].partition(": ")[2]
+    # Netty's innermost error repeats the system's message without the address, which an outer one has.
+    fullest = max((cause for cause in causes if message and message in cause), key=len, default=causes[-1])
+    return _PACKAGE.sub("", fullest)

@@ -53,8 +53,7 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from apache_beam.utils.subprocess_server import JavaJarServer
 from apache_beam.version import __version__ as beam_version
 
-from beam_jobs.runs import lifeline
-from beam_jobs.runs.lifeline import Lifeline
+from beam_jobs.runs.lifeline import ENDED, OUTPUT, Lifeline
 from pipeline import errors
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
@@ -485,13 +484,13 @@ def _wait_until_ready(channel: grpc.Channel, folder: pathlib.Path) -> None:
             ready.result(timeout=_POLL_SECONDS)
             return
         except grpc.FutureTimeoutError:
-            if (folder / lifeline.ENDED).exists():
+            if (folder / ENDED).exists():
                 raise DataError(f"the job server did not start: {_last_line(folder)}") from None
     raise DataError(f"the job server does not answer after {_START_SECONDS:.0f} s: {_last_line(folder)}")
 
 
 def _last_line(folder: pathlib.Path) -> str:
-    output = folder / lifeline.OUTPUT
+    output = folder / OUTPUT
     lines = output.read_text(errors="backslashreplace").splitlines() if output.exists() else []
     said = [line.strip() for line in lines if line.strip() and not line.startswith("\t")]  # a tab: a Java stack frame
     return said[-1] if said else "it printed nothing"

@@ -15,8 +15,7 @@ from typing import Any
 from beam_jobs import drafts
 from beam_jobs.examples.statistics import moments
 from beam_jobs.report import card
-from beam_jobs.runs.chain import FOUND, ShardJob
-from beam_jobs.runs.run import Display
+from beam_jobs.runs.run import FOUND, Display, ShardJob
 from beam_jobs.shards import manifest_writer, reader
 from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
 from beam_jobs.shards.reader import KeyHashes, Repeated

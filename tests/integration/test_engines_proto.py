@@ -18,7 +18,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from beam_jobs.config import ConvertConfig
 from beam_jobs.conversion.job import Conversion
 from beam_jobs.plan import make_plan
-from beam_jobs.runs.chain import OverShards
+from beam_jobs.runs.run import OverShards
 from tests.forked import ROOT
 
 MAX_BYTES = 64 << 10  # 64 KiB
