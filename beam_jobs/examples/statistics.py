@@ -9,7 +9,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs import pixels
+try:
+    from pipeline.read import _unpack
+except ImportError:  # installed without a compiler, or for another kind of processor
+    _unpack = None  # type: ignore[assignment]
+
+_PERIOD = 48  # places that compiled code adds values up by
+_VALUES = 3 << 16  # 192 Ki values widened to uint32 at a time, which fit the cache
+_MOST_ROWS = 66_051  # at a time: floor((2^32 - 1) / 255^2), so that sums of squares fit uint32
+_MOST_LANES = 1 << 14  # values of an image that are summed side by side
 
 
 @dataclasses.dataclass
@@ -33,7 +41,7 @@ class PixelSums:
 
     def add(self, images: NDArray[np.uint8]) -> None:
         """Adds images, uint8 (n, height, width, channels), or one, (height, width, channels)."""
-        sums, squares = pixels.sums_of(images, self.channels)
+        sums, squares = sums_of(images, self.channels)
         self.pixels += images.size // self.channels
         self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)]
         self.squares = [a + b for a, b in zip(self.squares, squares, strict=True)]
@@ -43,6 +51,40 @@ class PixelSums:
         self.pixels += other.pixels
         self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
         self.squares = [a + b for a, b in zip(self.squares, other.squares, strict=True)]
+
+
+def sums_of(images: NDArray[np.uint8], channels: int) -> tuple[list[int], list[int]]:
+    """Returns the sum of each channel's values, and of their squares.
+
+    Args:
+      images: uint8 (..., channels).
+      channels: how many.
+    """
+    if _unpack is not None and _PERIOD % channels == 0:
+        found = np.empty((2, _PERIOD), np.int64)
+        _unpack.sum(np.ascontiguousarray(images), found)
+        sums, squares = found
+    else:
+        sums, squares = _by_lane(images)
+    first, second = ([int(each[n::channels].sum()) for n in range(channels)] for each in (sums, squares))
+    return first, second
+
+
+def _by_lane(images: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the sum of the values at each place of an image or of a row of it, and of their squares."""
+    lanes = math.prod(images.shape[1:])
+    if lanes > _MOST_LANES:
+        lanes = math.prod(images.shape[-2:])  # row by row, so that many rows fit the cache
+    values = images.reshape(-1, lanes)
+    sums, squares = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+    # Summed over the first axis, vectorised along a long contiguous one, whose channels are folded at the end.
+    rows = min(max(1, _VALUES // max(1, lanes)), _MOST_ROWS)
+    for start in range(0, len(values), rows):
+        chunk = values[start : start + rows].astype(np.uint32)
+        sums += chunk.sum(axis=0, dtype=np.uint32)
+        chunk *= chunk
+        squares += chunk.sum(axis=0, dtype=np.uint32)
+    return sums, squares
 
 
 def label_histogram(labels: NDArray[np.int64], num_classes: int) -> tuple[int, ...]:

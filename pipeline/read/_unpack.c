@@ -1,5 +1,5 @@
 /* Checks framed records, and copies images and labels out of them to rows: pipeline/read/frames.py and rows_reader.py
- * describe it, and do the same in NumPy. For beam_jobs/pixels.py it also works on the pixels of raw images.
+ * describe it, and do the same in NumPy. For beam_jobs it also works on the pixels of raw images.
  *
  * It runs without the interpreter's lock. A CRC is one long chain of instructions that wait for each other. So those of
  * several records are computed abreast, as far as the shortest of them goes; else those of three parts of a record,

@@ -77,3 +77,30 @@ def test_entropy(histogram, bits):
     assert statistics.entropy(histogram) == bits
     if bits == 0.0:
         assert math.copysign(1, statistics.entropy(histogram)) == 1  # no minus sign in the manifest
+
+
+@pytest.fixture(params=["compiled", "NumPy"])
+def code(request, monkeypatch):
+    if request.param == "NumPy":
+        monkeypatch.setattr(statistics, "_unpack", None)
+    elif statistics._unpack is None:
+        pytest.skip("not compiled")
+
+
+@pytest.mark.usefixtures("code")
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (3, 28, 28, 1), (40, 32, 32, 3), (5, 3, 7, 4), (2, 5, 5, 5), (2, 200, 300, 3)]
+)
+@pytest.mark.parametrize("least", [0, 255])
+def test_values_of_a_channel_and_their_squares_are_added_up(shape, least):
+    images = np.random.default_rng(0).integers(least, 256, shape, np.uint8)
+    columns = images.reshape(-1, shape[-1]).astype(np.int64)
+    expected = columns.sum(axis=0).tolist(), (columns**2).sum(axis=0).tolist()
+    assert statistics.sums_of(images, shape[-1]) == expected
+
+
+@pytest.mark.usefixtures("code")
+def test_images_that_do_not_lie_together_are_added_up():
+    images = np.arange(2 * 3 * 8 * 8, dtype=np.uint8).reshape(2, 3, 8, 8).transpose(0, 2, 3, 1)
+    columns = images.reshape(-1, 3).astype(np.int64)
+    assert statistics.sums_of(images, 3) == (columns.sum(axis=0).tolist(), (columns**2).sum(axis=0).tolist())
