@@ -1,19 +1,29 @@
-"""Images in folders named after their class: `class/file.png`, or `train/class/file.png`."""
+"""Images in folders named after their class: `class/file.png`, or `train/class/file.png`.
+
+Paths are bytes, as a file's name need not be valid text. Links to files of the same folder are followed; other links,
+and links to folders, are refused unless the user says to follow them, so that only what the user named is read. A
+digest tells whether another process lists the same.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import hashlib
 import os
+import stat
 import sys
 import threading
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import folder_scan, labels, streams
+from beam_jobs.sources import base, labels, streams
 from beam_jobs.sources.base import Block, Source, SourceOptions
-from beam_jobs.sources.folder_scan import Images, Listing, text
 from beam_jobs.sources.streams import Advance
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
@@ -59,10 +69,10 @@ class ImageFolderSource(Source):
         found, bad = [], {}
         keys = [images.path(row) for row in rows.tolist()]
         for position, row in enumerate(rows.tolist()):
-            size, extension = int(images.sizes[row]), folder_scan.extension_of(keys[position])
+            size, extension = int(images.sizes[row]), extension_of(keys[position])
             if size > MAX_FILE:
                 bad[position] = f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
-            elif extension in folder_scan.UNREADABLE:
+            elif extension in UNREADABLE:
                 bad[position] = f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
             else:
                 path = os.path.join(os.fsencode(self.folder), keys[position])
@@ -75,7 +85,7 @@ class ImageFolderSource(Source):
         with _lock:
             listing = _listings.get((self.folder, self.listing_digest))
             if listing is None:
-                listing = folder_scan.scan(os.fsencode(self.folder), self.follow_links)
+                listing = scan(os.fsencode(self.folder), self.follow_links)
                 if listing.digest != self.listing_digest:
                     raise streams.changed(self.folder)
                 _keep(self.folder, listing)
@@ -95,9 +105,9 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
     if not os.path.isdir(folder):
         problem = "is not a folder" if os.path.exists(folder) else "no such folder"
         raise DataError(problem, path=folder, advice="--source of image_folder has one folder of images per class")
-    listing = folder_scan.scan(os.fsencode(folder), options.follow_links)
+    listing = scan(os.fsencode(folder), options.follow_links)
     if listing.ignored:
-        print(f"{folder}: {folder_scan.skipped(listing.ignored)}", file=sys.stderr, flush=True)
+        print(f"{folder}: {skipped(listing.ignored)}", file=sys.stderr, flush=True)
     labels.say_alike(listing.class_names, folder)
     if inner := _folders_of_only_class(listing):
         names = f"{text(inner[0])!r}, {text(inner[1])!r}"
@@ -175,3 +185,319 @@ def _describe(folder: bytes, name: str, images: Images, rows: range, advance: Ad
             raise streams.changed(text(os.path.join(folder, path)))
         sha256.update(b"%b\0%d\0%b\n" % (path, one.num_bytes, one.sha256.encode()))
     return SourceFile(name, sum(one.num_bytes for one in content), sha256.hexdigest())
+
+
+def _extensions(text: str) -> frozenset[bytes]:
+    return frozenset(b"." + name.encode() for name in text.split())
+
+
+# Images, whatever their content is. No image of a class folder is left out: one that Pillow cannot read is an invalid
+# row, which --max_rejects counts and rejects.jsonl lists.
+_EXTENSIONS = _extensions(
+    """png apng jpg jpeg jpe jfif mpo bmp dib gif webp tif tiff jp2 j2k j2c jpc jpf jpx avif heic heif hif
+    ppm pgm pbm pnm"""
+)
+# Images that are not read: drawings, cameras' raw files (Pillow would return their preview), editors' documents.
+UNREADABLE = _extensions(
+    """svg svgz eps ai psd xcf kra tga ico cur icns pcx dds exr hdr jxl jxr wdp jng qoi dcm dicom nii fits fit
+    dng nef nrw cr2 cr3 crw arw srf sr2 raf orf rw2 pef srw x3f raw 3fr iiq"""
+)
+# Files that lie beside images and are none. Files of other extensions are images if they begin like one.
+_OTHERS = _extensions(
+    """txt json jsonl ndjson csv tsv xml yaml yml toml md rst html htm pdf log ini cfg db lnk url doc docx xls xlsx py
+    ipynb sh npy npz pkl pt pth h5 hdf5 mat parquet tfrecord zip tar gz tgz bz2 xz 7z rar mp4 avi mov mkv webm mp3 wav
+    md5 sha256"""
+)
+_ANNOTATIONS = _extensions("txt json jsonl csv tsv xml")  # of COCO, VOC and YOLO, of captions, texts and tables
+_SPLITS = {
+    b"train": "train",
+    **dict.fromkeys((b"validation", b"val", b"valid", b"dev"), "validation"),
+    b"test": "test",
+}
+_HIDDEN = (b".", b"__MACOSX")  # the second is what macOS puts into archives
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Images:
+    """The images of one split: by class, then by path.
+
+    Attributes:
+      paths: relative to the folder; an Arrow array, as a million Python objects would take several times the memory.
+      labels: int32 (n,).
+      sizes: of the files, in bytes; int64 (n,).
+      times: when the files were last modified, in nanoseconds; int64 (n,).
+    """
+
+    paths: pa.LargeBinaryArray
+    labels: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path(self, row: int) -> bytes:
+        """Returns the path of an image, relative to the folder."""
+        path: bytes = self.paths[row].as_py()
+        return path
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Listing:
+    """All images of a folder.
+
+    Attributes:
+      class_names: of all splits, in `labels.in_order`.
+      splits: {name: its images}.
+      folders: {split: its folder, relative to the listed one}; b"" if splits have no folders.
+      ignored: {extension: number of files that are not images}.
+    """
+
+    class_names: tuple[str, ...]
+    splits: dict[str, Images]
+    folders: dict[str, bytes]
+    ignored: collections.Counter[bytes]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256, hexadecimal, of every path, size and time."""
+        digest = hashlib.sha256()
+        for images in self.splits.values():
+            digest.update(len(images).to_bytes(8, "little"))
+            for column in (*images.paths.buffers()[1:], images.labels, images.sizes, images.times):
+                digest.update(column)
+        return digest.hexdigest()
+
+
+def scan(root: bytes, follow_links: bool = False) -> Listing:
+    """Lists a folder that has one folder per class, or one folder per split with one folder per class each.
+
+    Args:
+      root: the folder.
+      follow_links: whether to follow links that lead out of it, and links to folders.
+
+    Raises:
+      DataError: it has neither, or both; a class has no image; an image is in no class or is not a regular file; a link
+        is not to be followed, or leads to a folder that it lies in; the name of a class is not valid UTF-8, or looks
+        like another one's; a folder cannot be read.
+    """
+    return _Scan(root, follow_links).listing()
+
+
+def text(path: bytes) -> str:
+    """Returns a path for messages: bytes that are not UTF-8 in hexadecimal."""
+    return path.decode(errors="backslashreplace")
+
+
+class _Scan:
+    """One pass over a folder.
+
+    Attributes:
+      ignored: {extension: number of files that are not images}.
+    """
+
+    def __init__(self, root: bytes, follow_links: bool) -> None:
+        self._root, self._follows_links = root, follow_links
+        self._real_root = os.path.join(os.path.realpath(root), b"")
+        self._refused: dict[bytes, str] = {}  # the problem of each link that is not to be followed
+        self.ignored: collections.Counter[bytes] = collections.Counter()
+
+    def listing(self) -> Listing:
+        folders = self._split_folders()
+        classes = {split: self._class_folders(folder) for split, folder in folders.items()}
+        names = [name.encode() for name in labels.in_order(name.decode() for name in set().union(*classes.values()))]
+        if not names:
+            self._check_links()
+            raise DataError(
+                "has no class folders; images are expected as class/file.png",
+                path=text(self._root),
+                advice=self._advice(),
+            )
+        self._check_names_differ(classes)
+        splits = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
+        self._check_links()
+        if folders == {"train": b""}:
+            self._check_levels(names, splits["train"])
+        self._check_not_empty(names, splits)
+        class_names = tuple(name.decode() for name in names)
+        return Listing(class_names, splits, folders, self.ignored)
+
+    def _split_folders(self) -> dict[str, bytes]:
+        names = [entry.name for entry in _entries(self._root) if self._is_folder(entry)]
+        known = [name for name in names if name.lower() in _SPLITS]
+        if not known or (len(known) < len(names) and len(known) == 1):
+            return {"train": b""}
+        if len(known) < len(names):
+            other = next(name for name in names if name not in known)
+            raise DataError(
+                f"has split folders ({', '.join(map(text, known))}) next to {text(other)!r}; are "
+                "they classes? move one kind elsewhere",
+                path=text(self._root),
+            )
+        found: dict[str, bytes] = {}
+        for name in sorted(known, key=lambda name: list(_SPLITS).index(name.lower())):
+            split = _SPLITS[name.lower()]
+            if split in found:
+                raise DataError(
+                    f"{text(found[split])!r} and {text(name)!r} are both split {split!r}",
+                    path=text(self._root),
+                    advice="join them",
+                )
+            found[split] = name
+        return found
+
+    def _class_folders(self, folder: bytes) -> set[bytes]:
+        names = set()
+        for entry in _entries(os.path.join(self._root, folder)):
+            if self._is_folder(entry):
+                try:
+                    entry.name.decode()
+                except UnicodeDecodeError:
+                    raise DataError(
+                        "the name of a class must be valid UTF-8", path=text(entry.path), advice="rename it"
+                    ) from None
+                names.add(entry.name)
+            elif self._is_image(entry):
+                for other in _entries(os.path.join(self._root, folder)):
+                    if not self._is_folder(other):
+                        self._is_image(other)  # counts the files that are not images, for the advice
+                raise DataError(
+                    "is not in a class folder; images are expected as class/file.png",
+                    path=text(entry.path),
+                    advice=self._advice(),
+                )
+        return names
+
+    def _images(self, folder: bytes, names: Sequence[bytes], present: Set[bytes]) -> Images:
+        start = len(os.path.join(self._root, b""))
+        found = [
+            (path[start:], label, size, time)
+            for label, name in enumerate(names)
+            if name in present
+            for path, size, time in sorted(self._walk(os.path.join(self._root, folder, name)))
+        ]
+        paths, labels, sizes, times = zip(*found, strict=True) if found else ((), (), (), ())
+        columns = np.array(labels, np.int32), np.array(sizes, np.int64), np.array(times, np.int64)
+        return Images(pa.array(paths, pa.large_binary()), *columns)
+
+    def _walk(self, folder: bytes) -> Iterator[tuple[bytes, int, int]]:
+        """Yields (path, size, time of the last change) of the images in a folder, at any depth."""
+        folders = [(folder, frozenset((os.path.realpath(self._root),)))]
+        while folders:
+            place, above = folders.pop()
+            real = os.path.realpath(place)
+            if real in above:
+                raise DataError("is a link to a folder that it lies in", path=text(place), advice="remove it")
+            for entry in _entries(place):
+                if self._is_folder(entry):
+                    folders.append((entry.path, above | {real}))
+                elif self._is_image(entry):
+                    yield (entry.path, *self._status(entry))
+
+    def _is_folder(self, entry: os.DirEntry[bytes]) -> bool:
+        if entry.is_symlink() and entry.is_dir() and not self._follows_links:
+            self._refused[entry.path] = "is a link to a folder, which is not followed; put the folder there"
+            return False
+        return entry.is_dir()
+
+    def _is_image(self, entry: os.DirEntry[bytes]) -> bool:
+        if entry.path in self._refused:
+            return False
+        extension = extension_of(entry.name)
+        if extension in _EXTENSIONS or extension in UNREADABLE:
+            return True
+        # A link that is not to be followed is not read, either.
+        if extension not in _OTHERS and entry.is_file() and (self._follows_links or not self._leads_out(entry)):
+            with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0) as file:
+                if base.image_format(file.read(base.IMAGE_START)):
+                    return True
+        self.ignored[extension] += 1
+        return False
+
+    def _leads_out(self, entry: os.DirEntry[bytes]) -> bool:
+        return entry.is_symlink() and not os.path.realpath(entry.path).startswith(self._real_root)
+
+    def _status(self, entry: os.DirEntry[bytes]) -> tuple[int, int]:
+        if self._leads_out(entry) and not self._follows_links:
+            self._refused[entry.path] = "is a link that leads out of the folder, which is not followed; copy the file"
+        with streams.errors_of(text(entry.path)):
+            status = entry.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError("is not a regular file", path=text(entry.path))
+        return status.st_size, status.st_mtime_ns
+
+    def _check_names_differ(self, classes: dict[str, set[bytes]]) -> None:
+        by_split = [{name.decode() for name in names} for names in classes.values()]
+        every = set().union(*by_split)
+        problem, pairs = "look alike (spaces, Unicode's form of a letter, zeros before a number)", labels.alike(every)
+        if not pairs:
+            # "A" and "a" may be two letters of one split; "Cat" of one split and "cat" of another are one class.
+            problem, in_case = "of different splits differ only in case", labels.alike(every, ignore_case=True)
+            pairs = [pair for pair in in_case if not any(set(pair) <= names for names in by_split)]
+        for pair in pairs:
+            names = " and ".join(map(ascii, pair))
+            raise DataError(
+                f"the class folders {names} {problem}", path=text(self._root), advice="join them, or rename one"
+            )
+
+    def _check_levels(self, names: Sequence[bytes], images: Images) -> None:
+        """Raises DataError if folders of splits were taken for classes, or classes for folders inside one class."""
+        for label, name in enumerate(names):
+            if name.lower() in _SPLITS and len(names) > 1:
+                rows = range(*np.searchsorted(images.labels, [label, label + 1]).tolist())
+                if rows and all(images.path(row).count(b"/") > 1 for row in rows):
+                    rows_shown = rows.start, 0 if rows.start else rows.stop
+                    split, other = (repr(text(images.path(row))) for row in rows_shown)
+                    raise DataError(
+                        f"{split} is split/class/file by the name of its folder, {other} is not",
+                        path=text(self._root),
+                        advice="put all images at one level",
+                    )
+        inner: dict[str, bytes] = {}  # an image below a folder of each split inside a class
+        for folder, split in _SPLITS.items():
+            found = pc.match_substring_regex(images.paths, f"^[^/]+/{folder.decode()}/", ignore_case=True)
+            if (row := pc.index(found, True).as_py()) >= 0:
+                inner.setdefault(split, images.path(row))
+        if len(inner) > 1:
+            pair = " and ".join(repr(text(path)) for path in list(inner.values())[:2])
+            raise DataError(
+                f"{pair} are of different splits, inside a class; images are expected as split/class/file.png",
+                path=text(self._root),
+            )
+
+    def _check_links(self) -> None:
+        for path, problem in self._refused.items():
+            more = f" ({count_of(len(self._refused), 'such link')})" if len(self._refused) > 1 else ""
+            raise DataError(f"{problem}, or give --follow_links{more}", path=text(path))
+
+    def _check_not_empty(self, names: Sequence[bytes], splits: dict[str, Images]) -> None:
+        present = set(np.concatenate([images.labels for images in splits.values()]).tolist())
+        empty = [f"class {text(name)!r}" for label, name in enumerate(names) if label not in present]
+        empty += [f"split {split!r}" for split, images in splits.items() if not len(images)]
+        if empty:
+            others = f"; {skipped(self.ignored)}" if self.ignored else ""
+            error = DataError(f"{empty[0]} has no image{others}", path=text(self._root))
+            raise error.advised("remove it, or put images there").advised(self._advice())
+
+    def _advice(self) -> str:
+        """Returns how to convert the other files, if they look like a data set; else ""."""
+        for extension, dataset in ((b".parquet", "parquet"), (b".tfrecord", "tfrecord")):
+            if self.ignored[extension]:
+                return f"for {text(extension)} files give --dataset={dataset}"
+        return base.OTHER_DATA if any(self.ignored[extension] for extension in _ANNOTATIONS) else ""
+
+
+def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
+    with streams.errors_of(text(folder)), os.scandir(folder) as found:
+        return sorted((entry for entry in found if not entry.name.startswith(_HIDDEN)), key=lambda entry: entry.name)
+
+
+def extension_of(path: bytes) -> bytes:
+    """Returns the extension of a file's name in lower case, with its dot; empty if there is none."""
+    return os.path.splitext(path)[1].lower()
+
+
+def skipped(ignored: collections.Counter[bytes]) -> str:
+    """Returns how many files were skipped, and the most frequent of their extensions, for messages."""
+    extensions = ", ".join(text(extension) or "without extension" for extension, _ in ignored.most_common(5))
+    return f"skipped {count_of(ignored.total(), 'file')}: no image ({extensions})"
