@@ -41,9 +41,9 @@ _KINDS = {
     "parquet": _Kind("parquet.parquet", remote=True),
     "idx": _Kind("idx"),
     "image_folder": _Kind("image_folder"),
-    "tfrecord": _Kind("records.tfrecord", remote=True),
+    "tfrecord": _Kind("tfrecord", remote=True),
 }
-_TFDS = _Kind("records.tfds", packages=("tensorflow_datasets",))
+_TFDS = _Kind("tfds", packages=("tensorflow_datasets",))
 
 
 def packages_needed(dataset: str) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ BESIDES = {"trainer.run": ("config", "dump_config")}  # flags that are read befo
 # {command or public function: {flag or argument: test}}; tests are below tests/.
 SEEN: dict[str, dict[str, str]] = {
     "beam_jobs.convert": {
-        "dataset": "unit/beam_jobs/sources/records/test_tfds.py::test_the_command_converts_it",
+        "dataset": "unit/beam_jobs/sources/test_tfds.py::test_the_command_converts_it",
         "data_dir": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
         "source": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
         "image_column": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",

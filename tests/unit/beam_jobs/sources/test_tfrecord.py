@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_jobs import sources
+from beam_jobs.sources import record_files, tfrecord
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.records import files as record_files
-from beam_jobs.sources.records import tfrecord
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 from pipeline.records import framing, tf_example

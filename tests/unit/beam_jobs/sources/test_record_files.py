@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from beam_jobs.sources.records import files as record_ranges
+from beam_jobs.sources import record_files
 
 DATA = bytes(range(256)) * (40 << 12)  # 40 MiB
 EVERY_MIB = range(0, len(DATA), 1 << 20)
@@ -26,7 +26,7 @@ class File:
 
 def calls(starts, size, remote):
     file, stops = File(), [start + size for start in starts]
-    found = list(record_ranges.read_ranges(file, list(starts), stops, remote))
+    found = list(record_files.read_ranges(file, list(starts), stops, remote))
     assert found == [DATA[start:stop] for start, stop in zip(starts, stops, strict=True)]
     return sorted(file.calls)
 

@@ -16,12 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs.sources import TFDS_PREFIX, streams
+from beam_jobs.sources import TFDS_PREFIX, record_files, streams
 from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SourceOptions
-from beam_jobs.sources.records import files as record_files
-from beam_jobs.sources.records import rows as record_rows
-from beam_jobs.sources.records.files import ARRAY_RECORD, RecordFile
-from beam_jobs.sources.records.rows import Columns, RecordSource
+from beam_jobs.sources.record_files import ARRAY_RECORD, Columns, RecordFile, RecordSource
 from pipeline.commands import commandline
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, line_of, unknown
@@ -52,7 +49,7 @@ def open_source(options: SourceOptions) -> RecordSource:
     columns = Columns(image, label, extra={name: _kept(features, name, root) for name in options.keep_columns})
     records = _records(builder.info.splits.values(), builder.info.file_format.value, root)
     paths = [LocalPath(str(file.path)) for files in records.values() for file in files]
-    return record_rows.make(
+    return record_files.source_of(
         dataset=options.dataset,
         class_names=tuple(features[columns.label].names),
         root=root,

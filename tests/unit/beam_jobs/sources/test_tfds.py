@@ -9,8 +9,8 @@ import tensorflow_datasets as tfds
 
 from beam_jobs import sources
 from beam_jobs.convert import main
+from beam_jobs.sources import tfds as source_of_tfds
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.records import tfds as source_of_tfds
 from pipeline import images
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath

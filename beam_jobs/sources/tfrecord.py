@@ -15,14 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from beam_jobs.sources import labels, listing, streams
+from beam_jobs.sources import labels, listing, record_files, streams
 from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SourceOptions, image_format
 from beam_jobs.sources.labels import SeenLabels
 from beam_jobs.sources.listing import SPLIT_OF_WORD
-from beam_jobs.sources.records import files as record_files
-from beam_jobs.sources.records import rows as record_rows
-from beam_jobs.sources.records.files import RecordFile
-from beam_jobs.sources.records.rows import DTYPES, Columns, RecordSource, kind
+from beam_jobs.sources.record_files import DTYPES, Columns, RecordFile, RecordSource, kind
 from pipeline import manifest
 from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError, unknown
@@ -76,7 +73,7 @@ def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> Record
         image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
         extra={name: feature for name, feature in made.features.items() if name not in OWN_FEATURES},
     )
-    return record_rows.make(
+    return record_files.source_of(
         dataset=made.dataset,
         class_names=made.class_names,
         root=folder,
@@ -134,7 +131,7 @@ def _open_foreign(options: SourceOptions) -> RecordSource:
         for split in listing.SPLITS
         if (files := tuple(file for file in indexed if split_of(file.path.name) == split))
     }
-    return record_rows.make(
+    return record_files.source_of(
         dataset=options.dataset,
         class_names=names or seen.class_names(root),
         root=root,

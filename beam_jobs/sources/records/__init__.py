@@ -1,1 +1,0 @@
-"""TFRecords: converted data sets, those of other writers, and those of TensorFlow Datasets."""
