@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.shards import manifest_writer, reader, writer
-from beam_jobs.sources import image_folder, open_source, record_files, row_files
+from beam_jobs.sources import image_folder, open_source, parquet_reader, record_files, row_files
 from beam_jobs.sources.base import Source, SourceOptions
-from beam_jobs.sources.parquet import reader as parquet_reader
 from pipeline import manifest
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature, naming

@@ -38,7 +38,7 @@ _KINDS = {
     "cifar10": _Kind("cifar"),
     "cifar100": _Kind("cifar"),
     "digits": _Kind("digits", packages=("sklearn",)),
-    "parquet": _Kind("parquet.parquet", remote=True),
+    "parquet": _Kind("parquet", remote=True),
     "idx": _Kind("idx"),
     "image_folder": _Kind("image_folder"),
     "tfrecord": _Kind("tfrecord", remote=True),

@@ -1,9 +1,9 @@
 """Files of `tf.train.Example` records by any writer: which records they hold, and which features are image and label.
 
 TFRecord files, compressed or not, and ArrayRecord files are walked once, then read by record number. Walking a TFRecord
-file indexes it. If all records have the same length, the index is that length, and any record can be
-read directly. Otherwise it is the offset of each piece of 1,000 records or 16 MiB, whichever is less. Compressed files
-are always read from their beginning.
+file indexes it. If all records have the same length, the index is that length, and any record can be read directly.
+Otherwise it is the offset of each piece of 1,000 records or 16 MiB, whichever is less. Compressed files are always read
+from their beginning.
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import sources
-from beam_jobs.sources import published, row_files, streams
+from beam_jobs.sources import parquet_reader, published, row_files, streams
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.parquet import reader as parquet_reader
 from pipeline import images
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath

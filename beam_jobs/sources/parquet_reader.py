@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from beam_jobs.sources.base import BlockBuilder
-from beam_jobs.sources.parquet.columns import IMAGE_FIELD, Columns
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, kind_of
@@ -30,6 +29,38 @@ _BUFFER = 1 << 20  # 1 MiB: read page by page, not a whole column of the row gro
 _FOOTERS = 256  # files whose footers a process keeps
 _MOST_TEXT = 200  # characters of pyarrow's message
 _HIGHEST = np.iinfo(np.int64).max
+IMAGE_FIELD = "bytes"  # of Hugging Face's struct of bytes and path
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The columns to read; equal for two files that are read in the same way.
+
+    Attributes:
+      image: name of the images' column.
+      nested: whether it is a struct with the field `bytes`.
+      label: name of the labels' column.
+      label_kind: `int`, `bool` or `string`.
+      key: name of the keys' column; "" if keys are made of file and row.
+      kept: (name, feature) of the others.
+      given: the kept columns whose type the user gave: they are converted to it, to float32 with rounding.
+      doubles: the other float64 columns, which must hold values of float32 alone. Files may differ in it.
+    """
+
+    image: str
+    nested: bool
+    label: str
+    label_kind: str
+    key: str
+    kept: tuple[tuple[str, Feature], ...]
+    given: tuple[str, ...] = ()
+    doubles: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+
+    @property
+    def paths(self) -> list[str]:
+        """The dotted paths to read: of a struct, its field `bytes` alone."""
+        image = f"{self.image}.{IMAGE_FIELD}" if self.nested else self.image
+        return [image, self.label, *([self.key] if self.key else []), *(name for name, _ in self.kept)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,16 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs.sources import open_source
+from beam_jobs.sources import open_source, parquet, parquet_reader
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.parquet import parquet as parquet_labels
-from beam_jobs.sources.parquet import reader as parquet_reader
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
 from tests.raised import at, said
 from tests.round_trips import NO_PICTURES, PICTURES, Row, check, digits, empty_folder, in_order, picture
 
-ROOT = pathlib.Path(__file__).parents[5]
+ROOT = pathlib.Path(__file__).parents[4]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
 
 
@@ -412,7 +410,7 @@ def test_metadata_of_another_form_is_ignored(tmp_path, text):
 def test_too_many_classes_are_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, check=at("a.parquet", "'label'", 1000001, 100000)):
         one(tmp_path, label=pa.array([1_000_000] * 10))
-    monkeypatch.setattr(parquet_labels, "MAX_CLASSES", 5)
+    monkeypatch.setattr(parquet, "MAX_CLASSES", 5)
     with pytest.raises(DataError, check=said("'label'", "8 ", "5;", "--label_column")):
         one(tmp_path, label=pa.array([f"name {n}" for n in range(10)]))
 
@@ -433,7 +431,7 @@ def test_a_column_without_any_label_is_refused(tmp_path, column):
 
 @pytest.mark.parametrize("values", [[0.5, 0.1], [[0.5], [0.5, 0.1]]], ids=["scalars", "lists"])
 def test_a_worker_writes_no_rounded_value_whatever_was_looked_at_before(tmp_path, monkeypatch, values):
-    monkeypatch.setattr("beam_jobs.sources.parquet.parquet._check_doubles", lambda opened: None)
+    monkeypatch.setattr("beam_jobs.sources.parquet._check_doubles", lambda opened: None)
     block = everything(one(tmp_path, flags={"keep_columns": ("other",)}, other=pa.array(values * 5)))
     assert {reason.rpartition("other ")[2] for reason in block.bad.values()} == {"0.1 is not exactly a float32"}
     assert list(block.bad) == [1, 3, 5, 7, 9]

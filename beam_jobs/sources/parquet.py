@@ -7,23 +7,24 @@ splits, images and class names: https://huggingface.co/docs/datasets.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
+import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, listing, streams
-from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources import base, listing, parquet_reader, streams
+from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, Block, Files, Source, SourceOptions
 from beam_jobs.sources.labels import SeenLabels
 from beam_jobs.sources.listing import SPLIT_OF_WORD
-from beam_jobs.sources.parquet import columns as parquet_columns
-from beam_jobs.sources.parquet import reader as parquet_reader
-from beam_jobs.sources.parquet.columns import Columns
-from beam_jobs.sources.parquet.reader import BatchedBuilder, OpenFile, ParquetFile, decoded
+from beam_jobs.sources.parquet_reader import IMAGE_FIELD, BatchedBuilder, Columns, OpenFile, ParquetFile, decoded
 from pipeline.errors import DataError, UsageError
 from pipeline.files import paths
 from pipeline.files.paths import LocalPath, StoragePath
@@ -138,9 +139,9 @@ def _open(path: StoragePath, options: SourceOptions) -> _Opened:
     with table.opened() as file:
         with parquet_reader.arrow_errors(path, "its schema cannot be read"):
             schema = file.file.schema_arrow
-        columns = parquet_columns.choose(str(path), schema, options)
+        columns = choose_columns(str(path), schema, options)
         table = dataclasses.replace(table, groups=file.rows_of_groups(columns.paths))
-    return _Opened(table, columns, parquet_columns.class_names(schema).get(columns.label, ()))
+    return _Opened(table, columns, class_names(schema).get(columns.label, ()))
 
 
 def _open_another(path: StoragePath, options: SourceOptions, first: _Opened) -> _Opened:
@@ -288,3 +289,197 @@ def _of_footer(path: StoragePath, name: str) -> SourceFile:
         size = stream.size()
         length = int.from_bytes(stream.read_at(_TAIL, size - _TAIL)[:4], "little") + _TAIL
         return SourceFile(name, size, hashlib.sha256(stream.read_at(length, size - length)).hexdigest())
+
+
+_IMAGE_NAMES = ("image", "img")
+_LABEL_NAME = "label"
+_LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types, as in _KINDS
+_MOST_LISTED = 16
+_GIVEN = ("float32", "int64", "string")  # types that a kept column can be given
+
+
+def choose_columns(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
+    """Returns the columns of a file: by default `image` or `img`, and `label`.
+
+    Raises:
+      UsageError: a flag names a missing column, or one whose type cannot be converted; a kept column is read
+        already or has the name of another feature.
+    """
+    present = [name for name in _IMAGE_NAMES if name in schema.names]
+    image = options.image_column or (present[0] if present else _IMAGE_NAMES[0])
+    label = options.label_column or _LABEL_NAME
+    if not options.image_column and not present:
+        raise _missing(
+            path, schema, "image", [each.name for each in schema if _kind(_bytes_type(each.type)) == "bytes"]
+        )
+    nested = _check_image(path, schema, image)
+    if not options.label_column and label not in schema.names:
+        used = (image, options.key_column)
+        could_be = [each.name for each in schema if _kind(plain(each.type)) in _LABELS and each.name not in used]
+        raise _missing(path, schema, "label", could_be)
+    label_kind = _checked_kind(path, schema, "label_column", label, _LABELS, "integers, booleans or strings")
+    if options.key_column:
+        _checked_kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
+    names = class_names(schema)
+    kept: list[tuple[str, Feature]] = []
+    given: list[str] = []
+    doubles: list[str] = []
+    for text in options.keep_columns:
+        name, wanted = _name_and_type(schema, text)
+        if name in OWN_FEATURES or name in (image, label, options.key_column, *(other for other, _ in kept)):
+            problem = "every example has that feature" if name in OWN_FEATURES else "that column is already in use"
+            raise UsageError(f"--keep_columns: {name!r} cannot be kept: {problem}")
+        feature = _feature(path, schema, name, wanted)
+        own_names = names.get(name, ()) if feature.dtype == "int64" else ()
+        kept.append((name, dataclasses.replace(feature, class_names=own_names)))
+        found = plain(schema.field(name).type)
+        if wanted:
+            given.append(name)
+        elif pa.types.is_float64(found.value_type if _kind(found) in ("list", "vector") else found):
+            doubles.append(name)
+    if len({image, label, options.key_column}) != 3:
+        raise UsageError(
+            f"image, label and key must be three columns, not {image}, {label}, {options.key_column}", path=path
+        )
+    return Columns(image, nested, label, label_kind, options.key_column, tuple(kept), tuple(given), tuple(doubles))
+
+
+def _missing(path: str, schema: pa.Schema, what: str, could_be: Sequence[str]) -> UsageError:
+    """Returns the error for a file without a column of the usual name; columns of `could_be` have a fitting type."""
+    columns = _listed([f"{field.name} ({_text(field.type)})" for field in schema])
+    if not could_be:
+        return UsageError(f"{path} has no column that could be the {what}; it has {columns}; {OTHER_DATA}")
+    near = difflib.get_close_matches(what, could_be, n=1, cutoff=0.5)
+    choices = _listed([*near, *(name for name in could_be if name not in near)])
+    return UsageError(
+        f"--{what}_column is missing: {path} has no column {what!r}, but {columns}; the {what} could be {choices}; if "
+        f"none is, {OTHER_DATA}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
+
+
+def _bytes_type(found: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's values, of a struct with the field `bytes` that field's."""
+    is_struct = pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0
+    return plain(found.field(IMAGE_FIELD).type if is_struct else found)
+
+
+def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Returns {column: names of its classes} of the columns that Hugging Face's metadata calls class labels.
+
+    Metadata of another form is ignored.
+    """
+    try:
+        content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features: Any = content["info"]["features"]
+        named = {column: feature["names"] for column, feature in features.items() if _is_class_label(feature)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {column: tuple(names) for column, names in named.items()}
+
+
+def _is_class_label(feature: Any) -> bool:
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return False
+    names = feature.get("names")
+    return isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
+
+
+def _type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
+    count = schema.names.count(name)
+    if count == 1:
+        return schema.field(name).type
+    if count:
+        raise UsageError(f"--{flag}={name}: {path} has {count} columns of that name")
+    near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"--{flag}: {path} has no column {name!r}; {hint}columns: {_listed(schema.names)}")
+
+
+def _check_image(path: str, schema: pa.Schema, name: str) -> bool:
+    """Returns whether the image column is a struct with the field `bytes`."""
+    found = _type_of(path, schema, "image_column", name)
+    if _kind(_bytes_type(found)) != "bytes":
+        raise UsageError(
+            f"--image_column={name}: {path} has it as {_text(found)}; it must be binary, the bytes of PNG, JPEG, ... "
+            f"files, or a struct with such a field {IMAGE_FIELD!r}"
+        )
+    return bool(pa.types.is_struct(found))
+
+
+def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Sequence[str], must: str) -> str:
+    """Returns the kind of a column's type, which must be one of `kinds`."""
+    found = _type_of(path, schema, flag, name)
+    kind = _kind(plain(found))
+    if kind not in kinds:
+        more = f"; {OTHER_DATA}" if flag == "label_column" and pa.types.is_nested(found) else ""
+        raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}{more}")
+    return kind
+
+
+def _name_and_type(schema: pa.Schema, text: str) -> tuple[str, str]:
+    """Returns the name of a column to keep and the type that the user gave, or ""; a name may itself have a colon."""
+    name, colon, wanted = text.rpartition(":")
+    if text in schema.names or not colon or name not in schema.names:
+        return text, ""
+    if wanted not in _GIVEN:
+        choices = " or ".join(f"{name}:{kind}" for kind in _GIVEN)
+        raise UsageError(f"--keep_columns={text}: must be {name}, {choices}")
+    return name, wanted
+
+
+def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
+    """Returns the feature that a column becomes; of the type `wanted`, if that is not empty."""
+    found = plain(_type_of(path, schema, "keep_columns", name))
+    kind = _kind(found)
+    if kind in _DTYPES and not wanted:
+        return Feature(_DTYPES[kind])
+    if kind in _CASTS[wanted]:
+        return Feature(wanted)
+    if kind in ("list", "vector") and wanted != "string" and _DTYPES.get(_kind(found.value_type), "string") != "string":
+        return Feature(wanted or _DTYPES[_kind(found.value_type)], (found.list_size if kind == "vector" else None,))
+    advice = "integers, booleans, floats, lists of them, strings and binary can be kept"
+    if choices := [f"{name}:{type_}" for type_ in _GIVEN if kind in _CASTS[type_]]:
+        advice = f"keep it as {' or '.join(choices)}"
+    raise UsageError(f"--keep_columns: {path} has {name!r} as {_text(found)}; {advice}")
+
+
+def plain(found: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's values, also if it is dictionary-encoded."""
+    return found.value_type if pa.types.is_dictionary(found) else found
+
+
+def _kind(found: pa.DataType) -> str:
+    return next((kind for kind, tests in _KINDS.items() if any(test(found) for test in tests)), "")
+
+
+def _text(found: pa.DataType) -> str:
+    return " ".join(str(found).split())[:100]
+
+
+_KINDS: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
+    "int": (pa.types.is_integer,),
+    "bool": (pa.types.is_boolean,),
+    "float": (pa.types.is_floating,),
+    "decimal": (pa.types.is_decimal,),
+    "time": (pa.types.is_temporal,),
+    "string": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    "bytes": (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+    "fixed": (pa.types.is_fixed_size_binary,),
+    "list": (pa.types.is_list, pa.types.is_large_list),
+    "vector": (pa.types.is_fixed_size_list,),
+}
+_DTYPES = {  # of features
+    **dict.fromkeys(("int", "bool"), "int64"),
+    "float": "float32",
+    **dict.fromkeys(("string", "bytes", "fixed"), "string"),
+}
+_CASTS: dict[str, tuple[str, ...]] = {  # {type that the user gives: kinds of columns that can be converted to it}
+    "": (),
+    "float32": ("int", "bool", "float", "decimal"),
+    "int64": ("int", "bool", "float", "decimal", "time"),
+    "string": ("int", "bool", "float", "decimal", "time", "string", "bytes", "fixed"),
+}
