@@ -19,7 +19,7 @@ from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Sources
-from pipeline.order import hashing_tf
+from pipeline.order import tensors
 from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
 from pipeline.read import window
@@ -140,7 +140,7 @@ class Batches:
 
     def keys_of(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
         """Returns the key of each record in an epoch, uint64. All its distortions are drawn from it."""
-        return hashing_tf.derive_key(Domain.DISTORT, self.resolved.order.seed, epoch, records)
+        return tensors.derive_key(Domain.DISTORT, self.resolved.order.seed, epoch, records)
 
     def _rest(self, real: tf.Tensor, real_rows: tf.Tensor, records: tf.Tensor, has_skipped: bool) -> list[tf.Tensor]:
         """Returns the weights, float32, of one or several elements, and their record ids if wanted.

@@ -16,7 +16,7 @@ from tensorflow.compiler.tf2xla.python import xla
 from pipeline.distort import kernels
 from pipeline.distort.base import ImageStatistics, check_argument
 from pipeline.distort.geometry import CropFirst
-from pipeline.order import hashing_tf
+from pipeline.order import tensors
 
 _EXACT = 1 << 24  # float32 has all whole numbers below it
 _TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; to change them changes the images of a seed
@@ -69,12 +69,12 @@ class Cifar10Tutorial(CropFirst):
         del statistics
         rows, height, width, channels = crops.shape
         lanes = tf.reshape(crops, (rows, height, width * channels))
-        brightness = (hashing_tf.uniform(keys, _BRIGHTNESS) * 2.0 - 1.0) * self.brightness
+        brightness = (tensors.uniform(keys, _BRIGHTNESS) * 2.0 - 1.0) * self.brightness
         spread = self.contrast_high - self.contrast_low
-        contrast = hashing_tf.uniform(keys, _CONTRAST) * spread + self.contrast_low
+        contrast = tensors.uniform(keys, _CONTRAST) * spread + self.contrast_low
         scale, means, shift = self._colour(lanes, contrast, brightness, channels)
         if self.flip:  # after the sums, which do not depend on it, so that XLA computes the flip once
-            lanes = kernels.flip(lanes, hashing_tf.uniform(keys, _FLIP) < 0.5, channels)
+            lanes = kernels.flip(lanes, tensors.uniform(keys, _FLIP) < 0.5, channels)
         return _apply(lanes, scale, means, shift, channels)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.compiler.xla import xla_data_pb2
 
-from pipeline.order import hashing_tf
+from pipeline.order import tensors
 
 _PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit 31 bits
 SHARE_BITS = 16  # bits of the fractions of shares and coefficients
@@ -30,12 +30,12 @@ _MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; more are su
 
 def random_below(bound: tf.Tensor | int, keys: tf.Tensor, draw: int) -> tf.Tensor:
     """Returns int32 of the shape of `keys`, uniform in 0..bound-1."""
-    return tf.cast(hashing_tf.uniform(keys, draw) * tf.cast(bound, tf.float32), tf.int32)
+    return tf.cast(tensors.uniform(keys, draw) * tf.cast(bound, tf.float32), tf.int32)
 
 
 def symmetric(keys: tf.Tensor, draw: int) -> tf.Tensor:
     """Returns float64 of the shape of `keys`, uniform in -1..1."""
-    return tf.cast(hashing_tf.uniform(keys, draw), tf.float64) * 2.0 - 1.0
+    return tf.cast(tensors.uniform(keys, draw), tf.float64) * 2.0 - 1.0
 
 
 def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int) -> tf.Tensor:

@@ -21,7 +21,7 @@ from pipeline.distort import kernels
 from pipeline.distort.base import Augmentation, ImageStatistics, check_argument
 from pipeline.distort.passes import Kind, Pass
 from pipeline.distort.pixels import GREY, check_channels, mean_grey
-from pipeline.order import hashing_tf
+from pipeline.order import tensors
 
 Distortion: TypeAlias = Callable[..., tf.Tensor]
 
@@ -193,7 +193,7 @@ def _choice(operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
 
 def _drawn(number: int, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the operation of each row, int32, and its direction, float64 1 or -1."""
-    sign = tf.where(hashing_tf.uniform(keys, 2 * number + 1) < 0.5, -1.0, 1.0)
+    sign = tf.where(tensors.uniform(keys, 2 * number + 1) < 0.5, -1.0, 1.0)
     return kernels.random_below(len(OPERATIONS), keys, 2 * number), tf.cast(sign, tf.float64)
 
 

@@ -1,17 +1,63 @@
-"""`pipeline.order.arrays` for tensors: the window plan inside a `tf.data` graph, on this machine or another."""
+"""`pipeline.order.hashing` and `pipeline.order.arrays` for tensors: draws and window plans inside a graph."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Literal
 
 import numpy as np
 import tensorflow as tf
 
-from pipeline.order import hashing_tf
+from pipeline.order import hashing
 from pipeline.order.arrays import Array, Number
-from pipeline.order.hashing import Domain
+from pipeline.order.hashing import GAMMA, MIX_1, MIX_2, Domain
 from pipeline.order.views import ONE, Strata, Times
+
+# Hashing takes integer operations only, so that host and device, XLA or not, agree.
+
+
+def _u64(value: int) -> tf.Tensor:
+    return tf.constant(value, tf.uint64)
+
+
+def _xor_shift(z: tf.Tensor, bits: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _u64(bits)))
+
+
+def splitmix64(x: tf.Tensor) -> tf.Tensor:
+    """Returns the splitmix64 output for states `x`, uint64, any shape."""
+    z = x + _u64(GAMMA)
+    z = _xor_shift(z, 30) * _u64(MIX_1)
+    z = _xor_shift(z, 27) * _u64(MIX_2)
+    return _xor_shift(z, 31)
+
+
+def derive_key(domain: Domain, *arguments: tf.Tensor | int) -> tf.Tensor:
+    """Returns the uint64 key of int64 arguments (scalars or tensors that broadcast)."""
+    known = list(itertools.takewhile(lambda argument: isinstance(argument, int), arguments))
+    key = _u64(int(hashing.derive_key(domain, *known)))  # in NumPy, which saves nodes in the graph
+    for argument in arguments[len(known) :]:
+        key = splitmix64(tf.bitwise.bitwise_xor(key, tf.bitcast(tf.convert_to_tensor(argument, tf.int64), tf.uint64)))
+    return key
+
+
+def permutation_hashes(keys: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """Returns int64 hashes whose stable argsort is the permutation; `keys` uint64 and `index` int64 broadcast."""
+    return tf.bitcast(splitmix64(keys + tf.bitcast(index, tf.uint64)), tf.int64)
+
+
+def permutation(key: tf.Tensor, n: int | tf.Tensor) -> tf.Tensor:
+    """Returns a permutation of 0..n-1 as int64 (n,)."""
+    hashes = permutation_hashes(key, tf.range(tf.cast(n, tf.int64)))
+    return tf.cast(tf.argsort(hashes, stable=True), tf.int64)
+
+
+def uniform(keys: tf.Tensor, draw: int) -> tf.Tensor:
+    """Returns draw number `draw` of each key: float32 in [0, 1), of the shape of `keys`."""
+    hashes = splitmix64(keys + _u64(draw))
+    top = tf.cast(tf.bitwise.right_shift(hashes, _u64(40)), tf.int32)
+    return tf.cast(top, tf.float32) * tf.constant(2**-24, tf.float32)
 
 
 class TensorArrays:
@@ -25,7 +71,7 @@ class TensorArrays:
     maximum = staticmethod(tf.maximum)
     reshape = staticmethod(tf.reshape)
     total = staticmethod(tf.reduce_sum)
-    key = staticmethod(hashing_tf.derive_key)
+    key = staticmethod(derive_key)
     size = staticmethod(functools.partial(tf.size, out_type=tf.int64))
     sums_before = staticmethod(functools.partial(tf.cumsum, exclusive=True))
     all_of_row = staticmethod(functools.partial(tf.reduce_all, axis=1))
@@ -76,7 +122,7 @@ class TensorArrays:
     def permutations(self, keys: Array, sizes: Array) -> Array:
         # The sizes differ by one at most: the permutations are sorted as rows of one matrix, missing entries last.
         index = self.range(tf.reduce_max(sizes))
-        hashes = hashing_tf.permutation_hashes(tf.expand_dims(keys, 1), index)
+        hashes = permutation_hashes(tf.expand_dims(keys, 1), index)
         exists = index < tf.expand_dims(sizes, 1)
         ordered = tf.argsort(tf.where(exists, hashes, tf.int64.max), stable=True)
         return tf.gather_nd(tf.cast(ordered, tf.int64), tf.where(exists))
@@ -94,14 +140,14 @@ class TensorArrays:
         firsts = np.cumsum(strata.counts) - strata.counts
         rank = tf.range(len(strata.members), dtype=tf.int64) - self.gather(firsts, stratum)
         keys = self.key(Domain.BALANCE, seed, epoch, strata.codes)
-        by_hash = tf.argsort(hashing_tf.permutation_hashes(tf.gather(keys, stratum), rank), stable=True)
+        by_hash = tf.argsort(permutation_hashes(tf.gather(keys, stratum), rank), stable=True)
         turn = self.gather(by_hash, tf.argsort(tf.gather(stratum, by_hash), stable=True))
         size, count = self.gather(strata.sizes, stratum), self.gather(strata.counts, stratum)
         return _scattered(tf.gather(strata.members, turn), (rank + 1) * size // count - rank * size // count)
 
     def _weighed(self, weights: np.ndarray, seed: int, epoch: Number) -> Array:
         """Returns what `Times.of` does for `weigh`, of the whole line at once."""
-        turn = hashing_tf.permutation(self.key(Domain.WEIGH, seed, epoch), len(weights))
+        turn = permutation(self.key(Domain.WEIGH, seed, epoch), len(weights))
         room = ONE - (int(weights.sum(dtype=np.int64)) & ONE - 1)
         at = tf.cast(self.key(Domain.WEIGH_START, seed, epoch) % tf.constant(room, tf.uint64), tf.int64)
         mine = self.gather(weights, turn)
