@@ -26,8 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, Self
 
 from pipeline.errors import DataError, UsageError, named
-from pipeline.manifest.file import from_json
-from pipeline.manifest.manifest import OPTIONAL
+from pipeline.manifest.manifest import OPTIONAL, from_json
 from pipeline.order.order import MAX_STEP, MixtureSpec, OrderSpec, Spec
 from pipeline.order.shares import rows_in_blocks, units_at
 

@@ -1,6 +1,5 @@
 """The description of a data set: its manifest, names of files, splits and slices, sources of a mixture."""
 
-from pipeline.manifest.file import load, parse
 from pipeline.manifest.manifest import (
     FORMAT_VERSION,
     MEMBERS_VERSION,
@@ -10,6 +9,8 @@ from pipeline.manifest.manifest import (
     ShardInfo,
     SourceFile,
     SplitInfo,
+    load,
+    parse,
 )
 
 __all__ = [
