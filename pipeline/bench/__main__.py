@@ -103,20 +103,20 @@ def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
 
 
 def _measure_mixture(config: BenchConfig, resolved: ResolvedInput) -> None:
-    from pipeline.bench import measure, mixture, subject  # noqa: PLC0415, here because they load TensorFlow
+    from pipeline.bench import measure, subject  # noqa: PLC0415, here because they load TensorFlow
 
     strategy = subject.strategy_of(config.replicas, config.global_batch_size)
     names = subject.names_of(strategy)
     check_replicas(resolved.request, len(names))
-    segments = mixture.segments_of(resolved)
-    parts = [mixture.part_of(segment, strategy) for segment in segments]
+    segments = subject.segments_of(resolved)
+    parts = [subject.segment_part(segment, strategy) for segment in segments]
     if not config.json:
-        print("\n".join(mixture.heading(resolved, names)), flush=True)
+        print("\n".join(result.mixture_heading(resolved, names)), flush=True)
     samples = measure.measure(parts, config.rounds, _SECONDS, config.steps, text="segments")
     if config.json:
-        print(json.dumps(mixture.as_object(resolved, segments, samples, names, measure.CORES)))
+        print(json.dumps(result.mixture_as_object(resolved, segments, samples, names, measure.CORES)))
         return
-    print("", *mixture.lines(segments, samples, measure.CORES), sep="\n")
+    print("", *result.segment_lines(segments, samples, measure.CORES), sep="\n")
     print("the stages of a source: pipeline.bench of its DIR, with --split")
 
 

@@ -1,4 +1,7 @@
-"""The stages of an input, the cost of each, and what bounds the input: as lines of text, or as a JSON object."""
+"""The stages of an input, the cost of each, and what bounds the input: as lines of text, or as a JSON object.
+
+A mixture is timed from end to end, in each segment of its schedule; the stages of a source are timed by itself.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from typing import Any, NamedTuple
 
 from pipeline.batch import WEIGHTS
 from pipeline.commands.text import count_of, table
+from pipeline.order import shares
 from pipeline.request import DEVICE, Request
-from pipeline.resolved import ResolvedRequest
+from pipeline.resolved import ResolvedInput, ResolvedRequest, schedule_of
 
 # Parts that are measured beside the stages of a batch. The last four are sections: each has its own threads, so that
 # they overlap.
@@ -370,3 +374,92 @@ class Bars:
         else:
             text = _PLAIN * round(eighths / 8)
         return f"{_BOUND if is_bound else _OTHER}{text}{_RESET}" if self.has_colors and text else text
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Steps of a mixture that have the same rows of each source.
+
+    Attributes:
+      first_step: of the segment.
+      rows: of each source in a step.
+      request: endless steps of this segment, in the units of the whole schedule.
+    """
+
+    first_step: int
+    rows: tuple[int, ...]
+    request: Request
+
+    @property
+    def name(self) -> str:
+        """What its part is called."""
+        return f"from step {self.first_step}"
+
+
+def mixture_heading(mixture: ResolvedInput, devices: Sequence[str]) -> list[str]:
+    """Returns the lines that say which mixture is timed."""
+    request, segments = mixture.request, schedule_of(mixture.request)
+    unit = f"; units of {count_of(shares.unit_of(segments), 'row')}" if segments else ""
+    return [
+        *(f"source {number}: {source}" for number, source in enumerate(request.sources)),
+        f"training; batches of {request.global_batch_size:,}{unit}, {recipe_text(request)}; "
+        f"{count_of(len(devices), 'replica')} on {', '.join(devices)}",
+    ]
+
+
+def segment_lines(segments: Sequence[Segment], samples: Mapping[str, Sequence[Sample]], cores: int) -> list[str]:
+    """Returns the table of a mixture's segments."""
+    rows = []
+    for segment in segments:
+        rate, processor, busy = _figures(samples[segment.name])
+        rows.append(
+            [
+                ("from step", f"{segment.first_step:,}"),
+                ("rows", "+".join(map(str, segment.rows))),
+                ("us/img", f"{processor.median:,.3f}"),
+                ("lowest to highest", f"{processor.lowest:,.3f} to {processor.highest:,.3f}"),
+                ("img/s", f"{rate.median:,.0f}"),
+                ("slowest to fastest", f"{rate.lowest:,.0f} to {rate.highest:,.0f}"),
+                ("cores busy", f"{busy:.1f} of {cores}"),
+            ]
+        )
+    return [*table(rows), "from end to end: us/img is processor time over all cores, img/s is by the clock"]
+
+
+def mixture_as_object(
+    mixture: ResolvedInput,
+    segments: Sequence[Segment],
+    samples: Mapping[str, Sequence[Sample]],
+    devices: Sequence[str],
+    cores: int,
+) -> dict[str, Any]:
+    """Returns the result of a mixture as JSON can hold it."""
+    found = []
+    for segment in segments:
+        rate, processor, busy = _figures(samples[segment.name])
+        found.append(
+            {
+                "first_step": segment.first_step,
+                "rows": list(segment.rows),
+                "images_per_second": dataclasses.asdict(rate),
+                "processor_us_per_image": dataclasses.asdict(processor),
+                "busy_share": busy / cores,
+            }
+        )
+    request = mixture.request
+    return {
+        "sources": [{"data_dir": os.fspath(one.data_dir), "split": one.split} for one in request.sources],
+        "spec": mixture.spec.fields(),
+        "distort": request.distort,
+        "distort_on": request.distort_on,
+        "devices": list(devices),
+        "cores": cores,
+        "segments": found,
+    }
+
+
+def _figures(samples: Sequence[Sample]) -> tuple[Spread, Spread, float]:
+    """Returns images per second, microseconds of processor time per image, and how many cores are busy."""
+    rate = Spread.of(one.rows / one.seconds for one in samples)
+    processor = Spread.of(one.processor / one.rows * _MICRO for one in samples)
+    return rate, processor, statistics.median(one.processor / one.seconds for one in samples)

@@ -15,7 +15,7 @@ from pipeline.batch.dataset import Run, of_windows, resident, with_tails
 from pipeline.batch.resident import ResidentRows, load
 from pipeline.bench import measure
 from pipeline.bench.measure import READY, Part, Reads, decoding, taking
-from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Stage, of_prefixes
+from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Segment, Stage, of_prefixes
 from pipeline.commands.text import count_of
 from pipeline.decode import PixelRows, Serialized
 from pipeline.distort.composed import cropping_of
@@ -29,7 +29,7 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.shards import Shards
 from pipeline.read.window import RECORD_ID, Columns, LocalReader, gather
-from pipeline.resolved import ResolvedRequest
+from pipeline.resolved import ResolvedInput, ResolvedRequest, schedule_of
 
 _RAW = "raw images are copied as they are"
 _CROPPED = "crops, resizes and flips, too"
@@ -319,3 +319,24 @@ def names_of(strategy: tf.distribute.Strategy | None) -> list[str]:
     if strategy is None:
         return ["CPU:0"]
     return [":".join(name.split(":")[-2:]) for name in strategy.extended.worker_devices]
+
+
+def segments_of(mixture: ResolvedInput) -> list[Segment]:
+    """Returns the segments of a mixture; without a schedule it has one."""
+    request, schedule = mixture.request, mixture.request.schedule
+    if not schedule:
+        return [Segment(0, tuple(part.spec.global_batch_size for part in mixture.parts), request)]
+    # All segments take a step each, so that the units stay the same; then the one that is timed does not end.
+    short = [(step, weights) for step, (_, weights) in enumerate(schedule)]
+    rows, last = schedule_of(request), len(schedule)
+    return [
+        Segment(first, of_segment, dataclasses.replace(request, schedule=[*short, (last, weights)], start_step=last))
+        for (first, of_segment), (_, weights) in zip(rows, schedule, strict=True)
+    ]
+
+
+def segment_part(segment: Segment, strategy: tf.distribute.Strategy | None) -> Part:
+    """Returns a segment as a part to measure: the input as a run has it, including reading."""
+    request = segment.request
+    batches = make_dataset(request) if strategy is None else distribute_request(strategy, request)
+    return steps(segment.name, batches, request.global_batch_size, whole=1)

@@ -8,7 +8,7 @@ import pytest
 from pipeline import input_fn
 from pipeline.bench import __main__ as bench
 from pipeline.bench import measure
-from pipeline.bench.mixture import segments_of
+from pipeline.bench.subject import segments_of
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
 from pipeline.operations import can_resize
