@@ -18,8 +18,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import named
 from pipeline.files.write import replaced
 from pipeline.images import as_rgb
-from trainer.evaluation.judging import Judgement
-from trainer.evaluation.report import Confusion, Mistake, Report, summary
+from trainer.evaluation.judging import Confusion, Judgement, Mistake, Report, summary
 from trainer.inference import Trained
 
 

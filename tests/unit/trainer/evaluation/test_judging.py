@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pipeline import RandomAccess
 from pipeline.errors import DataError, UsageError
 from tests.datasets import Kind, write_dataset
-from trainer.evaluation.judging import Judge, Tally
+from trainer.evaluation.judging import Judge, Mistake, Report, Tally, summary
 
 NAMES = ("ape", "bee", "cat", "dog")
 
@@ -146,3 +146,32 @@ def test_several_splits_are_judged_together_and_told_apart_by_their_keys(make_tr
     assert len({one.key for one in mistakes}) == 2 * len(wrong)
     for one, found in zip(mistakes, judgement.images, strict=True):
         np.testing.assert_array_equal(found, images[one.record % 11])
+
+
+def lines_of(report):
+    return [" ".join(line.split()) for line in summary(report)]
+
+
+def test_classes_and_mistakes_are_listed():
+    mistakes = (Mistake(7, "train#7", 0, 1, 0.75, 0.125, 2.0794), Mistake(9, None, 0, 1, 0.5, 0.25, 1.3863))
+    report = Report(("ape", "bee", "cat"), np.array([[1198, 2, 0], [0, 3, 0], [0, 0, 0]]), 0.5, mistakes)
+    assert lines_of(report) == [
+        "class examples precision recall most often taken for",
+        "ape 1,200 1.0000 0.9983 bee (2)",
+        "bee 3 0.6000 1.0000",
+        "cat 0 - -",
+        "",
+        "worst mistakes label prediction probability loss",
+        "train#7 ape bee 0.7500 2.08",
+        "record 9 ape bee 0.5000 1.39",
+    ]
+
+
+def test_of_many_classes_those_of_the_lowest_recall_are_shown():
+    matrix = np.diag(np.arange(30))  # class 0 has no examples
+    matrix[:, 0] += 30 - np.arange(30)
+    matrix[0, 0] = 0
+    found = lines_of(Report(tuple(f"c{i}" for i in range(30)), matrix, 0.5, ()))
+    assert len(found) == 22
+    assert found[1].startswith("c1 30 1.0000 0.0333 c0 (29)")
+    assert found[-1] == "and 10 more classes of higher recall"

@@ -10,9 +10,8 @@ from pipeline.errors import DataError
 from tests.runs import scalars
 from trainer.evaluation import command, outputs
 from trainer.evaluation.flags import EvaluateConfig
-from trainer.evaluation.judging import Judge
+from trainer.evaluation.judging import Judge, Mistake, Report
 from trainer.evaluation.outputs import RIGHT, WRONG, confusion_matrix, fitted, font, worst_mistakes
-from trainer.evaluation.report import Mistake, Report
 
 
 @pytest.fixture
