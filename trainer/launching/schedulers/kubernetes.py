@@ -6,19 +6,38 @@ wraps a JobSet in a runtime. A TFJob of Training Operator 1 restarts pods one by
 
 from __future__ import annotations
 
+import json
+import math
 import posixpath
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import yaml
 
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import parse_sources, sources_of
-from trainer.launching.flags import KubernetesFlags, Mount
+from trainer.callbacks import heartbeat
+from trainer.checkpoint import fresh
+from trainer.cluster.tf_config import VARIABLE
+from trainer.launching.flags import PAGE_PORT, KubernetesFlags, Mount
 from trainer.launching.job import PARAMETER_SERVER, Job
-from trainer.launching.schedulers import pods
-from trainer.launching.schedulers.pods import Manifest
 
-_LONGEST_NAME = pods.LONGEST_LABEL  # of a pod
+Manifest = dict[str, Any]
+
+_PORT = 2222  # of each process, in its own pod
+# The data or a flag is bad (of trainer.run), or there is no such command (a shell's codes, and 128, which containerd
+# gives where it cannot start one): it would fail again.
+_FINAL_CODES = [1, 2, 126, 127, 128]
+_RERUN_CODE = 75
+_LONGEST_LABEL = 63  # characters, of names of pods and volumes
+_HEARTBEAT = "/tmp/stepfeed-heartbeat.json"
+_STARTING, _PROBED_EVERY = 900, 30  # seconds
+_INDEX = "TASK_INDEX"
+_INDEX_PATH = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_GPU = "nvidia.com/gpu"
+_PAGE = "page"
+_TRAINS = "worker"  # the role whose processes get GPUs
 _LONGEST_VARIABLE = (1 << 17) - 100  # bytes that Linux takes in a variable, less its name
 _SUFFIX = 6  # that Kubernetes appends: -x7k2p
 
@@ -45,7 +64,7 @@ _PASS_ON = f"""\
 trap 'kill -TERM "$child"' TERM
 wait "$child"; code=$?
 while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done
-if [ "$code" -eq {pods.RERUN_CODE} ]; then code={_RETRIED}; fi
+if [ "$code" -eq {_RERUN_CODE} ]; then code={_RETRIED}; fi
 exit "$code"
 """
 
@@ -60,7 +79,7 @@ def render(job: Job) -> str:
     _check(job, flags)
     documents = _KINDS[flags.kind or "jobset"](job)
     if job.launch.job.page is not None:
-        documents.append(pods.page(job))
+        documents.append(_page(job))
     return yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, explicit_start=True, width=1 << 20)
 
 
@@ -86,12 +105,12 @@ def _check(job: Job, flags: KubernetesFlags) -> None:
     _check_folders(job, flags)
     name = job.launch.processes.job_name
     longest = max(len(f"{name}-{role}-0-{count - 1}") for role, count in job.roles.items()) + _SUFFIX
-    if longest > _LONGEST_NAME:
+    if longest > _LONGEST_LABEL:
         raise UsageError(
-            f"--name={name}: must be {len(name) - longest + _LONGEST_NAME} characters or less, so that the names of "
-            f"pods have {_LONGEST_NAME}"
+            f"--name={name}: must be {len(name) - longest + _LONGEST_LABEL} characters or less, so that the names of "
+            f"pods have {_LONGEST_LABEL}"
         )
-    for variable in pods.environment(job, next(iter(job.roles)), {role: role for role in job.roles}):
+    for variable in _environment(job, next(iter(job.roles)), {role: role for role in job.roles}):
         size = len(variable.get("value", "").encode())
         if size > _LONGEST_VARIABLE:
             raise UsageError(
@@ -158,7 +177,7 @@ def _config_files(words: tuple[str, ...]) -> list[str]:
 def _jobset(job: Job) -> list[Manifest]:
     jobs = {role: role for role in job.roles}
     spec = _jobset_spec(job, [_role_job(job, role, jobs) for role in job.roles], jobs)
-    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": pods.metadata(job), "spec": spec}]
+    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job), "spec": spec}]
 
 
 def _jobset_spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]) -> Manifest:
@@ -201,7 +220,7 @@ def _replicated_job(job: Job, role: str, name: str, container: Manifest) -> Mani
     """Returns the pods of a role. A pod that fails restarts the whole JobSet; an asynchronous worker restarts alone."""
     count = job.roles[role]
     alone = job.strategy == PARAMETER_SERVER and role == _ALONE
-    codes = {"containerName": container["name"], "operator": "In", "values": pods.FINAL_CODES}
+    codes = {"containerName": container["name"], "operator": "In", "values": _FINAL_CODES}
     # An eviction is not counted as a restart: the pod is replaced alone, or the whole JobSet starts again.
     evicted = {
         "action": "Ignore" if alone else "FailJob",
@@ -218,7 +237,7 @@ def _replicated_job(job: Job, role: str, name: str, container: Manifest) -> Mani
                 # A worker without restarts left is lost, and the others go on.
                 **({"backoffLimitPerIndex": job.restarts.max_restarts} if alone else {"backoffLimit": 0}),
                 "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}, evicted]},
-                "template": {"spec": {"restartPolicy": "Never", **pods.pod_spec(job, container)}},
+                "template": {"spec": {"restartPolicy": "Never", **_pod_spec(job, container)}},
             }
         },
     }
@@ -226,9 +245,9 @@ def _replicated_job(job: Job, role: str, name: str, container: Manifest) -> Mani
 
 def _role_job(job: Job, role: str, jobs: dict[str, str]) -> Manifest:
     container = {
-        **pods.container(job, role, _CONTAINER),
-        "command": pods.command(job),
-        "env": pods.environment(job, role, jobs),
+        **_container(job, role, _CONTAINER),
+        "command": _command(job),
+        "env": _environment(job, role, jobs),
     }
     return _replicated_job(job, role, role, container)
 
@@ -238,21 +257,21 @@ def _trainjob(job: Job) -> list[Manifest]:
     main = next(iter(job.roles))
     jobs = {role: _NODE if role == main else role for role in job.roles}
     # Of the main role's container, the trainer below gives command and variables.
-    node = _replicated_job(job, main, _NODE, pods.container(job, main, _NODE))
+    node = _replicated_job(job, main, _NODE, _container(job, main, _NODE))
     node["template"] = {"metadata": {"labels": _NODE_LABELS}, **node["template"]}
     replicated = [node, *(_role_job(job, role, jobs) for role in job.roles if role != main)]
-    count, metadata = job.roles[main], pods.metadata(job)
+    count, metadata = job.roles[main], _metadata(job)
     runtime = {
         "apiVersion": _TRAINER_API,
         "kind": _RUNTIME,
         "metadata": metadata,
         "spec": {"mlPolicy": {"numNodes": count}, "template": {"spec": _jobset_spec(job, replicated, jobs)}},
     }
-    resources = pods.resources(job, main)
+    resources = _resources(job, main)
     trainer = {
         "image": job.launch.kubernetes.image,
-        "command": pods.command(job),
-        "env": pods.environment(job, main, jobs),
+        "command": _command(job),
+        "env": _environment(job, main, jobs),
         "numNodes": count,
         **({"resourcesPerNode": resources} if resources else {}),
     }
@@ -272,20 +291,20 @@ def _tfjob(job: Job) -> list[Manifest]:
         **({} if "chief" in job.roles else {"successPolicy": "AllWorkers"}),
         "tfReplicaSpecs": {_TFJOB_ROLES[role]: _tfjob_replicas(job, role) for role in job.roles},
     }
-    return [{"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": pods.metadata(job), "spec": spec}]
+    return [{"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": _metadata(job), "spec": spec}]
 
 
 def _tfjob_replicas(job: Job, role: str) -> Manifest:
     container = {
-        **pods.container(job, role, _TFJOB_CONTAINER),
-        "ports": [{"name": _TFJOB_PORT, "containerPort": pods.port(job)}],
-        "command": ["sh", "-c", pods.escaped(_PASS_ON), "sh", *pods.command(job)],
-        "env": pods.variables(job),
+        **_container(job, role, _TFJOB_CONTAINER),
+        "ports": [{"name": _TFJOB_PORT, "containerPort": _port(job)}],
+        "command": ["sh", "-c", escaped(_PASS_ON), "sh", *_command(job)],
+        "env": _variables(job),
     }
     return {
         "replicas": job.roles[role],
         "restartPolicy": "ExitCode" if job.restarts.max_restarts else "Never",
-        "template": {"spec": pods.pod_spec(job, container)},
+        "template": {"spec": _pod_spec(job, container)},
     }
 
 
@@ -294,3 +313,201 @@ _KINDS: dict[str, Callable[[Job], list[Manifest]]] = {
     "trainjob": _trainjob,
     "tfjob": _tfjob,
 }
+
+
+# The pods, the same in every kind of manifest except for how a process learns which one it is.
+
+
+def _metadata(job: Job) -> Manifest:
+    """Returns name and namespace."""
+    flags = job.launch
+    space = {"namespace": flags.kubernetes.namespace} if flags.kubernetes.namespace else {}
+    return {"name": flags.processes.job_name, **space}
+
+
+def _port(job: Job) -> int:
+    """Returns the port that each process listens on."""
+    return job.launch.processes.port or _PORT
+
+
+def escaped(text: str) -> str:
+    """Returns a form of `text` that Kubernetes turns into it: it replaces `$$` by `$`, and `$(NAME)` by a value."""
+    return text.replace("$", "$$")
+
+
+def _command(job: Job) -> list[str]:
+    """Returns what a container runs."""
+    return list(map(escaped, job.command))
+
+
+def _environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]:
+    """Returns the variables of a role's pods: TF_CONFIG, from the stable names of JobSet and the pod's own index.
+
+    Args:
+      job: whose pods they are.
+      role: of the pods.
+      jobs: what each role's replicated job is called in the JobSet.
+    """
+    if sum(job.roles.values()) == 1:  # any strategy, which would ask why there is a cluster
+        return _variables(job)
+    name = job.launch.processes.job_name
+    cluster = {
+        each: [f"{name}-{jobs[each]}-0-{index}.{name}:{_port(job)}" for index in range(count)]
+        for each, count in job.roles.items()
+    }
+    task = f'{{"type": "{role}", "index": $({_INDEX})}}'
+    return [
+        *_variables(job),
+        {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_PATH}}},  # first: TF_CONFIG refers to it
+        {"name": VARIABLE, "value": f'{{"cluster": {json.dumps(cluster)}, "task": {task}}}'},
+    ]
+
+
+def _variables(job: Job) -> list[Manifest]:
+    """Returns the variables that all processes have: the launcher's, those of --env and of --secret_env."""
+    return [
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+        {"name": heartbeat.VARIABLE, "value": _HEARTBEAT},
+        # The same in each pod that is made of this manifest, however often.
+        *([{"name": fresh.VARIABLE, "value": secrets.token_hex(8)}] if job.config.run.fresh else []),
+        *_given_variables(job),
+    ]
+
+
+def _given_variables(job: Job) -> list[Manifest]:
+    given, hidden = job.launch.processes.variables, job.launch.kubernetes.secrets
+    return [
+        *({"name": name, "value": escaped(value)} for name, value in given.items()),
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+            for name, (secret, key) in hidden.items()
+        ),
+    ]
+
+
+def _probes(job: Job) -> Manifest:
+    """Returns the probes that have a process killed which gives no sign of life.
+
+    A beat may be late by the time that the one before it announced, as when a library holds the interpreter's lock.
+    Until the first beat, Python has time to start.
+    """
+    code = f"import json, time; beat = json.load(open({_HEARTBEAT!r}))"
+    program = ["python", "-I", "-S", "-c"]
+    late = f"raise SystemExit(time.time() - beat['time'] > {job.restarts.silent_timeout:g} + beat['quiet'])"
+    each = {"periodSeconds": _PROBED_EVERY, "timeoutSeconds": _PROBED_EVERY}
+    return {
+        "startupProbe": {
+            "exec": {"command": [*program, code]},
+            "periodSeconds": 5,
+            "timeoutSeconds": _PROBED_EVERY,
+            "failureThreshold": _STARTING // 5,
+        },
+        "livenessProbe": {"exec": {"command": [*program, f"{code}; {late}"]}, **each, "failureThreshold": 2},
+    }
+
+
+def _resources(job: Job, role: str) -> Manifest:
+    """Returns what each process of a role gets: as much as it asks for, and no more. Only workers get GPUs."""
+    flags = job.launch.processes
+    asked = {"cpu": str(flags.cpus) if flags.cpus else None, "memory": flags.memory}
+    requests: Manifest = {name: value for name, value in asked.items() if value is not None}
+    gpus = {_GPU: str(job.launch.job.gpus_per_worker)} if job.launch.job.gpus_per_worker and role == _TRAINS else {}
+    limits = {**requests, **gpus}
+    return {"requests": requests, "limits": limits} if requests else {"limits": limits} if limits else {}
+
+
+def _container(job: Job, role: str, name: str) -> Manifest:
+    """Returns the container of a pod, without command and environment."""
+    mounts = _mounts(job)
+    found: Manifest = {"name": name, "image": job.launch.kubernetes.image, **_probes(job)}
+    if sum(job.roles.values()) > 1:
+        found["ports"] = [{"containerPort": _port(job)}]
+    if asked := _resources(job, role):
+        found["resources"] = asked
+    if mounts:
+        found["volumeMounts"] = mounts
+    return found
+
+
+def _mounts(job: Job, reads_only: bool = False) -> list[Manifest]:
+    names = _volume_names(job)
+    return [
+        {
+            "name": names[mount.claim],
+            "mountPath": mount.path,
+            **({"readOnly": True} if mount.is_read_only or reads_only else {}),
+        }
+        for mount in job.launch.kubernetes.mounts
+    ]
+
+
+def _page(job: Job) -> Manifest:
+    """Returns the Deployment of the job's page (--page).
+
+    It is not part of the job, which its failure thus cannot touch, and stays when the job has ended. Others in the
+    cluster reach it, so that the page asks for a token: its log has it, or --secret_env gives it.
+    """
+    listens = job.launch.job.page or PAGE_PORT
+    own = _metadata(job)
+    name = f"{own['name']}-{_PAGE}"
+    container: Manifest = {
+        "name": _PAGE,
+        "image": job.launch.kubernetes.image,
+        "command": [
+            *("python", "-m", "trainer.watch", escaped(str(job.folder.path))),
+            *("--host=0.0.0.0", f"--port={listens}"),
+        ],
+        "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, *_given_variables(job)],
+        "ports": [{"name": _PAGE, "containerPort": listens}],
+        "readinessProbe": {"tcpSocket": {"port": listens}},
+        "volumeMounts": _mounts(job, reads_only=True),
+    }
+    labels = {"app": name}
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": _pod_spec(job, container)},
+    }
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {**own, "name": name}, "spec": spec}
+
+
+def _pod_spec(job: Job, container: Manifest) -> Manifest:
+    """Returns the specification of a pod with this container."""
+    flags = job.launch.kubernetes
+    volumes = [
+        {"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in _volume_names(job).items()
+    ]
+    given: Manifest = {
+        "serviceAccountName": flags.service_account,
+        "nodeSelector": flags.node_labels,
+        "tolerations": flags.tolerations,
+        "priorityClassName": flags.priority_class,
+        "imagePullSecrets": [{"name": name} for name in flags.pull_secret or ()],
+        "securityContext": _security(flags.user),
+    }
+    return {
+        "terminationGracePeriodSeconds": math.ceil(job.restarts.stop_timeout),  # SIGTERM saves
+        "shareProcessNamespace": True,  # process 1 of a container gets no SIGTERM until it handles it
+        **{name: value for name, value in given.items() if value},
+        "containers": [container],
+        **({"volumes": volumes} if volumes else {}),
+    }
+
+
+def _volume_names(job: Job) -> dict[str, str]:
+    """Returns the name of each claim's volume: the claim's own, unless one is too long for a volume or has dots."""
+    claims = list(dict.fromkeys(mount.claim for mount in job.launch.kubernetes.mounts))
+    if all(len(claim) <= _LONGEST_LABEL and "." not in claim for claim in claims):
+        return {claim: claim for claim in claims}
+    return {claim: f"volume-{index}" for index, claim in enumerate(claims)}
+
+
+def _security(user: tuple[int, int] | None) -> Manifest:
+    if user is None:
+        return {}
+    return {
+        "runAsUser": user[0],
+        "runAsGroup": user[1],
+        "fsGroup": user[1],  # which volumes are given to
+        **({"runAsNonRoot": True} if user[0] else {}),
+    }

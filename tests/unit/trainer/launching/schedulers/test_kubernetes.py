@@ -22,7 +22,7 @@ from tests.unit.trainer.launching.schedulers.conftest import KUBERNETES
 from trainer.callbacks.heartbeat import Beat, Heartbeat
 from trainer.cluster import tf_config
 from trainer.launching import flags
-from trainer.launching.schedulers import kubernetes, pods
+from trainer.launching.schedulers import kubernetes
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 LARGE = ("--cpus=8", "--memory=16Gi", "--gpus_per_worker=2", "--namespace=ml", "--max_restarts=3")
@@ -272,7 +272,7 @@ WORDS = st.text(
 @hypothesis.settings(deadline=None, max_examples=300)
 @hypothesis.given(word=WORDS)
 def test_any_text_reaches_the_pod_as_it_is(word):
-    assert manifests.expanded(pods.escaped(word), {"A": "value", "": "nothing", "HOME": "/root"}) == word
+    assert manifests.expanded(kubernetes.escaped(word), {"A": "value", "": "nothing", "HOME": "/root"}) == word
 
 
 NASTY = [
