@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import PipelineError
 from trainer.checkpoint import NotFiniteError
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 
 if TYPE_CHECKING:
     from pipeline.audit.key_log import SourceLogs

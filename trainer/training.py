@@ -38,7 +38,7 @@ from trainer.cluster.rendezvous import Ties
 from trainer.cluster.strategies import Agreement
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 from trainer.loop import Action, InnerLoop, Progress
 from trainer.loss_log import LossLog
 from trainer.plan import Plan

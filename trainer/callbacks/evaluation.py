@@ -12,7 +12,7 @@ from pipeline.resolved import ResolvedRequest
 from trainer.callbacks.base import Callback, Phase
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint.best import BestCheckpoints
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 from trainer.loop import Action, Progress
 from trainer.step.train_step import TrainStep
 from trainer.task import Evaluation, added, result_of

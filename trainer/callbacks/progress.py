@@ -17,7 +17,7 @@ from trainer.callbacks.base import Callback
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint.manager import CheckpointManager, Restored
 from trainer.config import TrainConfig
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 from trainer.loop import Action, Progress
 from trainer.plan import Plan
 from trainer.step.state import TrainState

@@ -24,7 +24,7 @@ from pipeline.images import as_pixels
 from pipeline.order.views import Intervals
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
-from trainer.config.interval import Period, period_of
+from trainer.config.steps import Period, period_of
 from trainer.loop import Action, Progress
 from trainer.run_folder import EVENTS, FLAGS
 from trainer.step.state import TrainState

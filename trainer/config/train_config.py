@@ -20,7 +20,6 @@ from pipeline.manifest.sources import VIEWS, own_views, parse_sources
 from pipeline.order.views import View
 from trainer.config import file
 from trainer.config.data import DataFlags, OrderFlags
-from trainer.config.interval import Interval
 from trainer.config.meaning import (
     PARAMETER_SERVER,
     check_apart,
@@ -31,7 +30,7 @@ from trainer.config.meaning import (
 )
 from trainer.config.model import DEFAULT_EPOCHS, ENDING, OWN_EPOCHS, ModelFlags, OptimizerFlags, defaults_of
 from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
-from trainer.config.steps import OutputFlags, StepFlags
+from trainer.config.steps import Interval, OutputFlags, StepFlags
 from trainer.run_folder import RunFolder
 
 _DESCRIPTION = (

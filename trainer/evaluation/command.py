@@ -18,7 +18,7 @@ from trainer.callbacks.tensorboard import EventFile
 from trainer.checkpoint import files, reader
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.cluster import failures
-from trainer.config.interval import Every, Period, period_of
+from trainer.config.steps import Every, Period, period_of
 from trainer.evaluation import outputs
 from trainer.evaluation.flags import EvaluateConfig
 from trainer.evaluation.judging import Judge, Judgement

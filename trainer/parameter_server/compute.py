@@ -30,7 +30,7 @@ from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import RECORD_ID, Columns, GraphReader, gather
 from pipeline.resolved import ResolvedRequest
 from trainer.config import TrainConfig
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 from trainer.step.state import TrainState
 from trainer.step.train_step import COLUMNS, Contribution, Gradients, clipped, histogram, is_skipped
 from trainer.task import WEIGHT

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError, ClosureInputError
 
 from trainer.cluster import failures
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Row, Tally
 

@@ -25,7 +25,7 @@ from trainer.cluster import failures, rendezvous, strategies, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.strategies import Agreement
 from trainer.config import TrainConfig
-from trainer.config.interval import period_of
+from trainer.config.steps import period_of
 from trainer.loop import Action, Clocks, Progress, Spent
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
 from trainer.parameter_server.compute import ColumnBatches, Compute, check_optimizer

@@ -9,7 +9,7 @@ from pipeline.request import Request
 from trainer.callbacks.base import Callback
 from trainer.callbacks.evaluation import Evaluations, Evaluator
 from trainer.callbacks.terminal import Output
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tests.runs import scalars
 from trainer.callbacks import tensorboard
 from trainer.callbacks.tensorboard import EventFile, TrainScalars
-from trainer.config.interval import Period
 from trainer.config.model import OptimizerFlags
+from trainer.config.steps import Period
 from trainer.loop import Progress, Spent
 from trainer.step import optimizers
 

@@ -14,7 +14,7 @@ from trainer.callbacks import terminal as live
 from trainer.callbacks.base import Phase
 from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar
 from trainer.callbacks.terminal import LiveLine, Output
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 from trainer.loop import Progress, Spent
 from trainer.task import Evaluation
 

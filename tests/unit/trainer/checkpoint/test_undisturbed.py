@@ -29,7 +29,7 @@ from trainer.checkpoint.files import kept, path_of, steps_in
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 from trainer.task import Evaluation
 
 LAST = 9

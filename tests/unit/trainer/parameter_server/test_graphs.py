@@ -14,7 +14,7 @@ from tests.datasets import write_dataset
 from trainer import plan
 from trainer.callbacks import tensorboard
 from trainer.cluster.tf_config import ALONE
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
 from trainer.parameter_server.compute import ColumnBatches, Compute
 from trainer.parameter_server.coordinator import Coordinator

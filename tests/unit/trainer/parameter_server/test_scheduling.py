@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError, ClosureInputError
 
-from trainer.config.interval import Period
+from trainer.config.steps import Period
 from trainer.parameter_server import scheduling
 from trainer.parameter_server.scheduling import Closures, WorkerLines
 

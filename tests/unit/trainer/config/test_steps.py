@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
 from trainer.config import TrainConfig, file, parse
-from trainer.config.interval import Interval, Period, period_of
-from trainer.config.steps import StepFlags
+from trainer.config.steps import Interval, Period, StepFlags, period_of
 
 PATHS = {"data_dir": "D", "model_dir": "M"}
 FLAGS = [f"--{name}={value}" for name, value in PATHS.items()]
