@@ -11,7 +11,7 @@ from typing import NoReturn
 from pipeline.commands import commandline
 from trainer import lazy_imports
 from trainer.checkpoint import files
-from trainer.evaluation.flags import EvaluateConfig
+from trainer.config.trained import EvaluateConfig
 
 COMMAND = "trainer.evaluate"
 _DESCRIPTION = (

@@ -12,7 +12,7 @@ from typing import NoReturn
 from pipeline.commands import commandline
 from trainer import lazy_imports
 from trainer.checkpoint import files
-from trainer.exporting.flags import LIBRARIES, ExportConfig
+from trainer.config.trained import LIBRARIES, ExportConfig
 
 COMMAND = "trainer.export"
 _DESCRIPTION = (

@@ -22,7 +22,7 @@ from trainer.checkpoint import files, reader, structure
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags
-from trainer.config.run import CheckpointFlags
+from trainer.config.trained import CheckpointFlags
 from trainer.step import state
 from trainer.step.state import TrainState
 from trainer.task import Task, data_spec_of

@@ -16,7 +16,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, named
 from trainer import lazy_imports
 from trainer.checkpoint import files
-from trainer.exporting.flags import PredictConfig
+from trainer.config.trained import PredictConfig
 
 COMMAND = "trainer.predict"
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jp2", ".avif", ".heic", ".heif", ".ppm")

@@ -17,7 +17,7 @@ from tests.datasets import edit_manifest
 from tests.runs import finish, scalars
 from trainer import inference as built
 from trainer.checkpoint import reader
-from trainer.config.run import CheckpointFlags
+from trainer.config.trained import CheckpointFlags
 
 MODELS = """
 import keras

@@ -35,7 +35,7 @@ def flag(
       per_machine: whether workers may have different values, as of a folder that is mounted elsewhere.
       per_process: whether it says which process of a job this is: `trainer.launch` sets it, and workers compare the
         resulting clusters.
-      by_model: whether `model_defaults` has other defaults for some models and optimizers.
+      by_model: whether `trainer.config.model` has other defaults for some models and optimizers.
       parameter_server: why it cannot be given with --strategy=parameter_server; or {value that cannot: reason}.
       **options: those of `pipeline.commands.flags.flag`.
     """

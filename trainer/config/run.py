@@ -1,4 +1,4 @@
-"""Flags for where a run computes and what it writes: strategy, processes, folder; and for a checkpoint in it."""
+"""Flags for where a run computes and what it writes: strategy, processes, folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from pipeline.commands.flags import check, check_all
 from pipeline.errors import UsageError
-from trainer.config.meaning import PARAMETER_SERVER, check_apart, check_local, flag
+from trainer.config.meaning import PARAMETER_SERVER, flag
 from trainer.run_folder import RunFolder
 
-WEIGHTS = ("raw", "ema")
 STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage", PARAMETER_SERVER)
 JOBS = ("ps", "worker", "chief")
 # Ways to sum gradients over replicas, with the strategies that have them.
@@ -174,39 +173,3 @@ class AggregationFlags:
             value = getattr(self, name)
             if value and not self.sync:
                 raise UsageError(f"--{name}={value}: needs --sync; without it, each gradient is a step by itself")
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointFlags:
-    """A trained model. Flags that are not given are those of its run."""
-
-    model_dir: str = flag(text="folder of a run of trainer.run; it may be training")
-    checkpoint: str | None = flag(None, "ckpt-400, 400, best or best/ckpt-400 (None: the newest)")
-    weights: str | None = flag(
-        None,
-        "raw, or ema: the average over the steps (None: the average if the run kept one)",
-        known=WEIGHTS,
-    )
-    data_dir: str | None = flag(None, "folder of a data set of the same classes (None: the run's)")
-    statistics: str | None = flag(None, "folder of the data set whose statistics normalise images (None: the run's)")
-    split: str | None = flag(None, "such as test, or a slice: train[:1000] (None: the run's --eval_split)")
-    cache_dir: str | None = flag(
-        None, "folder on a local disk for copies of a remote data set's shards (None: the run's)"
-    )
-    cache_bytes: int | None = flag(None, "that the copies may take (None: the run's)", least=1)
-
-    @property
-    def folder(self) -> RunFolder:
-        """The layout of --model_dir, which may also name a checkpoint in the folder."""
-        return RunFolder(pathlib.Path(self.model_dir))
-
-    def __post_init__(self) -> None:
-        """Checks the values."""
-        check_all(
-            lambda: check(self),
-            lambda: self._check_folder("model_dir"),
-        )
-
-    def _check_folder(self, name: str) -> None:
-        check_local(self, name)
-        check_apart(name, getattr(self, name), self.data_dir)

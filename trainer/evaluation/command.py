@@ -19,8 +19,8 @@ from trainer.checkpoint import files, reader
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.cluster import failures
 from trainer.config.steps import Every, Period, period_of
+from trainer.config.trained import EvaluateConfig
 from trainer.evaluation import outputs
-from trainer.evaluation.flags import EvaluateConfig
 from trainer.evaluation.judging import Judge, Judgement
 from trainer.inference import Trained, build, build_first
 from trainer.run_folder import RunFolder

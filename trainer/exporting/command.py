@@ -25,8 +25,8 @@ from pipeline.commands.text import count_of
 from pipeline.decode import ExampleParser
 from pipeline.errors import DataError, UsageError, named, root_cause
 from trainer.cluster import failures
+from trainer.config.trained import EXPORT, ExportConfig
 from trainer.exporting import reading
-from trainer.exporting.flags import EXPORT, ExportConfig
 from trainer.exporting.formats import FORMATS, README, readme_of
 from trainer.exporting.served import Served, served
 from trainer.inference import Trained, build_first

@@ -27,9 +27,8 @@ from pipeline.files import write
 from pipeline.images import BadImageError
 from trainer.checkpoint import files
 from trainer.cluster import failures
-from trainer.config.run import CheckpointFlags
+from trainer.config.trained import EXPORT, CheckpointFlags, PredictConfig
 from trainer.exporting import reading
-from trainer.exporting.flags import EXPORT, PredictConfig
 from trainer.exporting.served import served
 from trainer.inference import Trained, build_first
 

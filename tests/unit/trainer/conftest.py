@@ -117,7 +117,7 @@ def make_trained(make_strategy, make_state, make_checkpoints, tmp_path):
         from tests.datasets import Kind, write_dataset
         from trainer import inference
         from trainer.checkpoint import reader
-        from trainer.config.run import CheckpointFlags
+        from trainer.config.trained import CheckpointFlags
 
         (tmp_path / "run").mkdir()
         write_dataset(tmp_path / "data", (2,), IMAGE_SHAPE, (4, 3, 4), CLASSES, kind or Kind())

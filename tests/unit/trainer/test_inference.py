@@ -11,7 +11,7 @@ from tests.datasets import edit_manifest, write_dataset
 from trainer import inference, plan
 from trainer.checkpoint.reader import Record
 from trainer.cluster.tf_config import ALONE
-from trainer.config.run import CheckpointFlags
+from trainer.config.trained import CheckpointFlags
 from trainer.task import Task
 
 DARKER = (1.0, 2.0, 3.0)

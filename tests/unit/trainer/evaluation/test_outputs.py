@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.errors import DataError
 from tests.runs import scalars
+from trainer.config.trained import EvaluateConfig
 from trainer.evaluation import command, outputs
-from trainer.evaluation.flags import EvaluateConfig
 from trainer.evaluation.judging import Judge, Mistake, Report
 from trainer.evaluation.outputs import RIGHT, WRONG, confusion_matrix, fitted, font, worst_mistakes
 

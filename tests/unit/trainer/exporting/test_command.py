@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, UsageError
+from trainer.config.trained import ExportConfig
 from trainer.exporting import command, reading
-from trainer.exporting.flags import ExportConfig
 from trainer.exporting.formats import FORMATS
 from trainer.exporting.predictions import Predictor
 from trainer.exporting.served import served

@@ -1,4 +1,4 @@
-from trainer.exporting.flags import LIBRARIES
+from trainer.config.trained import LIBRARIES
 from trainer.exporting.formats import FORMATS, without_locations
 
 PROGRAM = """#loc1 = loc("lhs")

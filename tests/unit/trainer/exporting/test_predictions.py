@@ -8,8 +8,8 @@ import PIL.Image
 import pytest
 
 from pipeline.errors import DataError, UsageError
+from trainer.config.trained import PredictConfig
 from trainer.exporting import predictions
-from trainer.exporting.flags import PredictConfig
 from trainer.exporting.predictions import Prediction, Predictor
 
 NAMES = ("dark", "grey", "light")

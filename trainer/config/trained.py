@@ -1,13 +1,84 @@
-"""The flags of `trainer.export` and `trainer.predict`."""
+"""Flags of the commands that work with a trained model: trainer.evaluate, trainer.export, trainer.predict."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 
 from pipeline.commands.flags import check, check_all, flag
 from pipeline.errors import UsageError, unknown
-from trainer.config.run import WEIGHTS, CheckpointFlags
+from pipeline.order.views import View
+from trainer.config.meaning import check_apart, check_local
+from trainer.run_folder import RunFolder
+
+WEIGHTS = ("raw", "ema")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointFlags:
+    """A trained model. Flags that are not given are those of its run."""
+
+    model_dir: str = flag(text="folder of a run of trainer.run; it may be training")
+    checkpoint: str | None = flag(None, "ckpt-400, 400, best or best/ckpt-400 (None: the newest)")
+    weights: str | None = flag(
+        None,
+        "raw, or ema: the average over the steps (None: the average if the run kept one)",
+        known=WEIGHTS,
+    )
+    data_dir: str | None = flag(None, "folder of a data set of the same classes (None: the run's)")
+    statistics: str | None = flag(None, "folder of the data set whose statistics normalise images (None: the run's)")
+    split: str | None = flag(None, "such as test, or a slice: train[:1000] (None: the run's --eval_split)")
+    cache_dir: str | None = flag(
+        None, "folder on a local disk for copies of a remote data set's shards (None: the run's)"
+    )
+    cache_bytes: int | None = flag(None, "that the copies may take (None: the run's)", least=1)
+
+    @property
+    def folder(self) -> RunFolder:
+        """The layout of --model_dir, which may also name a checkpoint in the folder."""
+        return RunFolder(pathlib.Path(self.model_dir))
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check_all(
+            lambda: check(self),
+            lambda: self._check_folder("model_dir"),
+        )
+
+    def _check_folder(self, name: str) -> None:
+        check_local(self, name)
+        check_apart(name, getattr(self, name), self.data_dir)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateConfig(CheckpointFlags):
+    """What is evaluated, and where the results go. Data flags default to those of the run."""
+
+    batch_size: int | None = flag(None, "examples at a time (None: the run's --global_batch_size)", least=1)
+    mistakes: int = flag(24, "the worst that are kept and drawn", least=0)
+    output: str | None = flag(None, "folder for report.json, confusion.png and mistakes.png")
+    json: bool = flag(False, "print one line of JSON per checkpoint, instead of tables")
+    where: str | None = flag(None, "records of the split, by columns: 'width >= 28' (None: the run's --eval_where)")
+    limit: str | None = flag(None, "number of records, or '50 per label' (None: the run's --eval_limit)")
+    continuous: bool = flag(False, "evaluate each checkpoint of a run that is training, until its last step")
+    interval: float = flag(10.0, "of --continuous: seconds between two looks for new checkpoints", above=0)
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        check_all(
+            super().__post_init__,
+            lambda: self._check_folder("output"),
+            self._check_one,
+            lambda: View(where=self.where, limit=self.limit),
+        )
+
+    def _check_one(self) -> None:
+        if self.continuous and self.checkpoint is not None:
+            raise UsageError(
+                f"--checkpoint={self.checkpoint} with --continuous: each checkpoint is evaluated; leave one of them out"
+            )
+
 
 EXPORT = "export.json"  # describes the exported files, beside them
 OUTPUTS = (".jsonl", ".csv")  # of predictions
