@@ -15,7 +15,7 @@ from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.placement import Placement, Ports
 from trainer.launching.local.process import Process
-from trainer.launching.local.records import Records, Reporter
+from trainer.launching.local.restarts import Records, Reporter
 from trainer.launching.local.screen import Screen
 
 SECONDS = 60.0  # within which anything happens, on a busy machine

@@ -21,8 +21,7 @@ from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.placement import HOST, Placement, Ports, divide_gpus, visible_gpus
 from trainer.launching.local.process import PAGE, Process, Task
-from trainer.launching.local.records import Records, Reporter
-from trainer.launching.local.restarts import AsynchronousWorkers, WorkerPool
+from trainer.launching.local.restarts import AsynchronousWorkers, Records, Reporter, WorkerPool
 from trainer.launching.local.screen import FILE, Screen, State, TableScreen
 from trainer.launching.local.supervisor import Attempt, Stopping, Supervisor
 

@@ -15,8 +15,7 @@ from trainer.cluster.interrupt import QUESTION, SAVE
 from trainer.launching.job import Job
 from trainer.launching.local.group import Cause, Group, first_failure, is_awaited
 from trainer.launching.local.process import Process
-from trainer.launching.local.records import Records, Reporter
-from trainer.launching.local.restarts import AsynchronousWorkers, BackOff, WorkerPool
+from trainer.launching.local.restarts import AsynchronousWorkers, BackOff, Records, Reporter, WorkerPool
 from trainer.launching.local.screen import Screen
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

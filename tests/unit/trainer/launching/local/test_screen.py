@@ -9,7 +9,7 @@ from rich.console import Console
 
 from trainer.launching.local import screen
 from trainer.launching.local.process import Task
-from trainer.launching.local.records import Records
+from trainer.launching.local.restarts import Records
 from trainer.launching.local.screen import JobReport, ProcessReport, Screen
 from trainer.run_folder import RunFolder
 
