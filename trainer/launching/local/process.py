@@ -315,12 +315,6 @@ class Process:
         self.err.close()
 
 
-def program() -> tuple[str, ...]:
-    """Returns what runs the trainer; the current folder is on its path if it is on this process's."""
-    safe = () if sys.path[:1] in ([""], [os.getcwd()]) else ("-P",)
-    return (sys.executable, *safe, "-m", "trainer.run")
-
-
 def _dies_with_parent() -> Callable[[], None] | None:
     """Returns what makes a child receive SIGTERM when the launcher dies; None where the system cannot.
 

@@ -16,7 +16,6 @@ from trainer.checkpoint import fresh
 from trainer.cluster import tf_config
 from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, sharing
-from trainer.launching.local import process
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.placement import HOST, Placement, Ports, divide_gpus, visible_gpus
@@ -42,7 +41,7 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
       RerunError: it was stopped, or another launcher has it: rerun the same command.
       JobFailedError: it failed.
     """
-    placement, counts = _checked(job, tuple(program or process.program()))
+    placement, counts = _checked(job, tuple(program or (*_interpreter(), "trainer.run")))
     config = job.config
     with run_folder.held(job.folder, placement.folder, "runs a job"), Stopping() as stopping, fresh.advised(config):
         if config.run.fresh:  # here, once: a process that is started again resumes
@@ -112,6 +111,12 @@ def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stop
         supervisor.run(start, attempt)
 
 
+def _interpreter() -> tuple[str, ...]:
+    """Returns what runs a module of ours; the current folder is on its path if it is on this process's."""
+    safe = () if sys.path[:1] in ([""], [os.getcwd()]) else ("-P",)
+    return (sys.executable, *safe, "-m")
+
+
 @contextlib.contextmanager
 def _reported(reporter: Reporter, screen: Screen) -> Iterator[None]:
     """Context that reports how the job ended."""
@@ -171,8 +176,12 @@ class Page:
         """Context in which the page is served, on the loopback interface."""
         port = self._job.launch.job.page
         if port is not None:
-            *interpreter, _ = process.program()
-            command = [*interpreter, "trainer.watch", str(self._job.folder.path), *([f"--port={port}"] if port else [])]
+            command = [
+                *_interpreter(),
+                "trainer.watch",
+                str(self._job.folder.path),
+                *([f"--port={port}"] if port else []),
+            ]
             try:
                 self._process = Process(Task(PAGE, 0, 0), command, {}, self._job.folder.launch, guardian, _NEVER_SILENT)
             except OSError as error:
