@@ -298,7 +298,7 @@ def _check_job_server(runner: PortableRunner, options: PipelineOptions) -> None:
     endpoint = options.view_as(PortableOptions).job_endpoint
     if endpoint and endpoint != "embed":
         check_endpoint(endpoint)
-    elif not endpoint and java_engine(runner):
+    elif not endpoint and _java_engine(runner):
         if starts_one(runner, options):
             check_java(runner, options)
         check_jar(runner, options)
@@ -329,7 +329,7 @@ _POLL_SECONDS = 0.2
 _LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # one port fewer: nobody watches a cluster that lives for one conversion
 
 
-def java_engine(runner: PortableRunner) -> str | None:
+def _java_engine(runner: PortableRunner) -> str | None:
     """Returns `flink` or `spark`, the prefix of a runner's flags, if its job server is written in Java; else None."""
     return "flink" if isinstance(runner, FlinkRunner) else "spark" if isinstance(runner, SparkRunner) else None
 
@@ -359,7 +359,7 @@ def check_jar(runner: PortableRunner, options: PipelineOptions) -> None:
       UsageError: no flag names it, or the file is missing. Beam would try to download one, which hangs behind a proxy
         and may not exist: it assumes the newest version of Flink.
     """
-    flag, name = f"{java_engine(runner)}_job_server_jar", type(runner).__name__
+    flag, name = f"{_java_engine(runner)}_job_server_jar", type(runner).__name__
     jar = options.get_all_options()[flag]
     if not jar:
         artifact = _JARS[name]
@@ -416,7 +416,7 @@ def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
     """Returns whether the runner starts its own job server."""
     if options.view_as(PortableOptions).job_endpoint:
         return False
-    if engine := java_engine(runner):
+    if engine := _java_engine(runner):
         return not options.get_all_options()[f"{engine}_submit_uber_jar"]
     return isinstance(runner, PrismRunner)
 

@@ -340,7 +340,7 @@ _OPERATIONS = """
 _CODES = {operation.name: ord(operation.code) for operation in pickletools.opcodes}
 
 
-class RefusedError(Exception):
+class _RefusedError(Exception):
     """The file is not read; the message says why."""
 
 
@@ -374,7 +374,7 @@ def load_pickle(handle: IO[bytes], where: str) -> Any:
         stream.seek(0)
         try:
             return _Unpickler(stream, size).load()
-        except RefusedError as error:
+        except _RefusedError as error:
             reason = str(error)
         except EOFError:
             reason = "it is cut short"
@@ -399,7 +399,7 @@ class _Counted(io.BufferedReader):
         """Returns the next bytes, fewer at the end."""
         self.reads += 1
         if self.reads > MAX_READS:
-            raise RefusedError(f"it has more than {MAX_READS} operations")
+            raise _RefusedError(f"it has more than {MAX_READS} operations")
         return super().read(size)
 
 
@@ -422,23 +422,23 @@ class _Unpickler(_Base):  # type: ignore[misc]
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._named:
-            raise RefusedError(f"it calls {f'{module}.{name}'!r:.80}")
+            raise _RefusedError(f"it calls {f'{module}.{name}'!r:.80}")
         return self._named[module, name]
 
     def _reconstruct(self, kind: object, *_: object) -> Array:
         if kind is not _NDARRAY:
-            raise RefusedError("it makes something other than an array")
+            raise _RefusedError("it makes something other than an array")
         return Array()
 
     def _dtype(self, name: object, *_: object) -> object:
         if name not in _UINT8_NAMES:
-            raise RefusedError("it holds an array of something other than uint8")
+            raise _RefusedError("it holds an array of something other than uint8")
         return _UINT8
 
     def _encode(self, text: str, _: object) -> bytes:
         self._left_to_encode -= len(text)
         if self._left_to_encode < 0:  # one string, encoded again and again
-            raise RefusedError("its strings are longer than the file")
+            raise _RefusedError("its strings are longer than the file")
         return text.encode("latin-1")
 
     def _build(self) -> None:
@@ -446,13 +446,13 @@ class _Unpickler(_Base):  # type: ignore[misc]
         if isinstance(built, Array):
             _, built.shape, dtype, built.is_fortran, built.data = state
             if dtype is not _UINT8 or not isinstance(built.data, bytes):
-                raise RefusedError("it holds an array of something other than uint8")
+                raise _RefusedError("it holds an array of something other than uint8")
         elif built is not _UINT8:
-            raise RefusedError("it gives a state to something other than an array")
+            raise _RefusedError("it gives a state to something other than an array")
 
     def _set_items(self, items: list[Any]) -> None:
         if not isinstance(self.stack[-1], dict) or not all(isinstance(key, str | bytes) for key in items[::2]):
-            raise RefusedError("it has a dictionary whose keys are not strings")
+            raise _RefusedError("it has a dictionary whose keys are not strings")
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
     dispatch: ClassVar[dict[int, Callable[[Any], Any]]] = {

@@ -69,7 +69,7 @@ class ImageFolderSource(Source):
         found, bad = [], {}
         keys = [images.path(row) for row in rows.tolist()]
         for position, row in enumerate(rows.tolist()):
-            size, extension = int(images.sizes[row]), extension_of(keys[position])
+            size, extension = int(images.sizes[row]), _extension_of(keys[position])
             if size > MAX_FILE:
                 bad[position] = f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
             elif extension in UNREADABLE:
@@ -403,7 +403,7 @@ class _Scan:
     def _is_image(self, entry: os.DirEntry[bytes]) -> bool:
         if entry.path in self._refused:
             return False
-        extension = extension_of(entry.name)
+        extension = _extension_of(entry.name)
         if extension in _EXTENSIONS or extension in UNREADABLE:
             return True
         # A link that is not to be followed is not read, either.
@@ -492,7 +492,7 @@ def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
         return sorted((entry for entry in found if not entry.name.startswith(_HIDDEN)), key=lambda entry: entry.name)
 
 
-def extension_of(path: bytes) -> bytes:
+def _extension_of(path: bytes) -> bytes:
     """Returns the extension of a file's name in lower case, with its dot; empty if there is none."""
     return os.path.splitext(path)[1].lower()
 

@@ -139,7 +139,7 @@ def _open(path: StoragePath, options: SourceOptions) -> _Opened:
     with table.opened() as file:
         with parquet_reader.arrow_errors(path, "its schema cannot be read"):
             schema = file.file.schema_arrow
-        columns = choose_columns(str(path), schema, options)
+        columns = _choose_columns(str(path), schema, options)
         table = dataclasses.replace(table, groups=file.rows_of_groups(columns.paths))
     return _Opened(table, columns, class_names(schema).get(columns.label, ()))
 
@@ -298,7 +298,7 @@ _MOST_LISTED = 16
 _GIVEN = ("float32", "int64", "string")  # types that a kept column can be given
 
 
-def choose_columns(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
+def _choose_columns(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     """Returns the columns of a file: by default `image` or `img`, and `label`.
 
     Raises:

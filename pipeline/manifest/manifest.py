@@ -35,7 +35,7 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
     return content | {SEAL: _digest(content)}
 
 
-def seal_problem(content: dict[str, Any]) -> str | None:
+def _seal_problem(content: dict[str, Any]) -> str | None:
     """Returns the problem if a manifest's JSON object was changed after it was sealed; None if not, or without a seal.
 
     Older manifests have none.
@@ -355,7 +355,7 @@ def parse(text: str, file: str) -> Manifest:
         raise DataError(f"not a valid manifest (convert the data again): {error}", path=file) from None
     if problem := next(_problems(manifest), None):
         raise DataError(problem, path=file)
-    if problem := seal_problem(content):  # last, because the other problems name the field
+    if problem := _seal_problem(content):  # last, because the other problems name the field
         raise DataError(problem, path=file)
     return manifest
 

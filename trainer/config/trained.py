@@ -81,7 +81,7 @@ class EvaluateConfig(CheckpointFlags):
 
 
 EXPORT = "export.json"  # describes the exported files, beside them
-OUTPUTS = (".jsonl", ".csv")  # of predictions
+_OUTPUTS = (".jsonl", ".csv")  # of predictions
 LIBRARIES = {  # that each format needs in addition to TensorFlow
     "saved_model": (),
     "keras": (),
@@ -164,5 +164,5 @@ class PredictConfig:
                 raise UsageError(f"--{name}={getattr(self, name)} with --exported: is of a run; give --model_dir")
 
     def _check_output(self) -> None:
-        if self.output is not None and not self.output.endswith(OUTPUTS):
-            raise UsageError(f"--output={self.output}: must end with {' or '.join(OUTPUTS)}")
+        if self.output is not None and not self.output.endswith(_OUTPUTS):
+            raise UsageError(f"--output={self.output}: must end with {' or '.join(_OUTPUTS)}")
