@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 import tensorflow as tf
 
-from pipeline import operations, user_function
+from pipeline import graph_calls, operations
 from pipeline.distort.base import Crop
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature, Manifest
@@ -435,7 +435,7 @@ def parsed(parse: Callable[[tf.Tensor], Any], records: tf.Tensor) -> Any:
     Raises:
       UsageError: it fails, or returns something else. A number of rows that is not static is checked in each batch.
     """
-    given = user_function.call("parse", parse, records)
+    given = graph_calls.call_user("parse", parse, records)
     given = tuple(given) if isinstance(given, list) else given  # tf.data would stack a list to one tensor
     leaves = tf.nest.flatten(given)
     if not leaves:

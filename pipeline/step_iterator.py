@@ -15,10 +15,10 @@ import tensorflow as tf
 from pipeline.batch.compose import is_stacked, make_dataset
 from pipeline.errors import UsageError
 from pipeline.files.paths import PathLike
+from pipeline.graph_calls import error_of_input
 from pipeline.manifest.sources import Sources
 from pipeline.order.order import Spec
 from pipeline.order.sharding import as_shard, whole_number
-from pipeline.read.numpy_calls import error_of_input
 from pipeline.request import InputOptions, Request
 from pipeline.resolved import resolve_all
 

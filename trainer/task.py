@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 import keras
 import tensorflow as tf
 
-from pipeline import user_function
+from pipeline import graph_calls
 from pipeline.decode import is_pair
 from pipeline.distort.base import Recipe, output_spec
 from pipeline.distort.composed import cropping_of
@@ -340,7 +340,7 @@ def _images(training: ResolvedRequest, recipe: Recipe) -> tf.TensorSpec:
 
 def _parsed(parse: Any, classes: tuple[str, ...]) -> DataSpec:
     with tf.Graph().as_default():
-        given = user_function.call("Task.parse", user_function.as_given(parse), tf.zeros([1], tf.string))
+        given = graph_calls.call_user("Task.parse", graph_calls.as_given(parse), tf.zeros([1], tf.string))
     if not is_pair(given):
         raise UsageError(f"Task.parse: must return (features, labels), returned {given!r}")
     features, labels = tf.nest.map_structure(

@@ -23,9 +23,9 @@ from pipeline.commands.text import count_of, size_of
 from pipeline.decode import resize
 from pipeline.errors import location
 from pipeline.files.paths import folder
+from pipeline.graph_calls import error_of_input
 from pipeline.input import input_fn
 from pipeline.manifest import Feature
-from pipeline.read.numpy_calls import error_of_input
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
 from pipeline.request import Request

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import tensorflow as tf
 
-from pipeline import user_function
+from pipeline import graph_calls
 from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
 from pipeline.decode import Examples, Form, PixelRows
 from pipeline.distort.base import ImageStatistics, Recipe, Undistorted, UserDistorted
@@ -177,7 +177,7 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     if resolved.request.parse is not None:
         return None
     if callable(distort):
-        return UserDistorted(user_function.as_given(distort))
+        return UserDistorted(graph_calls.as_given(distort))
     if not isinstance(distort, str | None):
         raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
     recipe = make_recipe("none" if distort is None else distort)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pipeline import operations, user_function
+from pipeline import graph_calls, operations
 from pipeline.batch.batches import Batches, recipe_of
 from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
 from pipeline.batch.resident import load
@@ -23,6 +23,7 @@ from pipeline.distort.composed import cropping_of, of_flipped
 from pipeline.errors import DataError, UsageError
 from pipeline.files import remote
 from pipeline.files.paths import folder
+from pipeline.graph_calls import release_arrays
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.order import MAX_STEP
@@ -32,7 +33,6 @@ from pipeline.order.tensors import TENSORS
 from pipeline.read import memory
 from pipeline.read.corruption import Corruption
 from pipeline.read.memory import Buffers
-from pipeline.read.numpy_calls import release_arrays
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader, all_pieces
 from pipeline.read.shard_cache import make_cache
@@ -268,7 +268,7 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
     """Returns how records become examples, and the recipe for these: flips may be done while parts are resized."""
     request, made, recipe = resolved.request, resolved.manifest, recipe_of(resolved)
     if request.parse is not None:
-        return UserParsed(user_function.as_given(request.parse)), recipe
+        return UserParsed(graph_calls.as_given(request.parse)), recipe
     parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
     crop: Crop | None = Stretched(request.size) if request.size else None
     mirrored, by_operation = None, operations.can_resize() and not is_read_by_graph(request)

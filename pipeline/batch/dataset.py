@@ -1,6 +1,6 @@
 """The `tf.data` pipeline of one source: windows -> plan -> read -> tail -> steps -> batches.
 
-AutoGraph converts nothing here, because our code does not need it and it takes seconds. (`user_function.as_given`
+AutoGraph converts nothing here, because our code does not need it and it takes seconds. (`graph_calls.as_given`
 converts the user's functions.)
 """
 
@@ -19,10 +19,10 @@ from pipeline.batch.batches import Batches
 from pipeline.batch.resident import ResidentRows
 from pipeline.decode import PixelRows
 from pipeline.distort.base import Undistorted, UserDistorted, output_spec
+from pipeline.graph_calls import call_numpy
 from pipeline.order.arrays import Array, Number, NumpyArrays
 from pipeline.order.feed import Feed, WindowPlan
 from pipeline.order.order import MAX_STEP, Order
-from pipeline.read.numpy_calls import call_numpy
 from pipeline.read.window import GOOD, RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order

@@ -19,7 +19,7 @@ from pipeline.bench.result import Sample
 from pipeline.decode import Form
 from pipeline.errors import DataError, root_cause
 from pipeline.files.paths import folder
-from pipeline.read.numpy_calls import error_of_input
+from pipeline.graph_calls import error_of_input
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
 from pipeline.read.window import LocalReader

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from pipeline import user_function
+from pipeline import graph_calls
 from pipeline.distort.passes import Pass
 from pipeline.errors import UsageError
 
@@ -158,7 +158,7 @@ class UserDistorted(Recipe):
           UsageError: the function fails, or does not return a tensor of numbers with as many rows.
         """
         del statistics
-        given, rows = user_function.call("distort", self.function, images, keys), images.shape[0]
+        given, rows = graph_calls.call_user("distort", self.function, images, keys), images.shape[0]
         if not isinstance(given, tf.Tensor) or given.dtype in _NOT_NUMBERS or given.shape[:1] != [rows]:
             got = tf.nest.map_structure(
                 lambda leaf: f"{leaf.dtype.name} {leaf.shape}" if tf.is_tensor(leaf) else leaf, given

@@ -13,11 +13,11 @@ from pipeline import operations
 from pipeline.errors import to_run
 from pipeline.files.paths import PathLike, folder
 from pipeline.files.remote import in_command
+from pipeline.graph_calls import call_numpy
 from pipeline.manifest.splits import Selection
 from pipeline.order.arrays import consecutive
 from pipeline.order.tensors import TENSORS
 from pipeline.read.memory import Buffers, aligned_matrix
-from pipeline.read.numpy_calls import call_numpy
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import ONCE, RowsReader
 from pipeline.read.shards import Shards

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError, place_of, root_cause, said_by
-from pipeline.read.numpy_calls import message_of_input
+from pipeline.graph_calls import message_of_input
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 
 # Errors of this worker itself. The others mean a lost peer: Unavailable, DeadlineExceeded (the collective timeout),

@@ -10,9 +10,9 @@ import tensorflow as tf
 from pipeline import input_fn, operations
 from pipeline.audit.contract import Contract
 from pipeline.batch import compose
+from pipeline.graph_calls import message_of_input, release_arrays
 from pipeline.read import frames
 from pipeline.read.memory import Buffers, aligned_matrix
-from pipeline.read.numpy_calls import message_of_input, release_arrays
 from pipeline.read.window import as_tensor
 from pipeline.request import Request
 from pipeline.resolved import resolve

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipeline import graph_calls
 from pipeline.errors import DataError
-from pipeline.read import numpy_calls
-from pipeline.read.numpy_calls import call_numpy, error_of_input, message_of_input
+from pipeline.graph_calls import call_numpy, error_of_input, message_of_input
 
 NAMES = ["train-00001.tfrecord, record 7: the record's CRC is wrong", 'says "no"', "dä/日本", "[x] [y]", "a\\b\n\t"]
 
@@ -53,9 +53,9 @@ def said(text):
 
 
 def test_the_last_sixteen_errors_are_found_again_with_their_fields(monkeypatch):
-    monkeypatch.setattr(numpy_calls, "_errors", {})
+    monkeypatch.setattr(graph_calls, "_errors", {})
     for number in range(20):
-        numpy_calls._kept(DataError("is corrupt", path="a", record=number, advice="get it again"))
+        graph_calls._kept(DataError("is corrupt", path="a", record=number, advice="get it again"))
     found = [error_of_input(said(f"a, record {number}: is corrupt; get it again")) for number in range(20)]
     assert [error.record for error in found] == [None] * 4 + [*range(4, 20)]
     assert {error.advice for error in found[4:]} == {"get it again"}
@@ -77,12 +77,12 @@ def test_an_error_comes_with_values_of_each_type_beside_it():
 
 
 def test_no_call_begins_once_the_interpreter_exits_and_those_that_have_begun_end(monkeypatch):
-    monkeypatch.setattr(numpy_calls, "_state", {"ends": False, "last": 0.0})
-    monkeypatch.setattr(numpy_calls, "_calls", set())
+    monkeypatch.setattr(graph_calls, "_state", {"ends": False, "last": 0.0})
+    monkeypatch.setattr(graph_calls, "_calls", set())
     begun, ended = threading.Event(), []
 
     def slow():
-        with numpy_calls._reading() as may_begin:
+        with graph_calls._reading() as may_begin:
             begun.set()
             time.sleep(0.2)
             ended.append(may_begin)
@@ -90,18 +90,18 @@ def test_no_call_begins_once_the_interpreter_exits_and_those_that_have_begun_end
     thread = threading.Thread(target=slow)
     thread.start()
     assert begun.wait(60)
-    numpy_calls._end()
+    graph_calls._end()
     assert ended == [True]
     thread.join()
-    with numpy_calls._reading() as may_begin:
+    with graph_calls._reading() as may_begin:
         assert not may_begin
     with pytest.raises(tf.errors.InvalidArgumentError, match="the interpreter is exiting"):
         call_numpy(lambda n: (n,), [tf.constant(7)], [tf.int32])
 
 
 def test_an_exit_without_a_call_does_not_wait(monkeypatch):
-    monkeypatch.setattr(numpy_calls, "_state", {"ends": False, "last": 0.0})
-    monkeypatch.setattr(numpy_calls, "_calls", set())
+    monkeypatch.setattr(graph_calls, "_state", {"ends": False, "last": 0.0})
+    monkeypatch.setattr(graph_calls, "_calls", set())
     clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: pytest.fail("waits"))
-    monkeypatch.setattr(numpy_calls, "time", clock)
-    numpy_calls._end()
+    monkeypatch.setattr(graph_calls, "time", clock)
+    graph_calls._end()

@@ -1,6 +1,6 @@
-"""Calls of NumPy functions by TensorFlow's threads, to read windows: their errors, and the end of the interpreter.
+"""Calls of Python functions by TensorFlow: NumPy functions that read windows, and the user's; errors are one line.
 
-A call that begins while the interpreter is finalized never returns, and the interpreter waits for it, so that a script
+A call of NumPy that begins while the interpreter is finalized never returns, and the interpreter waits for it: a script
 would hang at its end. Therefore no call begins any more once the interpreter exits.
 """
 
@@ -12,11 +12,54 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import DataError, PipelineError, UsageError, of_user
+
+# The ops of tf.random and tf.random.Generator that keep a state. The names of stateless ones begin with Stateless.
+_STATEFUL_DRAW = re.compile(
+    "(Random|Rng|Multinomial|TruncatedNormal|ParameterizedTruncatedNormal|Stateful(Random|Standard|Truncated|Uniform))"
+)
+
+
+def as_given(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function as `tf.data.Dataset.map` would call it: converted by AutoGraph if that is on."""
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
+
+
+def call_user(name: str, function: Callable[..., Any], *arguments: tf.Tensor) -> Any:
+    """Calls a user's function on tensors; returns its result in whatever structure it has.
+
+    Args:
+      name: the argument of `input_fn` that is the function, for messages.
+      function: the user's function.
+      *arguments: of the call.
+
+    Raises:
+      UsageError: it fails, or draws random numbers that do not depend on its arguments alone.
+    """
+    specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
+    try:
+        traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+    except PipelineError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{spec.dtype.name} {spec.shape}" for spec in specs)
+        raise UsageError(f"{name}: the function fails on {given}: {of_user(error)}") from error
+    graph = traced.graph.as_graph_def()
+    for body in (graph.node, *(inner.node_def for inner in graph.library.function)):
+        for node in body:
+            if _STATEFUL_DRAW.match(node.op):
+                raise UsageError(
+                    f"{name}: the function draws with the op {node.op}, whose numbers depend on how often it ran, not "
+                    "on the record; draw with pipeline.uniform(keys, draw) or tf.random.stateless_uniform"
+                )
+    return traced(*arguments)
+
 
 _QUIET_SECONDS = 0.05  # without a call; then TensorFlow's buffers are full, or it has received the error
 _MOST_SECONDS = 10.0
