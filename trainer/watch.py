@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, check_all, flag
-from pipeline.errors import UsageError, reason_of
+from pipeline.errors import UsageError
 from trainer.launching.flags import PAGE_PORT
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ def _listening(config: WatchConfig) -> socket.socket:
             if error.errno == errno.EADDRINUSE and port != ports[-1]:
                 continue
             flags = f"--host={config.host}" + (f" --port={port}" if config.port is not None else "")
-            why = reason_of(error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            # `create_server` makes an OSError of a gaierror, too, whose numbers are negative, and adds the address.
+            why = str(error.strerror).partition(" (while ")[0]
             raise UsageError(f"{flags}: cannot listen there: {why}; give another one") from None
     raise AssertionError
 

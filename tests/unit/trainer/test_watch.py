@@ -129,6 +129,13 @@ def test_a_port_that_is_given_and_taken_is_refused(runs):
             watch.main([*runs, f"--port={port}"])
 
 
+def test_a_host_that_nobody_knows_is_refused(runs):
+    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+    with pytest.raises(UsageError, match=r"^--host=no\.invalid: cannot listen there: (\w+ )+\w+; give") as caught:
+        watch.main([*runs, "--host=no.invalid"])
+    assert "Unknown error" not in str(caught.value)
+
+
 def test_a_short_token_is_refused(runs, monkeypatch):
     pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
     monkeypatch.setenv(watch.TOKEN, "short")
