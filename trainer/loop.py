@@ -41,7 +41,7 @@ class Spent(NamedTuple):
       steps: the number of updates.
       seconds: that they took, without the actions.
       waited: the part of `seconds` spent waiting for batches.
-      exchanged: the part of `seconds` from this worker's own gradients to those of all workers; see `LoopResult`.
+      exchanged: the part of `seconds` in which workers exchanged what they sum; see `LoopResult`.
     """
 
     steps: int = 0

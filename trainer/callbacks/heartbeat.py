@@ -52,8 +52,8 @@ class Beat:
       input_wait: share of the time that steps waited for batches.
       seconds_per_step: over the last seconds.
       waited_per_step: the part of them in which this process waited for its batches.
-      exchanged_per_step: the part of them from this worker's own gradients to those of all workers: it waits for the
-        last worker, which has the shortest one, and then the sum is sent. None: there is no other worker.
+      exchanged_per_step: the part of them in which this worker exchanged sums with the others, partly while it
+        computed: who comes last has the shortest one. None: there is no other worker.
       lost: names of the processes of the job whose end ended this one.
       started: when the process began, seconds since 1970.
       host: name of the machine.

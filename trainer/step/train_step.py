@@ -48,8 +48,9 @@ class LoopResult(NamedTuple):
       finite: bool scalar; False: the loop ended early, because the last update's loss, or a weight after it, is NaN or
         infinite (a NaN can pass through ReLU as 0, and show only in the gradient).
       waited: seconds that the updates waited for their batches, float64 scalar.
-      exchanged: seconds of the updates from the moment when this worker had its own contribution to that when it had
-        the sum over all, float64 scalar; 0 with one worker. The last worker's is the shortest: the others wait for it.
+      exchanged: seconds of the updates in which this worker had its part of a sum over all workers, and not yet the
+        sum, float64 scalar; 0 with one worker. Sums are those of the rows' weights, meanwhile it may compute, and of
+        the gradients. Who comes last has the least of these seconds: the others wait for it.
       averages: moving averages over the updates, float32 (AVERAGED,).
       epoch: sums over the updates of this epoch so far, float64; see `epoch_sums`.
       means: the means over the epoch's real rows that follow from `epoch`, float64 (values,), in the order of `names`;
@@ -391,7 +392,8 @@ class TrainStep:
             # All replicas divide by the weight of the whole batch: a mean of their means would give more weight to the
             # rows of a replica with more padding. If all rows are skipped corrupt records, the weight is 0, and so are
             # the sums.
-            weight = tf.maximum(all_sum(tf.reduce_sum(weights)), 1.0)
+            of_all, waited = self._timed(all_sum, tf.reduce_sum(weights))
+            weight = tf.maximum(of_all, 1.0)
             values, rows = state.values(), (features, labels, weights)
             if self.virtual_replicas:
                 here = weights.shape[0]  # virtual replicas of this replica, numbered across all replicas
@@ -399,20 +401,22 @@ class TrainStep:
                 own = of_virtual_replicas(
                     lambda unit: tuple(compute.of(unit[0], weight, values, unit[1:])), (units, *rows)
                 )
+                # Summed as integers, which give the same bits in any order: see `trainer.topology`.
+                sum_all = functools.partial(sum_virtual_replicas, num_virtual=self.virtual_replicas)
+                total, exchanged = self._timed(sum_all, own)
             else:
-                own = tuple(compute.of(replica, weight, values, rows))
-            (gradients, statistics, sums, penalty), exchanged = self._exchange(own)
+                # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
+                # replicas wait for each other.
+                total, exchanged = self._timed(all_sum, tuple(compute.of(replica, weight, values, rows)))
+            gradients, statistics, sums, penalty = total
             state.assign_statistics(statistics)
-        return _Reduced(sums, penalty, self._apply(gradients), exchanged)
+        return _Reduced(sums, penalty, self._apply(gradients), waited + exchanged)
 
-    def _exchange(self, own: Any) -> tuple[Any, tf.Tensor]:
-        """Returns the sums of all replicas' contributions, and `LoopResult.exchanged`. Replicas wait for each other."""
-        began = _seconds_after(tf.nest.flatten(own)) if self.times_exchange else None
-        # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Those of
-        # virtual replicas are summed as integers, which give the same bits in any order: see `trainer.topology`.
-        total = sum_virtual_replicas(own, self.virtual_replicas) if self.virtual_replicas else all_sum(own)
-        if began is None:
-            return total, tf.constant(0.0, tf.float64)
+    def _timed(self, sum_all: Callable[[Any], Any], own: Any) -> tuple[Any, tf.Tensor]:
+        """Returns the sum over all replicas of what each has, and the seconds as in `LoopResult.exchanged`."""
+        if not self.times_exchange:
+            return sum_all(own), tf.constant(0.0, tf.float64)
+        began, total = _seconds_after(tf.nest.flatten(own)), sum_all(own)
         # Nothing else may read these, or the bits of the weights could depend on it: see `_apart`. On GPUs, too,
         # collective operations are over only when they have the sum.
         with tf.device("CPU:0"), tf.control_dependencies(tf.nest.flatten(total)):

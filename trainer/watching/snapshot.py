@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 LATE = 5.0  # seconds after which a heartbeat, which comes about once per second, is missed
 _LABEL = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # of Prometheus' text format
@@ -31,8 +31,8 @@ class Member:
       error: how it failed last.
       examples_per_second: of the whole job, as this process measures it.
       seconds_per_step, waited_per_step, exchanged_per_step: over the last seconds; the part in which it waited for its
-        own batches; the part from its own gradients to those of all workers, most of which it waits for the last one.
-        Of an asynchronous worker, of its own steps, without the last of these.
+        own batches; the part in which it exchanges sums with the other workers, partly while it computes. Of an
+        asynchronous worker, of its own steps, without the last of these.
       steps: of an asynchronous worker's own.
     """
 
@@ -262,8 +262,9 @@ def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler |
     """Returns the process that holds up a job, if one does.
 
     In a synchronous job all workers wait for the last one, so that all have the same speed. They differ in how long
-    each waits for its own input, and for the gradients of the others: the last one waits least for these. An
-    asynchronous worker is slow by itself.
+    each waits for its own input, and for the sums: the last one waits least for these. (Of the weights' and the
+    gradients' sums together: where one worker gets a sum later than another, it begins the next step as much later,
+    and is waited for there.) An asynchronous worker is slow by itself.
     """
     silent = [one for one in members if one.state == "silent"]
     if silent and len(members) > 1:
@@ -271,17 +272,15 @@ def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler |
         return Straggler(first.name, "gives no sign of life" + ("; the others wait for it" if is_synchronous else ""))
     running = [one for one in members if one.state == "running"]
     if is_synchronous:
-        found = [
-            *_last_of([(one.waited_per_step, one) for one in running], "waits for its input {} longer than the next"),
-            *_last_of(
-                [(one.exchanged_per_step and -one.exchanged_per_step, one) for one in running],
-                "has its gradients {} later than the next",
-            ),
-        ]
-        if found:
-            lag, name, text = max(found)
-            return Straggler(name, f"{text.format(f'{lag * 1e3:,.1f} ms per step')}; the others wait for it")
-        return None
+        of_input = _last_of([(one.waited_per_step, one) for one in running])
+        of_sums = _last_of([(one.exchanged_per_step and -one.exchanged_per_step, one) for one in running])
+        if of_input and (not of_sums or of_sums.name == of_input.name or of_sums.lag < of_input.lag):
+            name, lag, text = *of_input, "waits for its input {} longer than the next"
+        elif of_sums:
+            name, lag, text = *of_sums, "has its gradients {} later than the next"
+        else:
+            return None
+        return Straggler(name, f"{text.format(f'{lag * 1e3:,.1f} ms per step')}; the others wait for it")
     speeds = [(one.seconds_per_step, one) for one in running if one.steps and one.seconds_per_step]
     if len(speeds) > 1:
         slow, slowest = max(speeds, key=lambda pair: pair[0])
@@ -291,15 +290,22 @@ def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler |
     return None
 
 
-def _last_of(times: Sequence[tuple[float | None, Member]], text: str) -> list[tuple[float, str, str]]:
-    """Returns by how many seconds per step the last one comes after the next, its name, and the text; or nothing."""
+class _Last(NamedTuple):
+    """The last process, and the seconds per step by which it comes after the next."""
+
+    name: str
+    lag: float
+
+
+def _last_of(times: Sequence[tuple[float | None, Member]]) -> _Last | None:
+    """Returns the process with the largest time; None: there is no other, or it is not much larger."""
     known = sorted(((time, one) for time, one in times if time is not None), key=lambda pair: pair[0])
     if len(known) < 2:
-        return []
+        return None
     (second, _), (last, slowest) = known[-2:]
     # A tenth of the step: less is noise.
     is_late = last - second > 0.1 * (slowest.seconds_per_step or math.inf)
-    return [(last - second, slowest.name, text)] if is_late else []
+    return _Last(slowest.name, last - second) if is_late else None
 
 
 _GAUGES = (
@@ -322,7 +328,7 @@ _OF_MEMBERS = (
     (
         "member_exchanged_per_step_seconds",
         "exchanged_per_step",
-        "The part of them from its own gradients to those of all workers.",
+        "The part of them in which it exchanges sums with the other workers, partly while it computes.",
     ),
     ("member_steps", "steps", "Steps that an asynchronous worker has made by itself."),
 )

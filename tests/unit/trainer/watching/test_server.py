@@ -126,10 +126,10 @@ def test_what_a_step_waits_for(local, site, monkeypatch):
         assert f'colspan="{len(columns)}"' in text
         return dict(re.findall(r'data-name="([^"]+)" class="n">([^<]+)', text))
 
-    assert shown(None) | {"waits for others": None} == shown(0.015) | {"waits for others": None}
-    assert "waits for others" not in shown(None)
+    assert shown(None) | {"exchanges": None} == shown(0.015) | {"exchanges": None}
+    assert "exchanges" not in shown(None)
     found = shown(0.015)
-    assert [found[name] for name in ("step time", "waits for input", "waits for others")] == [
+    assert [found[name] for name in ("step time", "waits for input", "exchanges")] == [
         "50.0 ms",
         "2.0 ms",
         "15.0 ms",

@@ -34,6 +34,11 @@ def test_the_straggler_of_a_synchronous_job_has_its_gradients_last():
     assert straggler_of([worker(0, exchanged_per_step=0.005), worker(1)], True) is None
 
 
+def test_late_gradients_of_a_worker_whose_input_is_late_are_the_input_s():
+    members = [worker(0, 0.001, exchanged_per_step=0.009), worker(1, 0.004, exchanged_per_step=0.001)]
+    assert straggler_of(members, True).why.startswith("waits for its input 3.0 ms")
+
+
 @pytest.mark.parametrize(("waited", "name"), [(0.003, "worker 1"), (0.007, "worker 0")])
 def test_of_late_input_and_late_gradients_that_counts_which_costs_more(waited, name):
     members = [worker(0, waited, exchanged_per_step=0.006), worker(1, 0.001, exchanged_per_step=0.001)]
