@@ -272,8 +272,7 @@ def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler |
         return Straggler(first.name, "gives no sign of life" + ("; the others wait for it" if is_synchronous else ""))
     running = [one for one in members if one.state == "running"]
     if is_synchronous:
-        of_input = _last_of([(one.waited_per_step, one) for one in running])
-        of_sums = _last_of([(one.exchanged_per_step and -one.exchanged_per_step, one) for one in running])
+        of_input, of_sums = _last_of(running, "waited_per_step", 1), _last_of(running, "exchanged_per_step", -1)
         if of_input and (not of_sums or of_sums.name == of_input.name or of_sums.lag < of_input.lag):
             name, lag, text = *of_input, "waits for its input {} longer than the next"
         elif of_sums:
@@ -297,15 +296,21 @@ class _Last(NamedTuple):
     lag: float
 
 
-def _last_of(times: Sequence[tuple[float | None, Member]]) -> _Last | None:
-    """Returns the process with the largest time; None: there is no other, or it is not much larger."""
-    known = sorted(((time, one) for time, one in times if time is not None), key=lambda pair: pair[0])
-    if len(known) < 2:
+def _last_of(running: Sequence[Member], field: str, sign: int) -> _Last | None:
+    """Returns the process that has most of a time (by the sign -1: least), if it has much more than the next.
+
+    Shares of a step are compared. All have steps of the same length, but their last seconds are not the same.
+    """
+    shares = sorted(
+        (sign * getattr(one, field) / one.seconds_per_step, one.name, one.seconds_per_step)
+        for one in running
+        if getattr(one, field) is not None and one.seconds_per_step
+    )
+    if len(shares) < 2:
         return None
-    (second, _), (last, slowest) = known[-2:]
+    (second, *_), (last, name, seconds) = shares[-2:]
     # A tenth of the step: less is noise.
-    is_late = last - second > 0.1 * (slowest.seconds_per_step or math.inf)
-    return _Last(slowest.name, last - second) if is_late else None
+    return _Last(name, (last - second) * seconds) if last - second > 0.1 else None
 
 
 _GAUGES = (

@@ -34,6 +34,14 @@ def test_the_straggler_of_a_synchronous_job_has_its_gradients_last():
     assert straggler_of([worker(0, exchanged_per_step=0.005), worker(1)], True) is None
 
 
+def test_shares_of_a_step_are_compared_since_processes_are_measured_at_different_times():
+    members = [
+        Member("worker 0", "worker", 0, seconds_per_step=0.0130, waited_per_step=0.0010, exchanged_per_step=0.0089),
+        Member("worker 1", "worker", 1, seconds_per_step=0.0116, waited_per_step=0.0007, exchanged_per_step=0.0076),
+    ]
+    assert straggler_of(members, True) is None
+
+
 def test_late_gradients_of_a_worker_whose_input_is_late_are_the_input_s():
     members = [worker(0, 0.001, exchanged_per_step=0.009), worker(1, 0.004, exchanged_per_step=0.001)]
     assert straggler_of(members, True).why.startswith("waits for its input 3.0 ms")
