@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -40,19 +41,21 @@ class Spent(NamedTuple):
       steps: the number of updates.
       seconds: that they took, without the actions.
       waited: the part of `seconds` spent waiting for batches.
+      exchanged: the part of `seconds` in which workers exchanged what they sum; see `LoopResult`.
     """
 
     steps: int = 0
     seconds: float = 0.0
     waited: float = 0.0
+    exchanged: float = 0.0
 
     def plus(self, other: Spent) -> Spent:
         """Returns the time of both."""
-        return Spent(self.steps + other.steps, self.seconds + other.seconds, self.waited + other.waited)
+        return Spent(*map(operator.add, self, other))
 
     def minus(self, other: Spent) -> Spent:
         """Returns the time without that of other updates, which are among these."""
-        return Spent(self.steps - other.steps, self.seconds - other.seconds, self.waited - other.waited)
+        return Spent(*map(operator.sub, self, other))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +229,7 @@ class _Updates:
         began = time.perf_counter()
         result = self._inner_loop(steps, summaries)
         reached, numbers, finite = int(result.step), result.values.numpy().tolist(), bool(result.finite)
-        spent = Spent(steps, time.perf_counter() - began, float(result.waited))
+        spent = Spent(steps, time.perf_counter() - began, float(result.waited), float(result.exchanged))
         values = dict(zip(result.names, numbers, strict=True))
         if not finite:
             loss = values["total_loss"]

@@ -170,21 +170,19 @@ def _sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
 
-def sum_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple[Any, ...], num_virtual: int) -> Any:
-    """Calls a function for each virtual replica, and returns the sum of its results in their structure.
+def of_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple[Any, ...]) -> Any:
+    """Returns the results of a function for each of this replica's virtual replicas, stacked, in their structure.
 
     The idea is that of VirtualFlow (Or, Zhang, Freedman, MLSys 2022) and EasyScale (Li et al., SC 2023): virtual
     replica v always has rows [vG/V, (v+1)G/V) of the batch, and replica r runs V/R of them one after another. All begin
     with the same weights and moving statistics. BatchNorm normalises over a virtual replica's rows ("ghost batch norm",
     Hoffer et al. 2017), and dropout draws from a hash of (seed, step, v).
 
-    Call it in a replica context. A replica computes its virtual replicas one at a time, so that only the activations of
-    one of them are in memory.
+    A replica computes its virtual replicas one at a time, so that only the activations of one of them are in memory.
 
     Args:
       function: takes a virtual replica's part of `rows`, and returns a structure of float32 tensors.
       rows: a structure of tensors whose first axis is this replica's virtual replicas.
-      num_virtual: V, over all replicas.
     """
     structure: list[Any] = []  # of the function's results, known once it has been traced
 
@@ -194,7 +192,17 @@ def sum_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple
         return tf.nest.flatten(given)
 
     stacked = _mapped(flat, rows)
-    return tf.nest.pack_sequence_as(structure[0], sum_gradients(stacked, num_virtual))
+    return tf.nest.pack_sequence_as(structure[0], stacked)
+
+
+def sum_virtual_replicas(stacked: Any, num_virtual: int) -> Any:
+    """Returns the sum of what `of_virtual_replicas` returns on all replicas. Call it in a replica context.
+
+    Args:
+      stacked: on each replica in the same structure.
+      num_virtual: V, over all replicas.
+    """
+    return tf.nest.pack_sequence_as(stacked, sum_gradients(tf.nest.flatten(stacked), num_virtual))
 
 
 def _mapped(function: Callable[..., list[tf.Tensor]], rows: tuple[Any, ...]) -> list[tf.Tensor]:

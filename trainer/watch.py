@@ -12,12 +12,15 @@ import pathlib
 import secrets
 import socket
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, check_all, flag
-from pipeline.errors import UsageError, reason_of
+from pipeline.errors import UsageError
 from trainer.launching.flags import PAGE_PORT
+
+if TYPE_CHECKING:
+    from trainer.watching.source import RunSource
 
 COMMAND = "trainer.watch"
 TOKEN = "STEPFEED_WATCH_TOKEN"  # gives the token; unset: a new one each time
@@ -70,7 +73,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     sources = [
         RunSource(path, whole.name if last.count(whole.name) == 1 else str(whole)) for whole, path in folders.items()
     ]
-    names = [source.name for source in sources]
     if config.json:
         from trainer.watching.snapshot import as_json  # noqa: PLC0415, as above
 
@@ -82,9 +84,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     token, is_given = (None, False) if server.is_loopback(config.host) else _token()
     with _listening(config) as listener:
         # Whoever has given a token knows it; a log that others read would keep it.
-        url, shown = server.link(listener, config.host, None if is_given else token), ", ".join(names)
+        url, shown = server.link(listener, config.host, None if is_given else token), ", ".join(map(_shown, sources))
         print(f"{url} shows {shown}" + (f"; add ?token= with that of ${TOKEN}" if is_given else ""), flush=True)
         server.serve(server.Site(sources), listener, config.host, token)
+
+
+def _shown(source: RunSource) -> str:
+    return source.name if source.folder.path.is_dir() else f"{source.name} (which is not there yet)"
 
 
 def _token() -> tuple[str, bool]:
@@ -112,7 +118,8 @@ def _listening(config: WatchConfig) -> socket.socket:
             if error.errno == errno.EADDRINUSE and port != ports[-1]:
                 continue
             flags = f"--host={config.host}" + (f" --port={port}" if config.port is not None else "")
-            why = reason_of(error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            # `create_server` makes an OSError of a gaierror, too, whose numbers are negative, and adds the address.
+            why = str(error.strerror).partition(" (while ")[0]
             raise UsageError(f"{flags}: cannot listen there: {why}; give another one") from None
     raise AssertionError
 

@@ -116,6 +116,11 @@ def test_the_wheel_has_the_code_and_what_it_reads(wheel):
     assert "\nRequires-Python: >=3.11,<3.14\n" in metadata
 
 
+def test_the_image_is_built_from_what_the_sdist_has():
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert {name for names in copied for name in names.split()} == BESIDE | {*PACKAGES, "constraints.txt"}
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="no stable interface without the lock")
 def test_one_wheel_serves_every_python(wheel):

@@ -17,7 +17,7 @@ from tests import forked
 from tests.converting import convert_in_process
 from tests.integration import parameter_server_tasks as tasks
 from tests.parameter_servers import WORKER_LINE, Job, ledger_of, wait_for_line
-from tests.runs import ON_ONE_CORE, finish, start, wait_for_step
+from tests.runs import ON_ONE_CORE, finish, scalars, start, wait_for_step
 
 DATA = forked.ROOT.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs MNIST in ../shared/data")
@@ -61,6 +61,7 @@ def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
     assert f"given {averages}\n" in out
     assert "parameter_server: 2 workers, 1 ps, asynchronous; " in out
     assert ledger_of(out) == (60, 60, 0, 0)
+    assert scalars(tmp_path / "logs")["ledger/once", 60] == 60.0
     assert f"checkpoint: {tmp_path}/ckpt-60" in out
     assert [int(step) for step in re.findall(r"^step (\d+), loss", out, re.M)] == list(range(5, 61, 5))
     assert rows_of(outcomes) == sorted(list(range(ROWS)) * 6)

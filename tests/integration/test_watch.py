@@ -1,6 +1,7 @@
 """The page of real runs: what its files say, and in a browser, beside a job that loses a worker, and afterwards."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -14,10 +15,14 @@ import PIL.Image
 import pytest
 
 from pipeline import images, input_fn
+from pipeline.index.__main__ import main as index
 from tests import forked
+from tests.integration import parameter_server_tasks, slow_task
 from tests.launches import Launch, left_within
-from tests.runs import finish, scalars, start
+from tests.runs import finish, scalars, start, start_workers
+from trainer.callbacks.tensorboard import EventFile
 from trainer.watching import batch
+from trainer.watching.snapshot import straggler_of
 from trainer.watching.source import RunSource
 
 FLAGS = (
@@ -71,6 +76,28 @@ def test_a_run_is_told_by_its_files(ended):
     assert (data.epoch, data.seen, data.records, data.steps) == (1, 1429, 1429, (23, 23))
     assert (found.images, found.images_step) == (8, 40)
     assert PIL.Image.open(io.BytesIO(source.image(0))).size == (28, 28)
+
+
+@pytest.mark.parametrize(
+    ("slow", "why", "least"),  # batches are read ahead, several at once
+    [
+        (slow_task.COMPUTING, "has its gradients", 0.6),
+        pytest.param(slow_task.READING, "waits for its input", 0.2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_is_slow_is_named_with_the_time_that_the_other_waits(slow, why, least, tmp_path, monkeypatch):
+    (data := tmp_path / "data").mkdir()
+    parameter_server_tasks.write(data, 120)
+    index([str(data), "--split=train:train-*.tfrecord"])
+    monkeypatch.setenv("SLOW", slow)
+    flags = ("--task=tests.integration.slow_task:Slow", "--eval_split=none", "--global_batch_size=12", "--epochs=12")
+    ends = finish(*start_workers(data, [tmp_path / "run"] * 2, *flags, "--steps_per_loop=4"))
+    assert [code for code, *_ in ends] == [0, 0], ends
+    members = RunSource(tmp_path / "run").snapshot().members
+    found = straggler_of([dataclasses.replace(one, state="running") for one in members], True)
+    assert (found.name, found.why.startswith(why)) == ("worker 1", True), found
+    (lag,) = re.findall(r" ([0-9.]+) ms per step", found.why)
+    assert least < float(lag) / 1e3 / slow_task.SECONDS < 2.0
 
 
 def test_the_batch_of_a_step_is_that_which_the_model_gets(ended, digits):
@@ -220,6 +247,21 @@ def test_several_runs_are_compared(chromium, ended, tmp_path):
         assert page.locator("#curves figure").first.locator(".u-legend .u-series").count() == 1 + 4
         page.get_by_role("link", name="other").click()
         assert page.locator("h1").inner_text().startswith("other")
+
+
+@pytest.mark.slow
+def test_a_metric_of_a_task_has_a_curve(chromium, tmp_path):
+    events = EventFile(tmp_path / "run" / "logs", 0)
+    for step in (10, 20):
+        events.scalars(step, {"train/total_loss_average": 1.0, "train/epoch_total_loss": 1.0, "train/epoch_top_5": 0.5})
+        events.scalars(step, {"eval/test/loss": 1.0, "eval/test/top_5": 0.25, "eval/test/f(x)": 7.0})
+    with served(tmp_path / "run") as url, opened(chromium, url) as page:
+        assert page.locator("#curves figcaption").all_inner_texts() == ["Loss", "top_5", "f(x)"]
+        legends = page.locator("#curves .u-legend").all_inner_texts()
+        assert ["".join(legend.split()) for legend in legends[1:]] == [
+            "step20training0.5000test0.2500",
+            "step20test7.000",
+        ]
 
 
 @pytest.mark.slow

@@ -226,7 +226,8 @@ class Bottleneck(Callback):
 
     def _times(self) -> Times:
         assert self._progress is not None
-        return Times(self._config.order.global_batch_size, *self._progress.since(None), exchange=0.0)
+        steps, seconds, waited, _ = self._progress.since(None)
+        return Times(self._config.order.global_batch_size, steps, seconds, waited, exchange=0.0)
 
 
 def exchange_seconds(strategy: tf.distribute.Strategy, variables: Sequence[Any], dtype: tf.DType) -> float:

@@ -52,6 +52,8 @@ class Beat:
       input_wait: share of the time that steps waited for batches.
       seconds_per_step: over the last seconds.
       waited_per_step: the part of them in which this process waited for its batches.
+      exchanged_per_step: the part of them in which this worker exchanged sums with the others, partly while it
+        computed: who comes last has the shortest one. None: there is no other worker.
       lost: names of the processes of the job whose end ended this one.
       started: when the process began, seconds since 1970.
       host: name of the machine.
@@ -75,6 +77,7 @@ class Beat:
     input_wait: float | None = None
     seconds_per_step: float | None = None
     waited_per_step: float | None = None
+    exchanged_per_step: float | None = None
     lost: Sequence[str] = ()
     started: float = 0.0
     host: str = ""
@@ -247,11 +250,12 @@ class Heartbeat(Callback):
 
     def _speeds(self) -> dict[str, Any]:
         """Returns the fields of `Beat` that are averages over the last beats."""
-        if self._progress is None:
+        # A step that is compiled says nothing about the others, least of all which worker they wait for.
+        if self._progress is None or self._progress.spent.steps <= self._progress.compiling.steps:
             return {}
         self._seen.append(self._progress)
         earliest = self._seen[0] if self._seen[0].step < self._progress.step else None
-        steps, seconds, waited = self._progress.since(earliest)
+        steps, seconds, waited, exchanged = self._progress.since(earliest)
         if seconds <= 0:
             return {}
         return {
@@ -259,4 +263,5 @@ class Heartbeat(Callback):
             "input_wait": round(waited / seconds, 3),
             "seconds_per_step": round(seconds / steps, 6),
             "waited_per_step": round(waited / steps, 6),
+            "exchanged_per_step": round(exchanged / steps, 6) if exchanged else None,
         }

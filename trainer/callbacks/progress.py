@@ -135,7 +135,7 @@ class LogLine(Callback):
 
     def print(self, progress: Progress) -> None:
         """Prints the log line of the CIFAR-10 tutorial (cifar10_train.py)."""
-        steps, seconds, _ = progress.since(self._earlier)
+        steps, seconds, *_ = progress.since(self._earlier)
         self._earlier = progress
         loss = [f"loss = {progress.means[TOTAL_LOSS]:.2f}"] if progress.means else []
         skipped = ["skipped"] if progress.is_skipped(self._skips) else []
@@ -259,7 +259,7 @@ class ProgressBar(Callback):
         earliest = self._moments[0] if self._moments else None
         if earliest is None or earliest.progress.step == progress.step:
             return []
-        steps, seconds, waited = progress.since(earliest.progress)
+        steps, seconds, waited, _ = progress.since(earliest.progress)
         passed = self._moments[-1].when - earliest.when  # with evaluations and checkpoints
         left = (self._last_step - progress.step) * passed / steps
         return [

@@ -72,7 +72,7 @@ class TrainScalars(Callback):
 
     def write(self, progress: Progress) -> None:
         """Writes the scalars of a step, whose summaries must include NORM."""
-        steps, seconds, waited = progress.since(self._earlier)
+        steps, seconds, waited, _ = progress.since(self._earlier)
         self._earlier = progress
         averages = zip(AVERAGED, progress.result.averages.numpy().tolist(), strict=True)
         of_batch: dict[str, float] = {}
@@ -89,6 +89,11 @@ class TrainScalars(Callback):
             **self._more(),
         }
         self._write(progress.step, values)
+
+    def on_end(self, step: int) -> None:
+        """Writes the further numbers as they are at the end of the run, if there are any."""
+        if (self._period.steps or self._period.seconds) and (more := self._more()):
+            self._write(step, more)
 
 
 class Shown(Protocol):

@@ -141,6 +141,7 @@ def loop_result(step: int, averages: Averages, means: list[float], norm: float) 
         none,
         tf.constant(True),
         tf.constant(0.0, tf.float64),
+        tf.constant(0.0, tf.float64),
         tf.constant(averages.values),
         none,
         tf.constant(means, tf.float64),

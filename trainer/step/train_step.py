@@ -28,7 +28,7 @@ from trainer.config import TrainConfig
 from trainer.step.optimizers import Averages
 from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
 from trainer.task import LOSS, WEIGHT, Sums
-from trainer.topology import sum_virtual_replicas
+from trainer.topology import of_virtual_replicas, sum_virtual_replicas
 
 NORM, HISTOGRAMS, ACTIVATIONS, IMAGES = "norm", "histograms", "activations", "images"  # the summaries
 TOTAL_LOSS, REGULARIZATION = "total_loss", "regularization"
@@ -48,6 +48,9 @@ class LoopResult(NamedTuple):
       finite: bool scalar; False: the loop ended early, because the last update's loss, or a weight after it, is NaN or
         infinite (a NaN can pass through ReLU as 0, and show only in the gradient).
       waited: seconds that the updates waited for their batches, float64 scalar.
+      exchanged: seconds of the updates in which this worker had its part of a sum over all workers, and not yet the
+        sum, float64 scalar; 0 with one worker. Sums are those of the rows' weights, meanwhile it may compute, and of
+        the gradients. Who comes last has the least of these seconds: the others wait for it.
       averages: moving averages over the updates, float32 (AVERAGED,).
       epoch: sums over the updates of this epoch so far, float64; see `epoch_sums`.
       means: the means over the epoch's real rows that follow from `epoch`, float64 (values,), in the order of `names`;
@@ -67,6 +70,7 @@ class LoopResult(NamedTuple):
     values: tf.Tensor
     finite: tf.Tensor
     waited: tf.Tensor
+    exchanged: tf.Tensor
     averages: tf.Tensor
     epoch: tf.Tensor
     means: tf.Tensor
@@ -94,12 +98,13 @@ class Logged(NamedTuple):
 
 
 class _Updated(NamedTuple):
-    """What an update passes on to the next one: the first six attributes of a `LoopResult`."""
+    """What an update passes on to the next one: the first seven attributes of a `LoopResult`."""
 
     step: tf.Tensor
     values: tf.Tensor
     finite: tf.Tensor
     waited: tf.Tensor
+    exchanged: tf.Tensor
     averages: tf.Tensor
     epoch: tf.Tensor
 
@@ -111,11 +116,13 @@ class _Reduced(NamedTuple):
       sums: of the measure.
       penalty: the regularisation, float32 scalar.
       gradients: of the mean loss, per trainable variable, before clipping and without the loss scale.
+      exchanged: as in `LoopResult`, of this update; on each replica its own.
     """
 
     sums: Sums
     penalty: tf.Tensor
     gradients: list[tf.Tensor]
+    exchanged: tf.Tensor
 
 
 @dataclasses.dataclass(eq=False)
@@ -131,6 +138,7 @@ class TrainStep:
         rows at once.
       steps_per_epoch: T; None: all updates are of one epoch.
       skip_steps: (first, end) of global steps that change nothing but the number of the step.
+      times_exchange: whether to measure `LoopResult.exchanged`.
       value_names: see `LoopResult.names`; known once an update has been traced.
       averages, epoch: those of the last `LoopResult`; before the first, NaN and an empty tensor.
       graph: of an update, once it has been traced.
@@ -143,6 +151,7 @@ class TrainStep:
     virtual_replicas: int | None = None
     steps_per_epoch: int | None = None
     skip_steps: Intervals = ()
+    times_exchange: bool = False
 
     def __post_init__(self) -> None:
         """Makes the variables that one loop passes on to the next."""
@@ -292,6 +301,7 @@ class TrainStep:
             tf.zeros([0]),
             tf.constant(True),
             tf.constant(0.0, tf.float64),
+            tf.constant(0.0, tf.float64),
             self.averages.read_value(),
             self.epoch.read_value(),
         )
@@ -302,8 +312,7 @@ class TrainStep:
         if state.schedule:
             with tf.name_scope("learning_rate"):
                 state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
-        # All replicas end up with the same sums, gradients and weights: the first one's are returned.
-        reduced = self._unless_skipped(lambda: self._first(self.strategy.run(self._replica_update, batch)))
+        reduced = self._unless_skipped(lambda: self._reduced(batch))
         with tf.name_scope("global_step"):
             state.global_step.assign_add(1)
             step = state.global_step.read_value()
@@ -322,10 +331,21 @@ class TrainStep:
                 tf.stack(list(values.values())),
                 tf.logical_and(tf.math.is_finite(values[TOTAL_LOSS]), finite),
                 before.waited,
+                before.exchanged + reduced.exchanged,
                 self._averages(before.averages, tf.stack([values[name] for name in AVERAGED]), step - 1),
                 epoch_sums(before.epoch, reduced.sums, reduced.penalty, begins),
             )
         return updated, reduced
+
+    def _reduced(self, batch: tuple[Any, ...]) -> _Reduced:
+        """Runs one step on the local replicas."""
+        each = self.strategy.run(self._replica_update, batch)
+        # All replicas end up with the same sums, gradients and weights: the first one's are returned.
+        reduced: _Reduced = self._first(each)
+        if not self.times_exchange:
+            return reduced
+        with tf.name_scope("metrics"):  # other workers wait for the last replica of this one
+            return reduced._replace(exchanged=tf.reduce_min(tf.stack(self._local(each.exchanged))))
 
     def _unless_skipped(self, update: Callable[[], _Reduced]) -> _Reduced:
         """Runs the update; in a skipped step, whose rows all have weight 0, returns zeros and changes no variable.
@@ -372,24 +392,35 @@ class TrainStep:
             # All replicas divide by the weight of the whole batch: a mean of their means would give more weight to the
             # rows of a replica with more padding. If all rows are skipped corrupt records, the weight is 0, and so are
             # the sums.
-            weight = tf.maximum(all_sum(tf.reduce_sum(weights)), 1.0)
+            of_all, waited = self._timed(all_sum, tf.reduce_sum(weights))
+            weight = tf.maximum(of_all, 1.0)
             values, rows = state.values(), (features, labels, weights)
             if self.virtual_replicas:
                 here = weights.shape[0]  # virtual replicas of this replica, numbered across all replicas
                 units = replica * here + tf.range(here, dtype=tf.int64)
-                # Summed as integers, which give the same bits in any order: see `trainer.topology`.
-                total = sum_virtual_replicas(
-                    lambda unit: tuple(compute.of(unit[0], weight, values, unit[1:])),
-                    (units, *rows),
-                    self.virtual_replicas,
+                own = of_virtual_replicas(
+                    lambda unit: tuple(compute.of(unit[0], weight, values, unit[1:])), (units, *rows)
                 )
+                # Summed as integers, which give the same bits in any order: see `trainer.topology`.
+                sum_all = functools.partial(sum_virtual_replicas, num_virtual=self.virtual_replicas)
+                total, exchanged = self._timed(sum_all, own)
             else:
                 # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
                 # replicas wait for each other.
-                total = all_sum(tuple(compute.of(replica, weight, values, rows)))
+                total, exchanged = self._timed(all_sum, tuple(compute.of(replica, weight, values, rows)))
             gradients, statistics, sums, penalty = total
             state.assign_statistics(statistics)
-        return _Reduced(sums, penalty, self._apply(gradients))
+        return _Reduced(sums, penalty, self._apply(gradients), waited + exchanged)
+
+    def _timed(self, sum_all: Callable[[Any], Any], own: Any) -> tuple[Any, tf.Tensor]:
+        """Returns the sum over all replicas of what each has, and the seconds as in `LoopResult.exchanged`."""
+        if not self.times_exchange:
+            return sum_all(own), tf.constant(0.0, tf.float64)
+        began, total = _seconds_after(tf.nest.flatten(own)), sum_all(own)
+        # Nothing else may read these, or the bits of the weights could depend on it: see `_apart`. On GPUs, too,
+        # collective operations are over only when they have the sum.
+        with tf.device("CPU:0"), tf.control_dependencies(tf.nest.flatten(total)):
+            return total, _seconds() - began
 
     def _apply(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Updates the weights by summed gradients, which have the loss scale; returns them unscaled and not clipped."""
@@ -471,7 +502,7 @@ class TrainStep:
 
         rows = (features, labels, weights)
         if self.virtual_replicas:
-            found: Sums = sum_virtual_replicas(sums, rows, self.virtual_replicas)
+            found: Sums = sum_virtual_replicas(of_virtual_replicas(sums, rows), self.virtual_replicas)
             return found
         return all_sum(sums(rows))
 
@@ -606,7 +637,8 @@ def create(
     gradients = Gradients(state, units, config.order.seed, config.model.jit_compile, distortion(training))
     steps_per_epoch = training.steps_per_epoch if training else None
     skips = training.spec.skip_steps if training else ()
-    return TrainStep(strategy, state, gradients, config.optimizer.clip_norm, virtual, steps_per_epoch, skips)
+    times = config.run.strategy == "multiworker" and strategy.num_replicas_in_sync > 1
+    return TrainStep(strategy, state, gradients, config.optimizer.clip_norm, virtual, steps_per_epoch, skips, times)
 
 
 def is_skipped(step: tf.Tensor, skip_steps: Intervals) -> tf.Tensor:
@@ -683,6 +715,15 @@ def _seconds() -> tf.Tensor:
     if is_op_determinism_enabled():
         return tf.ensure_shape(tf.numpy_function(time.perf_counter, [], tf.float64), [])
     return tf.timestamp()
+
+
+def _seconds_after(values: list[tf.Tensor]) -> tf.Tensor:
+    """Returns the time at which all values have been computed on their device; see `_seconds`."""
+    with tf.control_dependencies(values):
+        # A GPU's operations count as over once they are queued; what is copied from it has waited for those before.
+        first = tf.reshape(values[0], [-1])[:1]
+    with tf.device("CPU:0"), tf.control_dependencies([tf.ensure_shape(first, first.shape)]):
+        return _seconds()
 
 
 @tf.function(autograph=False)

@@ -127,6 +127,8 @@ def _read(part: ResolvedRequest, step: int, workers: Sequence[str], replicas: in
         (done, order.steps_per_epoch),
         None,
         size,
+        len(shards),
+        group,
         tuple(shards[::group]),
         tuple(found),
     )

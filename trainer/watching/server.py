@@ -23,6 +23,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeline.commands.text import count_of
 from pipeline.errors import PipelineError
 from trainer.watching import batch
 from trainer.watching.snapshot import EvaluationRow, Snapshot, as_json, as_metrics
@@ -262,6 +263,7 @@ def _template() -> jinja2.Template:
     )
     filters: Mapping[str, Callable[..., object]] = {
         "count": lambda value: None if value is None else f"{value:,.0f}",
+        "counted": count_of,
         "fixed": lambda value, digits=4: None if value is None else f"{value:,.{digits}f}",
         "plain": lambda value: f"{value:,.4g}",
         "ms": lambda value: None if value is None else f"{value * 1e3:,.{1 if value < 0.1 else 0}f} ms",

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 LATE = 5.0  # seconds after which a heartbeat, which comes about once per second, is missed
 _LABEL = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # of Prometheus' text format
@@ -30,8 +30,9 @@ class Member:
       restarts: how often it was started again; None: nobody counts.
       error: how it failed last.
       examples_per_second: of the whole job, as this process measures it.
-      seconds_per_step, waited_per_step: over the last seconds; the part in which it waited for its own batches. Of an
-        asynchronous worker, of its own steps.
+      seconds_per_step, waited_per_step, exchanged_per_step: over the last seconds; the part in which it waited for its
+        own batches; the part in which it exchanges sums with the other workers, partly while it computes. Of an
+        asynchronous worker, of its own steps, without the last of these.
       steps: of an asynchronous worker's own.
     """
 
@@ -50,6 +51,7 @@ class Member:
     examples_per_second: float | None = None
     seconds_per_step: float | None = None
     waited_per_step: float | None = None
+    exchanged_per_step: float | None = None
     steps: int | None = None
 
 
@@ -119,7 +121,9 @@ class DataReading:
       steps: of the epoch so far, and of all of it; under a schedule these are the source's units.
       unit: rows of each of these; None: they are the run's steps.
       rows: of this data set in a step now.
-      shards: names of the files in the epoch's order; where there are many, of the first of each group.
+      files: number of its files.
+      group: files in a group, where there are many; else 1.
+      shards: names of the files in the epoch's order; of groups, of the first in each.
       workers: in their order.
     """
 
@@ -130,6 +134,8 @@ class DataReading:
     steps: tuple[int, int]
     unit: int | None
     rows: int
+    files: int
+    group: int
     shards: tuple[str, ...]
     workers: tuple[WorkerReading, ...]
 
@@ -255,8 +261,10 @@ def _plain(value: Any) -> Any:
 def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler | None:
     """Returns the process that holds up a job, if one does.
 
-    In a synchronous job all replicas wait for the last one, so that all have the same speed; what differs is how long
-    each waits for its own input. An asynchronous worker is slow by itself.
+    In a synchronous job all workers wait for the last one, so that all have the same speed. They differ in how long
+    each waits for its own input, and for the sums: the last one waits least for these. (Of the weights' and the
+    gradients' sums together: where one worker gets a sum later than another, it begins the next step as much later,
+    and is waited for there.) An asynchronous worker is slow by itself.
     """
     silent = [one for one in members if one.state == "silent"]
     if silent and len(members) > 1:
@@ -264,14 +272,14 @@ def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler |
         return Straggler(first.name, "gives no sign of life" + ("; the others wait for it" if is_synchronous else ""))
     running = [one for one in members if one.state == "running"]
     if is_synchronous:
-        waits = [(one.waited_per_step, one) for one in running if one.waited_per_step is not None]
-        if len(waits) > 1:
-            (second, _), (most, slowest) = sorted(waits, key=lambda pair: pair[0])[-2:]
-            # A twentieth of the step: less is noise.
-            if most - second > 0.05 * (slowest.seconds_per_step or math.inf):
-                lag = f"{(most - second) * 1e3:,.1f} ms per step longer than the next"
-                return Straggler(slowest.name, f"waits for its input {lag}; the others wait for it")
-        return None
+        of_input, of_sums = _last_of(running, "waited_per_step", 1), _last_of(running, "exchanged_per_step", -1)
+        if of_input and (not of_sums or of_sums.name == of_input.name or of_sums.lag < of_input.lag):
+            name, lag, text = *of_input, "waits for its input {} longer than the next"
+        elif of_sums:
+            name, lag, text = *of_sums, "has its gradients {} later than the next"
+        else:
+            return None
+        return Straggler(name, f"{text.format(f'{lag * 1e3:,.1f} ms per step')}; the others wait for it")
     speeds = [(one.seconds_per_step, one) for one in running if one.steps and one.seconds_per_step]
     if len(speeds) > 1:
         slow, slowest = max(speeds, key=lambda pair: pair[0])
@@ -279,6 +287,30 @@ def straggler_of(members: Sequence[Member], is_synchronous: bool) -> Straggler |
         if slow > 1.2 * fast:
             return Straggler(slowest.name, f"needs {slow / fast:.1f} times as long for a step as the fastest worker")
     return None
+
+
+class _Last(NamedTuple):
+    """The last process, and the seconds per step by which it comes after the next."""
+
+    name: str
+    lag: float
+
+
+def _last_of(running: Sequence[Member], field: str, sign: int) -> _Last | None:
+    """Returns the process that has most of a time (by the sign -1: least), if it has much more than the next.
+
+    Shares of a step are compared. All have steps of the same length, but their last seconds are not the same.
+    """
+    shares = sorted(
+        (sign * getattr(one, field) / one.seconds_per_step, one.name, one.seconds_per_step)
+        for one in running
+        if getattr(one, field) is not None and one.seconds_per_step
+    )
+    if len(shares) < 2:
+        return None
+    (second, *_), (last, name, seconds) = shares[-2:]
+    # A tenth of the step: less is noise.
+    return _Last(name, (last - second) * seconds) if last - second > 0.1 else None
 
 
 _GAUGES = (
@@ -298,6 +330,11 @@ _OF_MEMBERS = (
     ("member_restarts", "restarts", "How often a process was started again."),
     ("member_seconds_per_step", "seconds_per_step", "Seconds of a step, as a process measures them."),
     ("member_waited_per_step_seconds", "waited_per_step", "The part of them in which it waits for its own input."),
+    (
+        "member_exchanged_per_step_seconds",
+        "exchanged_per_step",
+        "The part of them in which it exchanges sums with the other workers, partly while it computes.",
+    ),
     ("member_steps", "steps", "Steps that an asynchronous worker has made by itself."),
 )
 

@@ -146,6 +146,8 @@ class RunSource:
         evaluations, metric = self._evaluations(config)
         in_epoch = known.steps_per_epoch if known else None
         state = _state_of(status, members, beats, now, bool(step is not None or self._events.starts))
+        if state in ("starting", "waiting"):  # what an earlier process logged is not the speed of now
+            speed = wait = None
         left = (
             (last_step - step) * config.order.global_batch_size / speed
             if state == "training" and last_step and step is not None and speed and config
@@ -521,6 +523,7 @@ def _member(name: str, beat: Beat | None, one: Mapping[str, Any], now: float) ->
         examples_per_second=beat.examples_per_second if beat else None,
         seconds_per_step=beat.seconds_per_step if beat else None,
         waited_per_step=beat.waited_per_step if beat else None,
+        exchanged_per_step=beat.exchanged_per_step if beat else None,
     )
 
 

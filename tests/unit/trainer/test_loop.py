@@ -77,15 +77,15 @@ def test_a_bad_step_is_the_last(make_stepper, batch, log, tmp_path):
 
 def counting(start, bad_at=None):
     """Returns an inner loop that only counts, and the lengths that it is asked for."""
-    lengths = []
+    lengths, times = [], {"waited": 0.25, "exchanged": 0.125}
 
     def inner(steps, needs):
         del needs
         lengths.append(steps)
         step = start + sum(lengths)
         if bad_at is not None and step >= bad_at:
-            return SimpleNamespace(step=bad_at, values=tf.constant([math.nan]), finite=False, waited=0.0, names=[LOSS])
-        return SimpleNamespace(step=step, values=tf.constant([0.5]), finite=True, waited=0.25, names=[LOSS])
+            return SimpleNamespace(step=bad_at, values=tf.constant([math.nan]), finite=False, names=[LOSS], **times)
+        return SimpleNamespace(step=step, values=tf.constant([0.5]), finite=True, names=[LOSS], **times)
 
     return inner, lengths
 
@@ -148,8 +148,9 @@ def test_the_first_update_with_summaries_is_compiled_too_and_does_not_count_in_t
         return inner_loop(steps, summaries)
 
     train(timed, 0, 15, 20, [Action(5, seen.append, needs=frozenset({"norm"}))])
-    assert [p.since(None) for p in seen] == [(3, 1.5, 0.25), (8, 4.0, 0.75), (13, 6.5, 1.25)]  # waits 0.25 per call
-    assert seen[1].since(seen[0]) == (5, 2.5, 0.5)
+    # Waits 0.25 per call, and exchanges half of that.
+    assert [p.since(None) for p in seen] == [(3, 1.5, 0.25, 0.125), (8, 4.0, 0.75, 0.375), (13, 6.5, 1.25, 0.625)]
+    assert seen[1].since(seen[0]) == (5, 2.5, 0.5, 0.25)
     assert (seen[2].spent.seconds, seen[2].compiling[:2]) == (207.5, (2, 201.0))
 
 
@@ -166,12 +167,11 @@ def test_the_step_has_to_advance_as_claimed():
 
 
 def test_only_the_last_update_before_an_action_computes_what_it_shows_by_itself():
-    asked = []
+    asked, (count, _) = [], counting(0)
 
     def inner(steps, needs):
         asked.append((steps, sorted(needs)))
-        done = sum(n for n, _ in asked)
-        return SimpleNamespace(step=done, values=tf.constant([0.5]), finite=True, waited=0.0, names=[LOSS])
+        return count(steps, needs)
 
     norm = Action(4, lambda progress: None, needs=frozenset({"norm"}))
     more = Action(0, lambda progress: None, at=(2, 8), needs=frozenset({"histograms"}))

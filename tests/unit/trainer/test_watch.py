@@ -84,6 +84,13 @@ def test_the_page_is_for_this_machine_alone(runs):
             fetched(url, Host="evil.example")
 
 
+def test_a_folder_that_is_not_there_is_named(runs, tmp_path):
+    with served(runs[0], tmp_path / "to" / "come", "--port=0") as (_, line):
+        url, shows = line.split(" ", 1)
+        assert shows == "shows one, come (which is not there yet)"
+        assert f"{tmp_path}/to/come is not there" in fetched(f"{url}?run=come")
+
+
 def test_other_machines_need_the_token_that_is_printed(runs):
     with served(*runs, "--host=0.0.0.0", "--port=0") as (process, line):
         url, token = re.fullmatch(r"http://\S+:(\d+)/\?token=(\S{32}) shows one, two", line).groups()
@@ -120,6 +127,13 @@ def test_a_port_that_is_given_and_taken_is_refused(runs):
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"--port={port}"):
             watch.main([*runs, f"--port={port}"])
+
+
+def test_a_host_that_nobody_knows_is_refused(runs):
+    pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
+    with pytest.raises(UsageError, match=r"^--host=no\.invalid: cannot listen there: (\w+ )+\w+; give") as caught:
+        watch.main([*runs, "--host=no.invalid"])
+    assert "Unknown error" not in str(caught.value)
 
 
 def test_a_short_token_is_refused(runs, monkeypatch):

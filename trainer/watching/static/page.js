@@ -12,6 +12,8 @@ const CHARTS = [
   ["Steps of each worker", [[/^worker\/(\d+)\/steps$/, "worker", false]], (v) => Math.round(v).toLocaleString("en")],
   ["Seconds per step of each worker", [[/^worker\/(\d+)\/seconds_per_step$/, "worker", false]], (v) => v.toPrecision(3)],
 ];
+const NO_METRICS = ["accuracy", "loss", "total_loss", "regularization"]; // which have a chart of their own, or none
+const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000, 864000]; // between ticks
 const OFTEN = 2000, SELDOM = 10000, HEIGHT = 190; // milliseconds, pixels
 
 const content = document.getElementById("content");
@@ -71,6 +73,22 @@ function linesOf(patterns) {
   return found;
 }
 
+// The charts above, with one for each other metric that a task may have.
+function chartsOf(runs) {
+  const names = new Set();
+  for (const run of runs)
+    for (const tag of Object.keys(run.curves)) {
+      const match = /^train\/epoch_(.+)$/.exec(tag) ?? /^(?:evaluate: )?eval\/.+\/([^/]+)$/.exec(tag);
+      if (match && !NO_METRICS.includes(match[1])) names.add(match[1]);
+    }
+  const metrics = [...names].map((metric) => {
+    const own = metric.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+    const patterns = [[new RegExp(`^train/epoch_${own}$`), "training", false], [new RegExp(`^eval/(.+)/${own}$`), "", true], [new RegExp(`^evaluate: eval/(.+)/${own}$`), "evaluated", true]];
+    return [metric, patterns, (v) => v.toPrecision(4)];
+  });
+  return [...CHARTS.slice(0, 2), ...metrics, ...CHARTS.slice(2)];
+}
+
 function isLog(title, lines) {
   return title === "Loss" && document.getElementById("log").checked && lines.every(({ y }) => y.every((v) => v == null || v > 0));
 }
@@ -102,7 +120,7 @@ function options(title, lines, text, width) {
     cursor: { sync: { key: "runs" }, points: { size: 5 }, drag: { x: true, y: false } },
     scales: { x: { time: false }, y: { distr: isLog(title, lines) ? 3 : 1 } },
     axes: [
-      { ...side, size: 24, space: 40, values: (_, ticks) => ticks.map(ofX) },
+      { ...side, size: 24, space: 48, values: (_, ticks) => ticks.map(ofX), ...(axis() === "time" && { incrs: SECONDS }) },
       { ...side, size: 56, space: 34, values: (_, ticks) => ticks.map((v) => (v == null ? "" : title === "Input wait" ? short(100 * v) + "%" : short(v))) },
     ],
     series: [
@@ -130,7 +148,7 @@ function atEnd(plot) {
 
 function drawCharts(rebuild) {
   const place = document.getElementById("curves");
-  for (const [title, patterns, text] of CHARTS) {
+  for (const [title, patterns, text] of chartsOf(curves)) {
     const lines = linesOf(patterns);
     let chart = charts.get(title);
     if (!lines.length) {

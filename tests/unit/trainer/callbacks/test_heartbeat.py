@@ -16,8 +16,9 @@ from trainer.loop import Progress, Spent
 from trainer.run_folder import RunFolder
 
 
-def progress(step, made, seconds, waited=0.0):
-    return Progress(step, {"total_loss": 0.5}, Spent(made, seconds, waited), Spent(1, 1.0), result=None)
+def progress(step, made, seconds, waited=0.0, exchanged=0.0):
+    spent = Spent(made, seconds, waited, exchanged)
+    return Progress(step, {"total_loss": 0.5}, spent, Spent(1, 1.0), result=None)
 
 
 @pytest.fixture
@@ -132,14 +133,16 @@ def test_a_file_system_that_hangs_at_the_end_holds_up_no_end(tmp_path, monkeypat
     written(folder.heartbeats / "worker-0.json", lambda beat: beat.exit_code == 0)
 
 
-def test_seconds_of_a_step_and_the_wait_in_it(path):
+@pytest.mark.parametrize(("exchanged", "per_step"), [(0.5, 0.025), (0.0, None)])
+def test_seconds_of_a_step_and_the_waits_in_it(path, exchanged, per_step):
     with Heartbeat(str(path)) as beats:
         beats.job(last_step=100, rows=10)
         beats.on_loop(progress(1, 1, 1.0))
-        beats.on_loop(progress(21, 21, 5.0, waited=1.0))
+        beats.on_loop(progress(21, 21, 5.0, waited=1.0, exchanged=exchanged))
         beats.on_phase(Phase("saving", quiet=1.0))
     last = Beat.read(path)
     assert (last.seconds_per_step, last.waited_per_step, last.examples_per_second) == (0.2, 0.05, 50.0)
+    assert last.exchanged_per_step == per_step
 
 
 def test_without_a_launcher_nothing_is_written(monkeypatch, tmp_path):
@@ -169,6 +172,7 @@ def test_the_first_step_is_written_at_once_and_then_about_one_beat_per_second(pa
         beats.on_loop(progress(31, 1, 1.0))
         first = Beat.read(path)
         assert (first.phase, first.step, first.last_step, first.made) == ("training", 31, 100, 1)
+        assert first.seconds_per_step is None  # it was compiled
         for made in range(2, 1000):
             beats.on_loop(progress(30 + made, made, 1.0 + made / 100))
         assert Beat.read(path) == first

@@ -132,6 +132,21 @@ def test_the_scalars_of_training_with_the_speed_since_the_last_ones(tmp_path):
     assert len(found) == 22
 
 
+@pytest.mark.parametrize(
+    ("period", "more", "written"),
+    [
+        (Period(100), {"ledger/once": 7.0}, [(7, {"ledger/once": 7.0})]),
+        (Period(0, 60.0), {"ledger/once": 7.0}, [(7, {"ledger/once": 7.0})]),
+        (Period(0), {"ledger/once": 7.0}, []),
+        (Period(100), {}, []),
+    ],
+)
+def test_further_numbers_are_written_at_the_end_too(period, more, written):
+    found = []
+    TrainScalars(period, 100, None, lambda step, values: found.append((step, values)), lambda: more).on_end(7)
+    assert found == written
+
+
 def test_a_skipped_step_has_neither_a_loss_nor_a_gradient(tmp_path):
     rate = optimizers.schedule(OptimizerFlags(learning_rate=0.5), 20, 60)
     scalars_of = TrainScalars(Period(100), 100, rate, EventFile(tmp_path, 0).scalars, skips=((29, 30),))

@@ -1,4 +1,5 @@
 import json
+import time
 
 import keras
 import numpy as np
@@ -51,6 +52,16 @@ def test_a_padded_batch_gives_the_gradient_of_its_real_rows(replicas, real, make
     assert values["accuracy"] == pytest.approx(np.sum(correct * weights) / 3, rel=1e-6)
     for variable, value in zip(stepper.state.model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), value, atol=2e-6)
+
+
+def test_the_exchange_is_timed_without_changing_a_bit(make_stepper, batch):
+    plain, timed = (make_stepper(2, "momentum") for _ in range(2))
+    timed.times_exchange = True
+    began = time.perf_counter()
+    (of_plain, _), (of_timed, _) = (train(one, endless(one, batch), 3) for one in (plain, timed))
+    assert float(of_plain.exchanged) == 0.0 < float(of_timed.exchanged) < time.perf_counter() - began
+    for one, other in zip(plain.state.model.variables, timed.state.model.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
 def test_evaluation_sums_over_batches(make_stepper, batch):

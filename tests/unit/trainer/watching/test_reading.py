@@ -36,7 +36,7 @@ def test_what_workers_have_used_up_is_what_the_order_has_fed(config_of, workers,
     assert (found.epoch, found.steps, found.seen, found.records) == (epoch, (done, 4), 12 * done, 48)
     of_record = np.repeat(np.arange(len(COUNTS)), COUNTS)
     laid = [part.selection.segments[i].shard.file for i in contract.epoch(epoch).shard_order]
-    assert list(found.shards) == laid
+    assert (list(found.shards), found.files, found.group) == (laid, 4, 1)
     for number, worker in enumerate(found.workers):
         rows = slice(12 * number // workers, 12 * (number + 1) // workers)
         assert worker.rows == (rows.start, rows.stop)
@@ -89,7 +89,7 @@ def test_under_a_schedule_each_source_counts_its_units(config_of, tmp_path):
 def test_many_shards_are_drawn_in_groups(config_of, tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "_MOST_BINS", 3)
     (found,) = Data.of(config_of()).read_at(4, ["worker 0"], 1)
-    assert (len(found.shards), len(found.workers[0].bins)) == (2, 2)
+    assert (len(found.shards), len(found.workers[0].bins), found.files, found.group) == (2, 2, 4, 2)
 
 
 @pytest.mark.parametrize(

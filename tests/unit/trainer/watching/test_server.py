@@ -15,7 +15,7 @@ from pipeline.errors import DataError
 from trainer.watching import server
 from trainer.watching.event_files import EventFiles, MetricsLines, Series
 from trainer.watching.server import Site, is_loopback
-from trainer.watching.snapshot import Member, Snapshot, Straggler
+from trainer.watching.snapshot import DataReading, Member, Snapshot, Straggler, WorkerReading
 from trainer.watching.source import RunSource
 
 TOKEN = "t" * 32
@@ -102,6 +102,38 @@ def test_the_straggler_and_the_ledger(local, site, monkeypatch):
     )
     assert "No straggler." in shown(members=members(5, 6))
     assert "No straggler." not in shown(members=members(5, 0))  # one of them has made no step yet
+
+
+@pytest.mark.parametrize(
+    ("files", "group", "said"),
+    [(1, 1, "1 file</summary>"), (8, 1, "8 files</summary>"), (1000, 11, "1,000 files; one in 11 is listed</summary>")],
+)
+def test_how_many_files_a_data_set_has(local, site, monkeypatch, files, group, said):
+    worker = WorkerReading("worker 0", (0, 4), 1, 40, 4, ((1.0, 0.1),))
+    data = DataReading("digits:train", 0, 40, 4, (1, 10), None, 4, files, group, ("train-0",), (worker,))
+    monkeypatch.setattr(site, "snapshots", lambda: [Snapshot("one", 0.0, "training", data=(data,))] * 2)
+    text = ask(local, "/content").text
+    assert (said in text, 'aria-label="worker 0 reads 1 shard"' in text) == (True, True)
+
+
+def test_what_a_step_waits_for(local, site, monkeypatch):
+    def shown(exchanged):
+        times = {"seconds_per_step": 0.05, "waited_per_step": 0.002, "exchanged_per_step": exchanged}
+        members = (Member("worker 0", "worker", 0, error="it died", **times),)
+        monkeypatch.setattr(site, "snapshots", lambda: [Snapshot("one", 0.0, "training", members=members)] * 2)
+        text = ask(local, "/content").text
+        columns = re.findall("<th[ >]", text.partition("Processes")[2].partition("</thead>")[0])
+        assert f'colspan="{len(columns)}"' in text
+        return dict(re.findall(r'data-name="([^"]+)" class="n">([^<]+)', text))
+
+    assert shown(None) | {"exchanges": None} == shown(0.015) | {"exchanges": None}
+    assert "exchanges" not in shown(None)
+    found = shown(0.015)
+    assert [found[name] for name in ("step time", "waits for input", "exchanges")] == [
+        "50.0 ms",
+        "2.0 ms",
+        "15.0 ms",
+    ]
 
 
 def test_what_files_say_is_text_and_no_markup(local):

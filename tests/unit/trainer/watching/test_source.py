@@ -101,6 +101,23 @@ def test_a_job_of_the_launcher(run, flags):
     assert found.flags["global_batch_size"] == "12"
 
 
+@pytest.mark.parametrize(("state", "speed"), [("starting", None), ("waiting", None), ("training", 80.0)])
+def test_a_job_that_starts_again_has_not_the_speed_that_it_had(run, state, speed):
+    EventFile(run / "logs", 0).scalars(4, {"train/examples_per_second": 80.0, "train/input_wait": 0.25})
+    beat(run, "worker-0", phase="loading TensorFlow")
+    status(run, process("worker 0"), state=state)
+    found = snapshot(run)
+    assert (found.state, found.examples_per_second, found.input_wait) == (state, speed, speed and 0.25)
+
+
+def test_a_worker_whose_gradients_come_last(run):
+    for index, seconds in enumerate((0.05, 0.01)):
+        beat(run, f"worker-{index}", step=6, seconds_per_step=0.2, waited_per_step=0.0, exchanged_per_step=seconds)
+    found = snapshot(run)
+    assert [one.exchanged_per_step for one in found.members] == [0.05, 0.01]
+    assert (found.straggler.name, "40.0 ms per step later" in found.straggler.why) == ("worker 1", True)
+
+
 @pytest.mark.parametrize(
     ("beats", "state", "members"),
     [
