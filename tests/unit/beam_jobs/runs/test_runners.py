@@ -1,6 +1,7 @@
 import contextlib
 import importlib.util
 import os
+import tempfile
 
 import apache_beam as beam
 import pytest
@@ -12,8 +13,9 @@ from pipeline.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
-def _four_cores(monkeypatch):
+def _four_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a Pipeline that is never run leaves its folder there
 
 
 @pytest.mark.parametrize(
