@@ -139,6 +139,11 @@ def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connec
         else:
             sys.path.insert(0, os.path.dirname(os.path.abspath(program[0])))
             runpy.run_path(program[0], run_name="__main__")
+    except SystemExit:
+        raise
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # before the exit functions, one of which may end the process
+        raise SystemExit(1) from None
     finally:
         sys.stdout.flush()
         atexit._run_exitfuncs()

@@ -26,6 +26,7 @@ from pipeline.commands.flags import check, check_all, flag
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, named
 from pipeline.inspect import steps as batches
+from pipeline.manifest.sources import VIEWS, flags_for
 from trainer import lazy_imports
 from trainer import plan as plans
 from trainer.callbacks.base import Callbacks
@@ -297,7 +298,11 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
         strategy = "mirrored"
     strategy = flags.strategy or ("mirrored" if strategy == "one_device" and (count or 1) > 1 else strategy)
     given: dict[str, Any] = {"model_dir": flags.model_dir, "strategy": strategy, "num_replicas": count}
-    given |= {} if flags.data_dir is None else {"data_dir": flags.data_dir}
+    if flags.data_dir is not None:
+        groups = record.content["config"].values()
+        moved = flags_for(flags.data_dir, {name: value for group in groups for name, value in group.items()})
+        given |= {"data_dir": flags.data_dir, **{name: moved.get(name) for name in VIEWS}}
+        given["mixture_schedule"] = moved.get("mixture_schedule") or ""
     # The order is compared here, and what a resumed run was allowed to change was changed on purpose.
     return TrainConfig.of_stored(record.content["config"], **{**_UNUSED, **given, "allow_order_change": True})
 

@@ -361,7 +361,8 @@ class AllReduceRun(Run):
             if flags.log_keys:
                 if request.parse:
                     raise UsageError(f"--log_keys={flags.log_keys}: not for a task with its own parse function")
-                logs = SourceLogs(flags.log_keys, self.plan.training.spec, rank, size, num_replicas)
+                spec = self.plan.training.spec
+                logs = SourceLogs(flags.log_keys, spec, rank, size, num_replicas, request.start_step)
                 keys, request = opened.enter_context(logs), dataclasses.replace(request, features=("key",))
             if flags.log_losses:
                 losses = opened.enter_context(LossLog(flags.log_losses, rank, size, request.start_step))

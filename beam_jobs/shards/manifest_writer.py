@@ -22,7 +22,7 @@ from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
-from pipeline.files.paths import StoragePath
+from pipeline.files.paths import StoragePath, each
 from pipeline.manifest import Column, Feature, Manifest, SplitInfo, naming
 from pipeline.manifest.manifest import rounded_up
 
@@ -60,9 +60,9 @@ def _write_columns(plan: Plan, made: Manifest) -> dict[str, Column]:
     if not of_column:
         return {}
     splits: dict[str, list[columns.Shard]] = {split: [] for split in plan.num_shards}
-    for (split, _), file in zip(plan.elements, plan.file_names, strict=True):
-        path = plan.receipts_dir / receipts.name_of(file)
-        receipt = receipts.load(path)
+    paths = [plan.receipts_dir / receipts.name_of(file) for file in plan.file_names]
+    loaded = each(receipts.load, paths, plan.receipts_dir.is_remote)
+    for (split, _), path, receipt in zip(plan.elements, paths, loaded, strict=True):
         if receipt is None:
             raise DataError("is missing or cut, and has the values of columns", path=path, advice="run again")
         splits[split].append({name: receipt.columns[name] for name in of_column.values()})

@@ -11,7 +11,7 @@ import crc32c
 from beam_jobs import drafts
 from beam_jobs.examples.columns import Packed
 from beam_jobs.examples.statistics import PixelSums
-from pipeline.files.paths import StoragePath
+from pipeline.files.paths import StoragePath, each
 from pipeline.manifest import ShardInfo, naming
 
 _SUFFIX = ".receipt.json"
@@ -103,7 +103,7 @@ def paths_in(folder: StoragePath) -> list[StoragePath]:
 
 def in_folder(folder: StoragePath) -> list[Receipt]:
     """Returns the complete receipts below a folder."""
-    return [receipt for receipt in map(load, paths_in(folder)) if receipt]
+    return [receipt for receipt in each(load, paths_in(folder), folder.is_remote) if receipt]
 
 
 def load_checked(folder: StoragePath, shard_file: str, receipts_folder: StoragePath) -> Receipt | None:

@@ -2,13 +2,14 @@
 
 One file per worker. A header line, then a line for each step and replica:
 
-    {"manifest_digest": "...", "spec": {...}, "worker": 0, "workers": 2, "replicas": 4, "format": 1}
+    {"manifest_digest": "...", "spec": {...}, "worker": 0, "workers": 2, "replicas": 4, "format": 1, "start": 0}
     {"step": 17, "replica": 0, "keys": ["train#3", "train#1"], "weights": [1.0, 1.0]}
 
 `step` is the global step, counted from 0; keys and weights are those of the replica's rows, in order. Under a schedule
 (docs/views.md) `step` is the number of the source's own unit, of which a line has the replica's part, and the global
-step that takes it is beside it: `"global_step": 5`. A resumed run appends another header, and logs the steps after its
-checkpoint again. If a kill cuts the last line of a file, the next writer removes it.
+step that takes it is beside it: `"global_step": 5`. A resumed run appends another header, with the global step that it
+begins at, `start`, and logs the steps from there on again. If a kill cuts the last line of a file, the next writer
+removes it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Header:
       spec: the arguments of the order.
       worker: index, 0..workers-1.
       workers, replicas: in the job; each worker feeds replicas / workers of them.
+      start: global step at which the job begins; None: not told, as by earlier releases.
     """
 
     manifest_digest: str
@@ -52,11 +54,12 @@ class Header:
     workers: int
     replicas: int
     format: int = FORMAT
+    start: int | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
 
     @classmethod
-    def of(cls, spec: OrderSpec, worker: int, workers: int, replicas: int) -> Header:
+    def of(cls, spec: OrderSpec, worker: int, workers: int, replicas: int, start: int | None = None) -> Header:
         """Returns the header of a worker of a run in the order of `spec`."""
-        return cls(spec.manifest_digest, spec, worker, workers, replicas)
+        return cls(spec.manifest_digest, spec, worker, workers, replicas, start=start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +84,8 @@ class Part(NamedTuple):
 
     Attributes:
       header: of the job.
-      start: global step of its first entry; None: it has none.
+      start: global step at which the job began, or that of its first entry if the header does not tell it; None: there
+        is neither.
     """
 
     header: Header
@@ -208,8 +212,8 @@ def parts(path: pathlib.Path) -> list[Part]:
     found: list[Part] = []
     for _, header, entry in _read(path, only_starts=True):
         if entry is None:
-            found.append(Part(header, None))
-        else:
+            found.append(Part(header, header.start))
+        elif header.start is None:
             found[-1] = Part(header, entry.step if entry.global_step is None else entry.global_step)
     return found
 
@@ -254,6 +258,8 @@ def _header(content: dict[str, Any]) -> Header:
     header: Header = from_json(Header, content)
     if not 0 <= header.worker < header.workers <= header.replicas or header.replicas % header.workers:
         raise ValueError(f"worker {header.worker} of {header.workers} with {header.replicas} replicas in all")
+    if header.start is not None and not 0 <= header.start < MAX_STEP:
+        raise ValueError(f"start {header.start}: not in range")
     return header
 
 
@@ -272,8 +278,8 @@ class SourceLogs:
     Without a mixture this is `DIR/worker-00000.jsonl`; with one, each source has its own: `DIR/source-0/...` and so on.
     """
 
-    def __init__(self, folder: str, spec: Spec, worker: int, workers: int, replicas: int) -> None:
-        """Opens the logs and writes their headers.
+    def __init__(self, folder: str, spec: Spec, worker: int, workers: int, replicas: int, start_step: int) -> None:
+        """Opens the logs and writes their headers, which say that the job begins at the global step `start_step`.
 
         Raises:
           DataError: a file cannot be written.
@@ -285,7 +291,9 @@ class SourceLogs:
         self._open = contextlib.ExitStack()
         self._logs = [
             self._open.enter_context(
-                KeyLogWriter(place / f"worker-{worker:05d}{SUFFIX}", Header.of(part, worker, workers, replicas))
+                KeyLogWriter(
+                    place / f"worker-{worker:05d}{SUFFIX}", Header.of(part, worker, workers, replicas, start_step)
+                )
             )
             for part, place in zip(parts, places, strict=True)
         ]

@@ -30,6 +30,10 @@ NOT_LOGGED = -1
 _ROW = np.dtype([("record", np.int64), ("weight", np.float64), ("replica", np.int64), ("skipped", np.bool_)])
 _MOST_EPOCHS = 20  # listed, the last ones
 _WRONG_ROWS = ("at another row", "unknown keys", "weights wrong")
+_UNITS = (
+    "note: the steps are units of a source under a schedule; which step of the run took each was not checked: for "
+    "that, give all sources with their --mixture_schedule, or --model_dir"
+)
 _CLOSE = 1e-6  # relative: logged weights are float32
 
 
@@ -110,6 +114,7 @@ class Seen:
         `skipped`: whether the step was to be skipped.
       relogged: rows that were logged twice because of a resume.
       superseded: rows left out, as the schedule takes their unit in another step, and a resume did their step again.
+      has_units: whether these are units of a source under a schedule that is not given.
       workers: (index, workers) of the headers.
       differences: entries of a wrong size or in another step than the schedule's, and rows that a resumed run logged
         again with other records.
@@ -127,6 +132,7 @@ class Seen:
         self.names = list(keys)
         self.steps: dict[int, NDArray[Any]] = {}
         self.relogged = self.superseded = 0
+        self.has_units = False
         self.workers: set[tuple[int, int]] = set()
         self.differences: list[Difference] = []
 
@@ -144,13 +150,15 @@ class Seen:
         if len(entry.keys) != count:
             self._differs(entry, start, f"{len(entry.keys)} rows, not {count} ({where})")
             return
-        wanted = entry.global_step if self._step_of is None else self._step_of(entry.step)
-        if wanted != entry.global_step:
+        taken = entry.step if entry.global_step is None else entry.global_step
+        wanted = taken if self._step_of is None else self._step_of(entry.step)
+        self.has_units |= self._step_of is None and entry.global_step is not None
+        if wanted != taken:
             if is_superseded:
                 self.superseded += count
                 return
             by = "no step" if wanted is None else f"step {wanted}"
-            self._differs(entry, start, f"the run took it in step {entry.global_step}, the schedule in {by} ({where})")
+            self._differs(entry, start, f"the run took it in step {taken}, the schedule in {by} ({where})")
             return
         nothing = np.full(self._size, np.array((NOT_LOGGED, 0, 0, False), _ROW))
         before = self.steps.setdefault(entry.step, nothing)[start : start + count]
@@ -256,7 +264,7 @@ class Report:
       steps: global steps whose rows are all in the logs.
       unfinished: trailing steps that a kill cut off; not an error.
       relogged: rows that were logged twice because of a resume.
-      superseded: rows left out; see `Seen`.
+      superseded, has_units: see `Seen`.
       first: the first difference, if any.
       differences: how many there are.
     """
@@ -266,6 +274,7 @@ class Report:
     unfinished: int
     relogged: int
     superseded: int
+    has_units: bool
     first: Difference | None
     differences: int
 
@@ -285,7 +294,7 @@ def compare(contract: Contract, seen: Seen) -> Report:
         count += sum(counts[name] for name in _WRONG_ROWS)
     unfinished = sum(step > full[-1] for step in steps) if full else len(steps)
     first = min(found, key=lambda d: d[:2], default=None)
-    return Report(epochs, full, unfinished, seen.relogged, seen.superseded, first, count)
+    return Report(epochs, full, unfinished, seen.relogged, seen.superseded, seen.has_units, first, count)
 
 
 def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[Difference], int]:
@@ -367,4 +376,5 @@ def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
             else []
         ),
         *table(rows),
+        *([_UNITS] if report.has_units else []),
     ]

@@ -62,7 +62,9 @@ def make_dataset(request: Request, replicas: int | None = None, stacked: bool = 
     if request.schedule:
         return _scheduled(request, shard, replicas)
     resolved, datasets = resolve_all(request), []
-    if not is_read_by_graph(request):
+    if is_read_by_graph(request):
+        check_in_graph(resolved.parts)
+    else:
         _check_memory(resolved)
     stacked = stacked and not request.sources and request.weights != "none"
     for part, source in zip(resolved.parts, request.sources or (None,), strict=True):
@@ -88,14 +90,20 @@ def _scheduled(request: Request, shard: Shard | None, replicas: int | None) -> t
     whole = dataclasses.replace(request, shard=Shard(shard.index, shard.count) if shard else None)
     resolved, schedule, makers = resolve_all(whole), schedule_of(request), []
     resolved.check_pairs(shard.num_replicas if shard else 1)
-    if not is_read_by_graph(request):
+    last = resolved.last_step()
+    segments = segments_between(schedule, request.start_step, last)
+    if is_read_by_graph(request):
+        check_in_graph(
+            resolved.parts, [sum(taken[n] > 0 for *_, taken in segments) for n in range(len(resolved.parts))]
+        )
+    else:
         _check_memory(resolved)
     for part, source in zip(resolved.parts, request.sources, strict=True):
         with of_source(request, source):
             makers.append(_maker(part, None, stacked=True))
-    last, found, kinds = resolved.last_step(), [], dict[int, Any]()
+    found, kinds = [], dict[int, Any]()
     with tf.device("CPU:0"):
-        for first, stop, taken in segments_between(schedule, request.start_step, last):
+        for first, stop, taken in segments:
             datasets = {}
             for number, units in enumerate(taken):
                 if units:
@@ -223,17 +231,36 @@ def is_read_by_graph(request: Request) -> bool:
     return request.portable or tf.inside_function()
 
 
+def check_in_graph(parts: Sequence[ResolvedRequest], copies: Sequence[int] | None = None) -> None:
+    """Raises UsageError if the views of all sources take too much of the graph of TensorFlow's own operations.
+
+    Args:
+      parts: the sources.
+      copies: how many datasets of each the graph has; None: one.
+    """
+    views = [
+        (part.order.times, count)
+        for part, count in zip(parts, copies or [1] * len(parts), strict=True)
+        if part.order.times is not None and count
+    ]
+    needed = sum(times.num_bytes * count for times, count in views)
+    if needed > _MOST_IN_GRAPH:
+        chosen = f"{sum(times.num_chosen for times, _ in views):,} records"
+        each = max(count for _, count in views)
+        what = f"views that choose {chosen}" if len(parts) > 1 else f"a view that chooses {chosen}"
+        raise UsageError(
+            f"{what}: their numbers take {size_of(needed)} in the graph of TensorFlow's own operations, which "
+            f"portable=True and parameter servers need, at most {size_of(_MOST_IN_GRAPH)}"
+            + (f"; each of {each} segments of the schedule has its own" if each > 1 else "")
+            + "; choose fewer, or convert the chosen ones to a data set of their own"
+        )
+
+
 def _check_graph(resolved: ResolvedRequest) -> None:
     """Raises UsageError for options that TensorFlow's own reader cannot serve."""
-    request, times = resolved.request, resolved.order.times
+    request = resolved.request
     if request.on_corrupt == "skip":
         raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
-    if times is not None and times.num_bytes > _MOST_IN_GRAPH:
-        raise UsageError(
-            f"a view that chooses {times.num_chosen:,} records: their numbers take {size_of(times.num_bytes)} in the "
-            f"graph of TensorFlow's own operations, which portable=True and parameter servers need, at most "
-            f"{size_of(_MOST_IN_GRAPH)}; choose fewer, or convert the chosen ones to a data set of their own"
-        )
     if request.cache_dir is not None:
         raise UsageError(
             "cache_dir: not where the dataset is made inside a tf.function, as for parameter servers; leave it out"

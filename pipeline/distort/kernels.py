@@ -25,6 +25,7 @@ _PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit
 SHARE_BITS = 16  # bits of the fractions of shares and coefficients
 WEIGHT_BITS = 12  # bits of a weight of `resize`, so that its products and their sums are exact in float32
 BETWEEN_BITS = 4  # bits of fraction that `resize` keeps between its two passes
+_MOST_OFF = 1 << WEIGHT_BITS - 9  # by which the weights of neighbours may be off together: half a level of 255
 _MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; more are summed by a product of matrices
 
 
@@ -278,10 +279,11 @@ def whole_weights(before: int, after: int) -> NDArray[np.float32]:
     exact = weights / weights.sum(axis=1, keepdims=True) * (1 << WEIGHT_BITS)
     whole = np.rint(exact)
     whole[np.arange(after), whole.argmax(axis=1)] += (1 << WEIGHT_BITS) - whole.sum(axis=1)
-    for row in (whole < 0).any(axis=1).nonzero()[0]:  # so many weights that no single one can take up their rounding
-        whole[row] = np.floor(exact[row])
-        rest = int((1 << WEIGHT_BITS) - whole[row].sum())
-        whole[row, np.argsort(whole[row] - exact[row], kind="stable")[:rest]] += 1
+    # Very many small weights lose their shape by rounding, and no single one can take up what that leaves: it would
+    # shift the result visibly, or be negative. Then sums are rounded, those up to each pixel, and differ by weights.
+    off = np.ptp(np.cumsum(whole - exact, axis=1), axis=1)
+    for row in ((off > _MOST_OFF) | (whole < 0).any(axis=1)).nonzero()[0]:
+        whole[row] = np.diff(np.rint(np.cumsum(exact[row])), prepend=0)
     return whole.astype(np.float32)
 
 

@@ -13,7 +13,7 @@ import pathlib
 import re
 import runpy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tqdm
@@ -30,9 +30,11 @@ from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
 
 OfRecord = Callable[[bytes], Mapping[str, Any]]
+Values: TypeAlias = list[Any] | NDArray[Any]
 _FLAG = "--add_columns"
 _KEY = "key"
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
+_BLOCK = 1 << 16  # values that are objects of Python until they become an array
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
 
 
@@ -80,7 +82,8 @@ def _add(data_dir: str, source: str) -> None:
 def _without_names(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the columns, but those of more strings than one would choose by, such as names of files."""
     for name, splits in found.items():
-        texts = {value for values in splits.values() for value in values if isinstance(value, str | bytes)}
+        of_texts = [values for values in splits.values() if isinstance(values, list)]
+        texts = {value for values in of_texts for value in values if isinstance(value, str | bytes)}
         if len(texts) > MOST_STRINGS:
             print(f"  {name}: left out, has {len(texts):,} different strings; a column has {MOST_STRINGS:,} at most")
         elif any(len(text) > LONGEST_STRING for text in texts):
@@ -146,8 +149,8 @@ def _fields(manifest: Manifest) -> dict[str, Any]:
     return {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
 
 
-def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[str, dict[str, list[Any]]]:
-    """Returns {column: {split: values}} that a function finds in each record.
+def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[str, dict[str, Values]]:
+    """Returns {column: {split: values}} that a function finds in each record; numbers are an array.
 
     Args:
       data_dir: the data set's folder.
@@ -157,11 +160,11 @@ def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[s
     Raises:
       DataError: a shard is missing, cut or corrupt, or a record does not have what others have.
     """
-    found: dict[str, dict[str, list[Any]]] = {}
+    found: dict[str, dict[str, Values]] = {}
     total = sum(split.num_examples for split in manifest.splits.values())
     with tqdm.tqdm(total=total, unit=" records", unit_scale=True, delay=_SHOW_AFTER, disable=None) as bar:
         for split, info in manifest.splits.items():
-            count = 0
+            count, gathered = 0, {name: Gathered() for name in found}
             for shard in info.shards:
                 file = folder(data_dir) / shard.file
                 with file.open_file() as opened:
@@ -171,10 +174,10 @@ def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[s
                         framing.records(stream.read, file, is_compressed=compressed, advice="convert the data again")
                     ):
                         values = _values(of_record, record, file, number, offset)
-                        if count == 0 and not found:
-                            found = {name: {} for name in values}
-                        if values.keys() != found.keys():
-                            odd = sorted(values.keys() ^ found.keys())[0]
+                        if count == 0 and not gathered:
+                            gathered = {name: Gathered() for name in values}
+                        if values.keys() != gathered.keys():
+                            odd = sorted(values.keys() ^ gathered.keys())[0]
                             raise DataError(
                                 f"has no value {odd!r}, or is the first that has one; every record needs one",
                                 path=file,
@@ -182,14 +185,68 @@ def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[s
                                 offset=offset,
                             )
                         for name, value in values.items():
-                            found[name].setdefault(split, []).append(value)
+                            gathered[name].append(value)
                         count += 1
                 bar.update(shard.num_examples)
             if count != info.num_examples:
                 raise DataError(f"split {split!r} has {count} records, but the manifest says {info.num_examples}")
+            if count:
+                for name, column in gathered.items():
+                    found.setdefault(name, {})[split] = column.taken()
     if not found:
         raise UsageError("--add_columns: the records have no feature with one number or string each")
     return found
+
+
+class Gathered:
+    """Values of a column that come one by one. Numbers become arrays, of 8 bytes per value or less, block by block.
+
+    Args:
+      block: values of a block.
+    """
+
+    def __init__(self, block: int = _BLOCK) -> None:
+        self._block = block
+        self._arrays: list[NDArray[Any]] = []
+        self._rest: list[Any] = []
+        self._are_numbers = True
+
+    def append(self, value: Any) -> None:
+        """Adds a value."""
+        self._rest.append(value)
+        if self._are_numbers and len(self._rest) == self._block:
+            self._pack()
+
+    def taken(self) -> Values:
+        """Returns the values, of which none are left here: an array (n,) if all are numbers, else a list."""
+        if self._are_numbers and self._rest:
+            self._pack()
+        found = np.concatenate(self._arrays) if self._arrays else self._rest
+        self._arrays, self._rest = [], []
+        return found
+
+    def _pack(self) -> None:
+        array = _numbers(self._rest)
+        if array is not None:
+            self._arrays.append(array)
+            self._rest = []
+        else:  # strings, or a mistake: `encode` says which, and sees all values for that
+            self._rest = [value for one in self._arrays for value in one.tolist()] + self._rest
+            self._arrays, self._are_numbers = [], False
+
+
+def _numbers(values: list[Any]) -> NDArray[Any] | None:
+    if any(isinstance(value, str | bytes) for value in values):
+        return None
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):  # lists of unequal lengths
+        return None
+    # Beside an array of int64, one of uint64 would be joined to float64.
+    is_large = array.dtype == np.uint64 and bool(array.max() >> 63)
+    if array.ndim != 1 or array.dtype.kind not in "biuf" or is_large:
+        return None
+    return array.astype(np.int64) if array.dtype == np.uint64 else array
 
 
 def _values(of_record: OfRecord, record: bytes, file: object, number: int, offset: int) -> Mapping[str, Any]:
@@ -299,7 +356,7 @@ def _of_file(data_dir: str, manifest: Manifest, file: str) -> dict[str, dict[str
         if not name.isidentifier():
             raise UsageError(f"--add_columns={file}: the column {name!r} must be a name of letters, digits and _")
     index = of_records(data_dir, manifest, lambda record: {_KEY: rows.get(_key_of(record), -1)})[_KEY]
-    at = {split: np.array(found, np.int64) for split, found in index.items() if max(found, default=-1) >= 0}
+    at = {split: rows_of for split, found in index.items() if (rows_of := np.asarray(found, np.int64)).max() >= 0}
     matched = sum(int((found >= 0).sum()) for found in at.values())
     if not matched:
         raise DataError(

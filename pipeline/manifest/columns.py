@@ -119,7 +119,8 @@ def smallest(arrays: Sequence[Values]) -> str:
       ValueError: a whole number is not in the range of a signed 64-bit integer.
     """
     if any(array.dtype.kind == "f" for array in arrays):
-        single = all(np.array_equal(array, array.astype(np.float32), equal_nan=True) for array in arrays)
+        with np.errstate(over="ignore"):  # a number that float32 lacks becomes infinite, and so another
+            single = all(np.array_equal(array, array.astype(np.float32), equal_nan=True) for array in arrays)
         return "float32" if single else "float64"
     least = min((int(array.min()) for array in arrays if array.size), default=0)
     most = max((int(array.max()) for array in arrays if array.size), default=0)

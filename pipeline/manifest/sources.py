@@ -151,15 +151,29 @@ def _named_parts(option: str, text: str, sources: Sequence[Source]) -> list[tupl
 
 
 def flags_for(data_dir: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's flags for other data than the run's, if that is given.
+    """Returns a run's flags for its data in another place, or for other data, if these are given.
 
-    They then have neither the schedule of the run's mixture nor views that are for its sources by name.
+    As many sources as the run's mixture has take their places, in this order, in its schedule and in views by name. Any
+    other data have neither.
     """
-    of_run = parse_sources(str(flags.get("data_dir")))
+    of_run, split = parse_sources(str(flags.get("data_dir"))), flags.get("train_split") or "train"
     if data_dir in (None, flags.get("data_dir")) or isinstance(of_run, str):
         return dict(flags)
-    views = {name: flags.get(name) for name in VIEWS}
-    return {**flags, **own_views(sources_of(of_run, "train"), views)[1], "mixture_schedule": None}
+    before = sources_of(of_run, split)
+    each, for_all = own_views(before, {name: flags.get(name) for name in VIEWS})
+    found = {**flags, **for_all, "mixture_schedule": None}
+    given = parse_sources(str(data_dir))
+    after = () if isinstance(given, str) else sources_of(given, split)
+    if len(after) != len(before):
+        return found
+    for name in VIEWS:
+        parts = [f"{new}: {old.options[name]}" for old, new in zip(each, after, strict=True) if name in old.options]
+        found |= {name: "; ".join(parts)} if parts else {}
+    segments = [
+        f"{step}:{','.join(f'{new}={weight!r}' for new, (_, weight) in zip(after, weights, strict=True))}"
+        for step, weights in in_order_of(schedule_of(flags.get("mixture_schedule") or ""), before)
+    ]
+    return {**found, "mixture_schedule": ";".join(segments) or None}
 
 
 def _names_of(source: Source) -> tuple[str, str]:

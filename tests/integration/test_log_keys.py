@@ -69,6 +69,21 @@ def test_the_log_is_the_order_and_training_is_the_same_with_it(strategy, data, t
     assert out[-1].endswith("; the run saw just that")
 
 
+def test_a_convolution_on_several_replicas_is_trained_to_the_same_bits_with_it(tmp_path):
+    """In the loop that runs without it, oneDNN must sum the gradients of a first layer in the same way."""
+    write_dataset(tmp_path / "data", (100, 92), (28, 28, 1), (4,), 10)
+    flags = [f"--data_dir={tmp_path / 'data'}", "--model=lenet", "--distort=shift", "--global_batch_size=48"]
+    flags += [*STRATEGIES["mirrored"], "--eval_split=none", "--train_steps=1"]
+    for model, more in (
+        ("plain", []),
+        ("logged", [f"--log_keys={tmp_path / 'logs'}"]),
+        ("shown", ["--summary_every=1"]),
+    ):
+        run.main([*flags, f"--model_dir={tmp_path / model}", *more])
+    plain = checkpoint_bytes(tmp_path / "plain", 1)
+    assert [checkpoint_bytes(tmp_path / model, 1) == plain for model in ("logged", "shown")] == [True, True]
+
+
 def test_the_keys_are_those_of_the_images_that_were_trained_on(data, tmp_path):
     """The first two bytes of an image are its number, and so are the keys; a model of the images sees both."""
     logs = tmp_path / "logs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import re
@@ -16,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from beam_jobs import convert, validate
-from beam_jobs.shards import manifest_writer
+from beam_jobs.config import ConvertConfig
+from beam_jobs.plan import make_plan
+from beam_jobs.shards import manifest_writer, receipts, writer
 from beam_jobs.sink.present import columns_of
 from beam_jobs.sink.remote import leased
 from pipeline import manifest
@@ -115,6 +118,24 @@ def test_again_is_nothing_to_do_and_other_options_need_overwrite(
     made = {name for name in bucket.files(recursive=True) if name.startswith("columns/")}
     assert made == {*columns_of(manifest.load(bucket))}
     assert {name.split(".")[1] for name in made} == {"bytes", "label"}
+
+
+def test_receipts_are_fetched_together(
+    bucket: RemotePath, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = LocalPath(tmp_path)
+    plan = make_plan(ConvertConfig(dataset="digits", data_dir=str(here), num_shards="train:5,test:2"), here)
+    plan = dataclasses.replace(plan, receipts_dir=bucket)
+    found = list(writer.write_shards(plan, plan.elements))
+    together, read_text = threading.Barrier(7), RemotePath.read_text
+
+    def read(path: RemotePath, encoding: str) -> str:
+        together.wait(timeout=30)  # for all the others to be asked for, too
+        return read_text(path, encoding)
+
+    monkeypatch.setattr(RemotePath, "read_text", read)
+    assert len(receipts.in_folder(bucket)) == 7
+    assert manifest.load(manifest_writer.write_manifest(plan, found).parent).columns.keys() == {"bytes", "label"}
 
 
 @pytest.mark.slow

@@ -55,6 +55,25 @@ def newest(folder):
     return max((int(path.stem.removeprefix("ckpt-")) for path in folder.glob("ckpt-*.index")), default=0)
 
 
+# The step cannot be built, as by a mistake in the trainer's own code.
+BUG = """
+from trainer import run
+from trainer.parameter_server import training
+
+training.ParameterServerRun.build_step = None
+run.entry_point()
+"""
+
+
+def test_a_mistake_in_the_code_of_the_chief_shows_its_traceback(line, tmp_path):
+    outcomes = ends(Job(1, 1, line, tmp_path / "run", *LINE, "--train_steps=4", program=("-c", BUG)))
+    code, _, errors = outcomes.pop("chief 0")
+    assert code == 1
+    assert errors.startswith("Traceback (most recent call last):\n")
+    assert errors.endswith("TypeError: 'NoneType' object is not callable\n")
+    assert {code for code, _, _ in outcomes.values()} == {75}, outcomes
+
+
 @pytest.mark.parametrize(
     ("victims", "number"),
     [

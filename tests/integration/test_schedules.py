@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import time
 
 import pytest
@@ -164,7 +165,7 @@ def test_the_audit_of_a_run_knows_its_schedule_and_its_logs(folders, logged, cap
         audit.main([f"--model_dir={path}/run", f"--observed={path}/keys", f"--mixture_schedule={wrong}"])
 
 
-def test_steps_of_the_run_are_shown_and_made_again(folders, mixture, logged, capsys):
+def test_steps_of_the_run_are_shown_and_made_again(folders, mixture, logged, capsys, tmp_path):
     path, segments = logged
     model_dir = f"--model_dir={path}/run"
     wanted = expected(mixture, folders, segments, 26, SKIPS)[23]
@@ -187,6 +188,9 @@ def test_steps_of_the_run_are_shown_and_made_again(folders, mixture, logged, cap
     assert len(shown["rows"]) == sum(weight > 0 for _, weight in wanted)
     for row in shown["rows"]:
         assert row["loss"] == pytest.approx(by_record[row["record"] + 66 * row["source"]], rel=1e-5)
+    moved = shutil.copytree(folders, tmp_path / "moved")
+    replay.main([model_dir, "--step=23", "--json", f"--data_dir={moved}/a=1,{moved}/b=1"])
+    assert json.loads(capsys.readouterr().out) == shown
     replay.main([model_dir, "--verify=0:12"])
     assert "all bits of" in capsys.readouterr().out
 

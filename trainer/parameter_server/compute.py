@@ -23,9 +23,10 @@ from pipeline.batch.batches import Batches, DeviceDistortion
 from pipeline.decode import PixelRows, Serialized
 from pipeline.distort.geometry import CroppingRecipe
 from pipeline.errors import PipelineError, UsageError
+from pipeline.order.arrays import Array, Arrays
 from pipeline.order.feed import make_feed
 from pipeline.order.tensors import TENSORS
-from pipeline.order.views import Intervals
+from pipeline.order.views import Intervals, Times
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import RECORD_ID, Columns, GraphReader, gather
 from pipeline.resolved import ResolvedRequest
@@ -36,6 +37,17 @@ from trainer.step.train_step import COLUMNS, Contribution, Gradients, clipped, h
 from trainer.task import WEIGHT
 
 _DECODED_TOGETHER = 256  # images
+
+
+class _Numbers(Times):
+    """Times of a view whose ids are the numbers of the chosen records: one gather then makes records of a batch's rows.
+
+    So the chosen records are once in the graph, and no epoch's worth of ids is gathered from them.
+    """
+
+    def ids(self, numbers: Array, arrays: Arrays = TENSORS) -> Array:
+        """Returns the numbers."""
+        return numbers
 
 
 class ColumnBatches:
@@ -57,6 +69,7 @@ class ColumnBatches:
         Raises:
           DataError, UsageError: as `pipeline.input_fn`.
         """
+        compose.check_in_graph([resolved])
         portable = dataclasses.replace(resolved, request=dataclasses.replace(resolved.request, portable=True))
         reader, batches = compose.choose(portable)
         assert isinstance(reader, GraphReader)
@@ -67,6 +80,9 @@ class ColumnBatches:
             assert resolved.image_shape is not None
             self._batches = dataclasses.replace(batches, form=PixelRows(resolved.image_shape))
         self._decodes, self._resolved = decodes, resolved
+        if order.times is not None:
+            fields = (getattr(order.times, field.name) for field in dataclasses.fields(order.times))
+            order = dataclasses.replace(order, times=_Numbers(*fields))
         self._feed = make_feed(order, None, TENSORS)
         self.rows, self.steps_per_epoch = order.global_batch_size // shares, order.steps_per_epoch
         self.skip_steps = order.skip_steps
@@ -96,8 +112,8 @@ class ColumnBatches:
             number = step % self.steps_per_epoch
             first = share * self.rows
             part = lambda rows: tf.ensure_shape(rows[first : first + self.rows], [self.rows])  # noqa: E731
-            records = tf.gather(plan.records, part(plan.take[number]))
-            taken = {RECORD_ID: records, **gather(columns, self._rows(records))}
+            ids, rows = self._ids_and_rows(tf.gather(plan.records, part(plan.take[number])))
+            taken = {RECORD_ID: ids, **gather(columns, rows)}
             here = plan._replace(real=part(plan.real[number])[None], real_rows=plan.real_rows[number][None])
             return self._batches.element(taken, here, tf.constant(0, tf.int64))
 
@@ -133,15 +149,13 @@ class ColumnBatches:
         times = self._resolved.order.times
         return self._resolved.selection.num_examples if times is None else times.num_chosen
 
-    def _rows(self, records: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of records in the columns, which have those that a view chooses, each once."""
+    def _ids_and_rows(self, planned: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the ids of planned records, and their rows in the columns, which have a view's records each once."""
         times = self._resolved.order.times
-        if times is None:
-            return records
-        stored = records % times.num_stored if times.repeats else records
-        if times.records is None:
-            return stored
-        return TENSORS.searchsorted(times.records, tf.cast(stored, times.records.dtype), "left")
+        rows = planned % times.num_stored if times is not None and times.repeats else planned
+        if times is None or times.records is None:
+            return planned, rows
+        return planned - rows + times.ids(rows, TENSORS), rows
 
 
 _COUNT, _RATE = "_iterations", "_learning_rate"  # of Keras' optimizers; public nowhere as what can be set

@@ -395,6 +395,10 @@ class TrainStep:
             of_all, waited = self._timed(all_sum, tf.reduce_sum(weights))
             weight = tf.maximum(of_all, 1.0)
             values, rows = state.values(), (features, labels, weights)
+            if self.strategy.num_replicas_in_sync > 1:
+                # In a loop TensorFlow makes what takes a tensor from another device wait for the loop, too. oneDNN then
+                # sums the gradient of a first layer's bias apart from that of its kernel: other bits than without one.
+                rows = _apart(rows)
             if self.virtual_replicas:
                 here = weights.shape[0]  # virtual replicas of this replica, numbered across all replicas
                 units = replica * here + tf.range(here, dtype=tf.int64)
@@ -678,13 +682,13 @@ def outputs_of_layers(model: keras.Model) -> dict[str, Any]:
 
 
 def _apart(value: Any) -> Any:
-    """Returns the tensors behind a node that keeps their computation independent of what reads them.
+    """Returns the tensors behind a node that keeps how they are computed, and what reads them, apart.
 
     Grappler's arithmetic optimizer takes a common factor out of a sum of products (a weight's gradient and its decay)
     only if nothing else reads these. Without a node between, the bits of the weights would depend on summaries and key
     logs. Grappler removes Identity, but not EnsureShape.
     """
-    return tf.nest.map_structure(lambda one: tf.ensure_shape(one, one.shape), value)
+    return tf.nest.map_structure(lambda one: tf.ensure_shape(one, one.shape), value, expand_composites=True)
 
 
 def all_sum(value: Any) -> Any:

@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 
@@ -49,6 +50,17 @@ BUNDLES = "--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRu
 
 def flags(source, out, *more):
     return ("--dataset=mnist", f"--source={source}", f"--data_dir={out}", *more)
+
+
+@pytest.mark.parametrize("runner", ["--runner=FnApiRunner", BUNDLES])
+def test_a_conversion_leaves_nothing_in_the_temporary_folder(mnist_folder, tmp_path, monkeypatch, convert, runner):
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    made = flags(mnist_folder(), tmp_path / "out", runner)
+    codes = [convert(*made, *more).code for more in (["--dry_run"], ["--max_shard_bytes=1"], [], [])]
+    validate.main([str(tmp_path / "out")])
+    assert (codes, os.listdir(place)) == ([0, 2, 0, 0], [])
 
 
 def digests(contents):

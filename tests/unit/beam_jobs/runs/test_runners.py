@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import socket
+import tempfile
 
 import apache_beam as beam
 import grpc
@@ -21,8 +22,9 @@ from tests.engines.commands import wait_for
 
 
 @pytest.fixture(autouse=True)
-def _four_cores(monkeypatch):
+def _four_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a Pipeline that is never run leaves its folder there
 
 
 @pytest.mark.parametrize(

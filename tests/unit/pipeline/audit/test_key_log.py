@@ -119,6 +119,7 @@ GOOD = {"step": 0, "replica": 0, "keys": ["a"], "weights": [1.0]}
         (json.dumps(GOOD | {"weights": [float("nan")]}), "weights"),
         (json.dumps({"format": 2}), "format 2"),
         (json.dumps({"format": 1}), "'manifest_digest'"),
+        (json.dumps(dataclasses.asdict(header()) | {"start": -1}), "start -1"),
     ],
 )
 def test_a_line_that_cannot_be_is_named(tmp_path, line, fact):
@@ -179,7 +180,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path):
 def test_each_source_of_a_mixture_has_its_own_log(tmp_path):
     """Of 12 rows of a step 8 are of the first source; a replica's half has them in blocks of 2 and 1."""
     parts = tuple(dataclasses.replace(SPEC, global_batch_size=rows) for rows in (8, 4))
-    with SourceLogs(str(tmp_path), MixtureSpec(parts), 1, 2, 2) as log:
+    with SourceLogs(str(tmp_path), MixtureSpec(parts), 1, 2, 2, 0) as log:
         log.append(5, 1, list("abcdef"), [1, 1, 1, 1, 0, 0])
         log.flush()
         found = [entries(tmp_path / f"source-{number}" / "worker-00001.jsonl") for number in (0, 1)]
@@ -189,6 +190,15 @@ def test_each_source_of_a_mixture_has_its_own_log(tmp_path):
 
 
 def test_a_single_source_has_its_log_in_the_folder_itself(tmp_path):
-    with SourceLogs(str(tmp_path), SPEC, 0, 1, 2) as log:
-        log.append(0, 0, ["a", "b"], [1, 1])
-    assert entries(tmp_path / "worker-00000.jsonl") == [Entry(0, 0, ("a", "b"), (1, 1))]
+    path = tmp_path / "worker-00000.jsonl"
+    with SourceLogs(str(tmp_path), SPEC, 0, 1, 2, 5) as log:
+        log.append(5, 0, ["a", "b"], [1, 1])
+    assert entries(path) == [Entry(5, 0, ("a", "b"), (1, 1))]
+    assert lines(path)[0]["start"] == 5
+    with SourceLogs(str(tmp_path), SPEC, 0, 1, 2, 3):  # a job that was stopped at once
+        pass
+    KeyLogWriter(path, header(workers=1)).close()  # as of earlier releases, whose first entry tells
+    assert [part.start for part in key_log.parts(path)] == [5, 3, None]
+    with KeyLogWriter(path, header(workers=1)) as log:
+        log.append(7, 0, ["a", "b"], [1, 1])
+    assert key_log.parts(path)[-1].start == 7

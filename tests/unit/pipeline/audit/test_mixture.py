@@ -120,7 +120,7 @@ def test_each_source_has_its_picture_its_logs_and_its_comparison(folder, tmp_pat
     spec = order_spec(mixture, **options)
     contracts = [Contract.of(part) for part in resolve_all(Request(mixture, **options)).parts]
     for worker in (0, 1):
-        with SourceLogs(str(tmp_path / "logs"), spec, worker, 2, 2) as log:
+        with SourceLogs(str(tmp_path / "logs"), spec, worker, 2, 2, 0) as log:
             for step in range(2):
                 rows = [contract.batch(step) for contract in contracts]
                 mine = slice(worker * 18, worker * 18 + 18)

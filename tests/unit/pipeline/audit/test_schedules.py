@@ -79,7 +79,7 @@ def log(folder, logs, segments, steps, workers=1):
     rows = 24 // workers
     with contextlib.ExitStack() as stack:
         spec = resolve_all(Request(data, **options)).spec
-        of_worker = [SourceLogs(os.fspath(logs), spec, n, workers, workers) for n in range(workers)]
+        of_worker = [SourceLogs(os.fspath(logs), spec, n, workers, workers, steps.start) for n in range(workers)]
         for one in of_worker:
             stack.enter_context(one)
         for step, (_, _, weights, ids) in enumerate(itertools.islice(fed, steps.stop)):
@@ -110,6 +110,32 @@ def test_rows_of_a_schedule_that_a_resume_on_fewer_workers_changed_are_left_out(
     flags = log(folder, tmp_path / "others", ((0, (12, 12)), (6, (6, 18))), range(8, 14))
     with pytest.raises(DataError, match=r"the first at step 13, row 0 .* the run took it in step 6, the schedule in s"):
         audit.main(flags)
+
+
+@pytest.mark.parametrize("stop", [10, 14])
+def test_a_source_that_the_changed_schedule_pauses_has_no_row_in_the_steps_that_were_done_again(
+    folder, tmp_path, capsys, stop
+):
+    log(folder, tmp_path / "keys", ((0, (12, 12)), (6, (18, 6))), range(10), workers=2)
+    paused = ((0, (12, 12)), (6, (24, 0)), (12, (18, 6)))
+    audit.main(log(folder, tmp_path / "keys", paused, range(6, stop)))
+    out = capsys.readouterr().out
+    assert out.count("; the run saw just that\n") == 2
+    assert out.count(" rows left out, of a schedule that has changed\n") == 2
+
+
+def test_steps_of_units_are_not_checked_without_their_schedule_and_that_is_said(folder, tmp_path, capsys):
+    flags = log(folder, tmp_path / "keys", ((0, (12, 12)), (4, (18, 6))), range(12))
+    audit.main(flags)
+    assert "note: the steps are units" not in capsys.readouterr().out
+    for given, sources in (([flags[0], flags[-1]], 2), ([f"{folder}/b", f"{flags[-1]}/source-1"], 1)):
+        audit.main(given)
+        out = capsys.readouterr().out
+        assert out.count("; the run saw just that\n") == sources
+        said = (
+            "which step of the run took each was not checked: for that, give all sources with their --mixture_schedule"
+        )
+        assert out.count(said) == sources
 
 
 def test_the_plan_and_the_contracts_are_what_is_fed(folder, mixture):

@@ -1,5 +1,8 @@
 """The audit by the flags that a run has stored: its workers, and what of them holds for other data."""
 
+import json
+import shutil
+
 import pytest
 
 from pipeline.audit import __main__ as audit
@@ -53,3 +56,25 @@ def test_other_data_has_neither_the_schedule_of_a_run_nor_views_of_its_sources(f
     inspect.main([f"{folder}/b", f"--model_dir={tmp_path}", "--key=train#00001", "--json"])
     with pytest.raises(UsageError, match="--mixture_schedule with DATA_DIR=.*/b: is of a mixture"):
         audited(f"{folder}/b", "--mixture_schedule=0:a=1,b=1", **flags)
+
+
+def test_data_that_have_moved_have_the_schedule_of_the_run_and_the_views_of_its_sources(
+    folder, audited, tmp_path, capsys
+):
+    one, other, kept = folder / "a", folder / "b", tmp_path / "moved"
+    flags = {"data_dir": f"{one}=1,{other}:train[:30]=1", "seed": 5}
+    flags["mixture_schedule"] = f"0:{one}=1,{other}=1;4:{one}:train=0,{other}=1;6:{other}=0.25,{one}=0.75"
+    flags["limit"] = f"{one}: 30; {other}:train[:30]: 12"
+    for place in (one, other):
+        shutil.copytree(place, kept / place.name)
+    moved = f"{kept}/a=1,{kept}/b:train[:30]=1"
+    before, after = audited(**flags), audited(moved, **flags)
+    assert ("0:6+6,4:0+12,6:9+3; units of 3 rows" in before, "limit: 12" in before) == (True, True)
+    assert after.replace(f"{kept}", f"{folder}") == before
+    shown = []
+    for given in ([], [moved]):
+        inspect.main([*given, f"--model_dir={tmp_path}", "--step=5", "--json"])
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        shown.append([(row["source"], row["key"]) for row in rows])
+    assert shown[0] == shown[1]
+    assert {source for source, _ in shown[0]} == {1}

@@ -40,5 +40,11 @@ def test_strings_beside_numbers_are_refused(values):
         encode({"train": values})
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_only_float64_has_are_no_warning():
+    column, _ = encode({"train": [1e300, 0.5], "test": [float("inf")]})
+    assert column.dtype == "float64"
+
+
 def test_bytes_keep_their_zeros():
     assert encode({"train": [b"a\0", b"a"]})[0].values == ("a", "a\0")
