@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from pipeline.errors import UsageError
 from pipeline.manifest import Feature
 
 _IMAGE_NAMES = ("image", "img")
-_LABEL_NAME = "label"
+_LABEL_NAMES = ("label",)
 _LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types, as in _KINDS
 _MOST_LISTED = 16
 IMAGE_FIELD = "bytes"  # of Hugging Face's struct of bytes and path
@@ -53,25 +54,61 @@ class Columns:
         return [image, self.label, *([self.key] if self.key else []), *(name for name, _ in self.kept)]
 
 
-def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
+def resolved(
+    path: str,
+    schema: pa.Schema,
+    options: SourceOptions,
+    images: Sequence[str] = _IMAGE_NAMES,
+    labels: Sequence[str] = _LABEL_NAMES,
+    are_paths: bool = False,
+) -> SourceOptions:
+    """Returns the options with the names of the columns of images and labels: those given, else usual ones.
+
+    Args:
+      path: of the file, for errors.
+      schema: its columns.
+      options: those given.
+      images, labels: the usual names, the first ones preferred; `File Name` is taken for `filename`.
+      are_paths: whether the column of images holds paths of files.
+
+    Raises:
+      UsageError: a name is not given and no column has a usual one; that of the images is missing or of another type.
+    """
+    image = options.image_column or _usual(schema, images)
+    if not image:
+        kind = "string" if are_paths else "bytes"
+        could_be = [each.name for each in schema if _kind(_bytes_type(each.type)) == kind]
+        raise _missing(path, schema, "image", could_be)
+    _check_image(path, schema, image, are_paths)
+    label = options.label_column or _usual(schema, labels)
+    if not label:
+        used = (image, options.key_column)
+        could_be = [each.name for each in schema if _kind(plain(each.type)) in _LABELS and each.name not in used]
+        raise _missing(path, schema, "label", could_be)
+    return dataclasses.replace(options, image_column=image, label_column=label)
+
+
+def _usual(schema: pa.Schema, names: Sequence[str]) -> str:
+    found = {re.sub(r"[\W_]", "", name.lower()): name for name in reversed(schema.names)}
+    return next((name if name in schema.names else found[name] for name in names if name in found), "")
+
+
+def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool = False) -> Columns:
     """Returns the columns of a file: by default `image` or `img`, and `label`.
+
+    Args:
+      path: of the file, for errors.
+      schema: its columns.
+      options: the columns that are given.
+      are_paths: whether the column of images holds paths of files.
 
     Raises:
       UsageError: a flag names a missing column, or one whose type cannot be converted; a kept column is read
         already or has the name of another feature.
     """
-    present = [name for name in _IMAGE_NAMES if name in schema.names]
-    image = options.image_column or (present[0] if present else _IMAGE_NAMES[0])
-    label = options.label_column or _LABEL_NAME
-    if not options.image_column and not present:
-        raise _missing(
-            path, schema, "image", [each.name for each in schema if _kind(_bytes_type(each.type)) == "bytes"]
-        )
-    nested = _check_image(path, schema, image)
-    if not options.label_column and label not in schema.names:
-        used = (image, options.key_column)
-        could_be = [each.name for each in schema if _kind(plain(each.type)) in _LABELS and each.name not in used]
-        raise _missing(path, schema, "label", could_be)
+    options = resolved(path, schema, options, are_paths=are_paths)
+    image, label = options.image_column, options.label_column
+    nested = _check_image(path, schema, image, are_paths)
     label_kind = _checked_kind(path, schema, "label_column", label, _LABELS, "integers, booleans or strings")
     if options.key_column:
         _checked_kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
@@ -80,7 +117,7 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     given: list[str] = []
     doubles: list[str] = []
     for text in options.keep_columns:
-        name, wanted = _name_and_type(schema, text)
+        name, wanted = name_and_type(schema, text)
         if name in OWN_FEATURES or name in (image, label, options.key_column, *(other for other, _ in kept)):
             problem = "every example has that feature" if name in OWN_FEATURES else "that column is already in use"
             raise UsageError(f"--keep_columns: {name!r} cannot be kept: {problem}")
@@ -143,7 +180,8 @@ def _is_class_label(feature: Any) -> bool:
     return isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
 
 
-def _type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
+def type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
+    """Returns the type of the one column that a flag names; raises UsageError if there is none, or several."""
     count = schema.names.count(name)
     if count == 1:
         return schema.field(name).type
@@ -154,20 +192,24 @@ def _type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
     raise UsageError(f"--{flag}: {path} has no column {name!r}; {hint}columns: {_listed(schema.names)}")
 
 
-def _check_image(path: str, schema: pa.Schema, name: str) -> bool:
+def _check_image(path: str, schema: pa.Schema, name: str, are_paths: bool) -> bool:
     """Returns whether the image column is a struct with the field `bytes`."""
-    found = _type_of(path, schema, "image_column", name)
+    if are_paths:
+        must = "strings, the paths of image files; for a column of the images themselves give --dataset=parquet"
+        _checked_kind(path, schema, "image_column", name, ("string",), must)
+        return False
+    found = type_of(path, schema, "image_column", name)
     if _kind(_bytes_type(found)) != "bytes":
         raise UsageError(
             f"--image_column={name}: {path} has it as {_text(found)}; it must be binary, the bytes of PNG, JPEG, ... "
-            f"files, or a struct with such a field {IMAGE_FIELD!r}"
+            f"files, or a struct with such a field {IMAGE_FIELD!r}; for paths of files give --dataset=image_table"
         )
     return bool(pa.types.is_struct(found))
 
 
 def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Sequence[str], must: str) -> str:
     """Returns the kind of a column's type, which must be one of `kinds`."""
-    found = _type_of(path, schema, flag, name)
+    found = type_of(path, schema, flag, name)
     kind = _kind(plain(found))
     if kind not in kinds:
         more = f"; {OTHER_DATA}" if flag == "label_column" and pa.types.is_nested(found) else ""
@@ -175,7 +217,7 @@ def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Seq
     return kind
 
 
-def _name_and_type(schema: pa.Schema, text: str) -> tuple[str, str]:
+def name_and_type(schema: pa.Schema, text: str) -> tuple[str, str]:
     """Returns the name of a column to keep and the type that the user gave, or ""; a name may itself have a colon."""
     name, colon, wanted = text.rpartition(":")
     if text in schema.names or not colon or name not in schema.names:
@@ -188,7 +230,7 @@ def _name_and_type(schema: pa.Schema, text: str) -> tuple[str, str]:
 
 def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
     """Returns the feature that a column becomes; of the type `wanted`, if that is not empty."""
-    found = plain(_type_of(path, schema, "keep_columns", name))
+    found = plain(type_of(path, schema, "keep_columns", name))
     kind = _kind(found)
     if kind in _DTYPES and not wanted:
         return Feature(_DTYPES[kind])

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import pathlib
-import re
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base, listing, streams
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
-from beam_jobs.sources.labels import SeenLabels
-from beam_jobs.sources.listing import SPLIT_OF_WORD
 from beam_jobs.sources.parquet import columns as parquet_columns
 from beam_jobs.sources.parquet import reader as parquet_reader
 from beam_jobs.sources.parquet.columns import Columns
-from beam_jobs.sources.parquet.reader import BatchedBuilder, OpenFile, ParquetFile, decoded
+from beam_jobs.sources.parquet.reader import BatchedBuilder, OpenFile, ParquetFile
 from pipeline.errors import DataError, UsageError
 from pipeline.files import paths
 from pipeline.files.paths import LocalPath, StoragePath
-from pipeline.manifest import Feature, SourceFile, naming
+from pipeline.manifest import SourceFile
 
 _SUFFIX = ".parquet"
-_SHARD = re.compile(r"(?:.*-)?(?P<word>[^-]+)-\d{5,}-of-\d{5,}(?:-[0-9a-f]+)?")
-MAX_CLASSES = 100_000  # the largest published label sets have a fifth of that; more is a column of names or numbers
 _TAIL = 8  # bytes: the length of the footer, uint32, and PAR1
 
 
@@ -98,7 +91,7 @@ def open_source(options: SourceOptions) -> ParquetSource:
         raise UsageError("--source is missing: a Parquet file, a folder of them, or a glob")
     kinds = f"--source of parquet is a file, a folder of *{_SUFFIX}, or a glob"
     folder, names = listing.find(options.source, _is_parquet, True, f"*{_SUFFIX}, at any depth", kinds)
-    by_split = _files_by_split(folder, names)
+    by_split = listing.files_by_split(folder, names)
     first = _open(folder / names[0], options)
     # The others must have the columns of the first, not others that their own names would suggest.
     resolved = dataclasses.replace(options, image_column=first.columns.image, label_column=first.columns.label)
@@ -158,56 +151,8 @@ def _open_another(path: StoragePath, options: SourceOptions, first: _Opened) -> 
     return other
 
 
-def _files_by_split(root: StoragePath, names: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the files of each split, train first.
-
-    A file's split is the word train, validation, test, ... in its name or the name of a folder. If only other files
-    have such a word, it is the one before `-00000-of-00001`. If no file has one, all files are of `train`.
-
-    Raises:
-      DataError: a file has two such words, or none while others have one; two words mean the same split.
-    """
-    words = {name: _known_word(root, name) for name in names}
-    if not any(words.values()):
-        return {"train": list(names)}
-    found: dict[str, list[str]] = {}
-    meaning: dict[str, str] = {}
-    for name in names:
-        word = words[name] or _shard_word(root, name, [word for word in words.values() if word])
-        split = SPLIT_OF_WORD.get(word, word)
-        if meaning.setdefault(split, word) != word:
-            raise DataError(
-                f"holds files of {meaning[split]!r} and of {word!r}, which both mean split {split!r}",
-                path=root,
-                advice="rename them, or name the files of one with a glob",
-            )
-        found.setdefault(split, []).append(name)
-    order = listing.SPLITS
-    return dict(sorted(found.items(), key=lambda item: (order.index(item[0]) if item[0] in order else 9, item[0])))
-
-
 def _is_parquet(name: str) -> bool:
     return name.lower().endswith(_SUFFIX) and not any(part.startswith((".", "_")) for part in name.split("/"))
-
-
-def _known_word(root: StoragePath, name: str) -> str:
-    path = pathlib.PurePosixPath(name)
-    tokens = listing.words(path.stem)
-    words = {token for token in [*tokens, *map(str.lower, path.parts[:-1])] if token in SPLIT_OF_WORD}
-    if len({SPLIT_OF_WORD[word] for word in words}) > 1:
-        raise DataError(f"is its split {' or '.join(sorted(words))}? rename it", path=root / name)
-    return min(words, default="")
-
-
-def _shard_word(root: StoragePath, name: str, others: Sequence[str]) -> str:
-    match = _SHARD.fullmatch(pathlib.PurePosixPath(name).stem)
-    if not match or not naming.is_split_name(match["word"]):
-        raise DataError(
-            f"its name does not tell its split, unlike other names ({min(others)!r})",
-            path=root / name,
-            advice="rename it <split>-00000-of-00001.parquet, or name the files to take with a glob",
-        )
-    return match["word"]
 
 
 def _class_names_of(files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
@@ -218,21 +163,17 @@ def _class_names_of(files: Sequence[ParquetFile], columns: Columns, named: tuple
     Raises:
       DataError: no row has a label, there are more than 100,000 classes, or a file cannot be read.
     """
-    if columns.label_kind == "bool":
-        return "false", "true"
-    is_text = columns.label_kind == "string"
-    if named and not is_text:
-        return named
-    seen = SeenLabels(f"column {columns.label!r}", MAX_CLASSES, "name the column of labels with --label_column")
+    if known := parquet_reader.known_classes(columns, named):
+        return known
+    seen = parquet_reader.seen_labels(columns)
 
     def read(file: ParquetFile) -> None:
         with file.opened() as opened:
             for group in opened.groups:
                 for batch in opened.batches(group, [columns.label]):
                     with opened.errors_of(group):
-                        values = decoded(batch.column(columns.label))
-                        found = pc.unique(values).to_pylist() if is_text else [pc.max(values).as_py()]
-                    seen.add((label for label in found if label is not None), file.path)
+                        found = parquet_reader.labels_in(batch.column(columns.label), columns)
+                    seen.add(found, file.path)
 
     for _ in paths.each(read, files, files[0].path.is_remote):
         pass
@@ -255,20 +196,9 @@ def _check_doubles(opened: _Opened) -> None:
                     found = {name: parquet_reader.first_inexact(batch.column(name)) for name in names}
                 for name, inexact in found.items():
                     if inexact:
-                        raise _rounded(
-                            table.path, start + inexact[0], name, inexact[1], dict(opened.columns.kept)[name]
-                        )
+                        where, feature = (table.path, start + inexact[0]), dict(opened.columns.kept)[name]
+                        raise parquet_reader.rounded(where, name, inexact[1], feature)
                 start += len(batch)
-
-
-def _rounded(path: StoragePath, row: int, name: str, value: float, feature: Feature) -> UsageError:
-    choices = [f"{name}:float32 (rounded)"]
-    choices += [] if feature.shape else [f"{name}:string (exact, as text)"]
-    choices += [f"{name}:int64 (whole numbers)"] if value.is_integer() and abs(value) < 2**63 else []
-    return UsageError(
-        f"--keep_columns={name}: {path}, row {row}: is {value!r}, which float32, the only floating-point type of a "
-        f"tf.train.Example, cannot hold; keep {' or '.join(choices)}"
-    )
 
 
 def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ...]:

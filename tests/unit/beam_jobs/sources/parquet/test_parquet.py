@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from beam_jobs.sources import open_source
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.parquet import parquet as parquet_labels
+from beam_jobs.sources.parquet import reader as parquet_labels
 from beam_jobs.sources.parquet import reader as parquet_reader
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
