@@ -30,7 +30,7 @@ def _extensions(text: str) -> frozenset[bytes]:
 
 # Images, whatever their content is. No image of a class folder is left out: one that Pillow cannot read is an invalid
 # row, which --max_rejects counts and rejects.jsonl lists.
-_EXTENSIONS = _extensions(
+IMAGES = _extensions(
     """png apng jpg jpeg jpe jfif mpo bmp dib gif webp tif tiff jp2 j2k j2c jpc jpf jpx avif heic heif hif
     ppm pgm pbm pnm"""
 )
@@ -46,6 +46,7 @@ _OTHERS = _extensions(
     md5 sha256"""
 )
 _ANNOTATIONS = _extensions("txt json jsonl csv tsv xml")  # of COCO, VOC and YOLO, of captions, texts and tables
+_TABLES = (b".csv", b".tsv", b".jsonl")  # those of them that may name images and their labels
 _SPLITS = {
     b"train": "train",
     **dict.fromkeys((b"validation", b"val", b"valid", b"dev"), "validation"),
@@ -241,7 +242,7 @@ class _Scan:
         if entry.path in self._refused:
             return False
         extension = extension_of(entry.name)
-        if extension in _EXTENSIONS or extension in UNREADABLE:
+        if extension in IMAGES or extension in UNREADABLE:
             return True
         # A link that is not to be followed is not read, either.
         if extension not in _OTHERS and entry.is_file() and (self._follows_links or not self._leads_out(entry)):
@@ -321,7 +322,12 @@ class _Scan:
         for extension, dataset in ((b".parquet", "parquet"), (b".tfrecord", "tfrecord")):
             if self.ignored[extension]:
                 return f"for {text(extension)} files give --dataset={dataset}"
-        return base.OTHER_DATA if any(self.ignored[extension] for extension in _ANNOTATIONS) else ""
+        others = base.OTHER_DATA if any(self.ignored[extension] for extension in _ANNOTATIONS) else ""
+        for extension in _TABLES:
+            if self.ignored[extension]:
+                advice = f"if a {text(extension)} file names the images, give it as --source of --dataset=image_table"
+                return f"{advice}; {others}"
+        return others
 
 
 def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:

@@ -1,0 +1,191 @@
+"""Reads columns of tables (CSV, TSV, JSON lines, Parquet) into memory; text that looks like numbers stays text.
+
+Formats: https://www.rfc-editor.org/rfc/rfc4180 (CSV), https://jsonlines.org, https://parquet.apache.org/docs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+
+from beam_jobs.sources import streams
+from beam_jobs.sources.folder_scan import IMAGES, extension_of
+from beam_jobs.sources.parquet.reader import ParquetFile, arrow_errors, decoded
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError
+from pipeline.files.paths import StoragePath
+
+TEXTS = (".csv", ".tsv")
+_LINES = (".jsonl", ".ndjson", ".json")
+_PARQUET = ".parquet"
+SUFFIXES = (*TEXTS, *_LINES, _PARQUET)
+_DELIMITERS = ",\t;|"
+_BLOCK = 16 << 20  # 16 MiB: the longest line of JSON
+_UTF8_MARK, _UTF16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+_ENCODING = "save it as UTF-8 (in Excel: CSV UTF-8)"
+_WHOLE = r"^-?(0|[1-9][0-9]{0,17})$"
+_NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^-?([nN][aA][nN]|[iI]nf)$"
+_CODE = r"^[+-]?0[0-9]"  # zeros before a number, which is a name: 007
+
+Choose = Callable[[pa.Schema], Sequence[str]]
+
+
+def read(path: StoragePath, choose: Choose) -> pa.Table:
+    """Returns some columns of a table, in memory, without dictionaries.
+
+    Columns of CSV and TSV are strings, without the spaces around them; a blank field is an empty one. The delimiter is
+    that of `,`, tab, `;` and `|` which its first line has most often.
+
+    Args:
+      path: of the file; its suffix says what it is.
+      choose: gets the columns that there are and returns the names of those to read.
+
+    Raises:
+      DataError: the file cannot be read, is not UTF-8, or has rows of another form than its first line says.
+    """
+    suffix = os.path.splitext(path.name)[1].lower()
+    if suffix == _PARQUET:
+        return _read_parquet(path, choose)
+    if suffix not in SUFFIXES:
+        raise DataError(f"its name ends in none of {', '.join(SUFFIXES)}, so it is not known how to read it", path=path)
+    return _read_csv(path, choose) if suffix in TEXTS else _read_json(path, choose)
+
+
+def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
+    with ParquetFile(path, streams.stamp(path)).opened() as file:
+        with arrow_errors(path, "its schema cannot be read"):
+            schema = file.file.schema_arrow
+        names = choose(schema)
+        file.rows_of_groups(names)
+        batches = [batch for group in file.groups for batch in file.batches(group, names)]
+    plain = [[decoded(batch.column(name)) for batch in batches] for name in names]
+    empty = [decoded(pa.array([], schema.field(name).type)).type for name in names]
+    columns = [pa.chunked_array(chunks, kind) for chunks, kind in zip(plain, empty, strict=True)]
+    return pa.table(columns, names=list(names)).replace_schema_metadata(schema.metadata)
+
+
+def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
+    def parse(types: Sequence[tuple[str, pa.DataType]]) -> pa.Table:
+        options = pa.json.ParseOptions(pa.schema(types)) if types else None
+        with _opened(path) as stream, arrow_errors(path, "cannot be read as JSON lines, one object in each"):
+            return pa.json.read_json(stream, pa.json.ReadOptions(False, _BLOCK), options)
+
+    table = parse(())
+    names = choose(table.schema)
+    # Texts like "2024-05-01" were taken for times: they are read again as what they are.
+    times = [name for name in names if pa.types.is_temporal(table.schema.field(name).type)]
+    if times:
+        table = parse([(name, pa.string()) for name in times])
+    return _with_text(path, table.select(list(names)))
+
+
+def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
+    wrong: list[pa.csv.InvalidRow] = []
+
+    def refuse(row: pa.csv.InvalidRow) -> str:
+        wrong.append(row)
+        return "error"
+
+    with _opened(path) as stream:
+        start = stream.tell()
+        try:
+            delimiter = max(_DELIMITERS, key=stream.readline(_BLOCK).decode().count)
+        except UnicodeDecodeError:
+            raise DataError("its first line is not UTF-8 text", path=path, advice=_ENCODING) from None
+        parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse)
+        in_order = pa.csv.ReadOptions(use_threads=False)  # else rows have no number
+        try:
+            with arrow_errors(path, f"cannot be read as a table with {delimiter!r} between its columns"):
+                stream.seek(start)
+                there = pa.csv.open_csv(stream, in_order, parse, pa.csv.ConvertOptions()).schema.names
+                plain = [name.strip() for name in there]
+                _check_header(path, plain)
+                names = choose(pa.schema([(name, pa.string()) for name in plain]))
+                raw = [there[plain.index(name)] for name in names]
+                types = pa.csv.ConvertOptions(column_types=dict.fromkeys(raw, pa.binary()), include_columns=raw)
+                stream.seek(start)
+                table = pa.csv.read_csv(stream, in_order, parse, types)
+        except DataError:
+            if not wrong:
+                raise
+            row = wrong[0]
+            raise DataError(
+                f"has {count_of(row.actual_columns, 'column')}, not {row.expected_columns} as the first line: "
+                f"{row.text[:80]!r}",
+                path=path,
+                part=f"line {row.number}",
+                advice=f"texts that hold {delimiter!r} or a line break must be in double quotes, which must be closed",
+            ) from None
+    return _with_text(path, table.rename_columns(list(names)))
+
+
+@contextlib.contextmanager
+def _opened(path: StoragePath) -> Iterator[IO[bytes]]:
+    """Opens a file of text behind its byte order mark."""
+    with streams.errors_of(path), streams.open_plain(path) as stream:
+        begin = stream.read(len(_UTF8_MARK))
+        if begin.startswith(_UTF16_MARKS):
+            raise DataError("is UTF-16 text", path=path, advice=_ENCODING)
+        if not begin:
+            raise DataError("is empty", path=path, advice="its first line must name its columns")
+        stream.seek(len(_UTF8_MARK) if begin == _UTF8_MARK else 0)
+        yield stream
+
+
+def _check_header(path: StoragePath, names: Sequence[str]) -> None:
+    for name in names:
+        if extension_of(name.encode()) in IMAGES:
+            raise DataError(
+                f"its first line names an image, {name!r}, but must name the columns",
+                path=path,
+                advice="put a line like file_name,label above it",
+            )
+
+
+def _with_text(path: StoragePath, table: pa.Table) -> pa.Table:
+    """Returns the table with its bytes as strings, which are checked and without spaces around them."""
+    for number, name in enumerate(table.schema.names):
+        column = table.column(number)
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            table = table.set_column(number, name, _text(path, name, column.cast(pa.binary())))
+    return table
+
+
+def _text(path: StoragePath, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        return pc.utf8_trim_whitespace(column.cast(pa.string()))
+    except pa.ArrowInvalid:
+        for row, value in enumerate(column.to_pylist()):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError:
+                problem = f"column {name!r} has {value[:80]!r}, which is not UTF-8 text"
+                raise DataError(problem, path=path, part=f"row {row}", advice=_ENCODING) from None
+        raise
+
+
+def typed(column: pa.ChunkedArray, wanted: str) -> tuple[pa.ChunkedArray, int | None]:
+    """Returns a column of strings as numbers, if it holds such: as int64, or else float64; empty strings become nulls.
+
+    Args:
+      column: of strings.
+      wanted: `int64` or `float32` if they must be numbers, `string` if they are to stay; "" for what fits: texts with
+        zeros before a number, as 007, are none then.
+
+    Returns:
+      The column; and the first row that is no number although it must be one, or None.
+    """
+    values = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+    is_number, is_whole, is_code = (pc.match_substring_regex(values, form) for form in (_NUMBER, _WHOLE, _CODE))
+    if wanted == "string" or values.null_count == len(values) or (not wanted and pc.any(is_code).as_py()):
+        return column, None
+    if (row := pc.index(is_number, False).as_py()) >= 0:
+        return column, row if wanted else None
+    return values.cast(pa.int64() if pc.all(is_whole).as_py() else pa.float64()), None
