@@ -263,7 +263,6 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
                     parquet_columns.type_of(path, schema, flag, name)
             return list(dict.fromkeys(name for _, name in [("", used.image_column), *given] if name))
 
-        file.check_unchanged()
         found.append(tables.read(file.path, choose))
         file.check_unchanged()
         if found[-1].schema.types != found[0].schema.types:

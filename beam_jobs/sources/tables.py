@@ -28,7 +28,7 @@ _PARQUET = ".parquet"
 SUFFIXES = (*TEXTS, *_LINES, _PARQUET)
 _DELIMITERS = ",\t;|"
 _BLOCK = 16 << 20  # 16 MiB: the longest line of JSON
-_UTF8_MARK, _UTF16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+_UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"
 _ENCODING = "save it as UTF-8 (in Excel: CSV UTF-8)"
 _WHOLE = r"^-?(0|[1-9][0-9]{0,17})$"
 _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^-?([nN][aA][nN]|[iI]nf)$"
@@ -94,7 +94,6 @@ def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
         return "error"
 
     with _opened(path) as stream:
-        start = stream.tell()
         try:
             delimiter = max(_DELIMITERS, key=stream.readline(_BLOCK).decode().count)
         except UnicodeDecodeError:
@@ -103,14 +102,14 @@ def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
         in_order = pa.csv.ReadOptions(use_threads=False)  # else rows have no number
         try:
             with arrow_errors(path, f"cannot be read as a table with {delimiter!r} between its columns"):
-                stream.seek(start)
+                stream.seek(0)
                 there = pa.csv.open_csv(stream, in_order, parse, pa.csv.ConvertOptions()).schema.names
                 plain = [name.strip() for name in there]
                 _check_header(path, plain)
                 names = choose(pa.schema([(name, pa.string()) for name in plain]))
                 raw = [there[plain.index(name)] for name in names]
                 types = pa.csv.ConvertOptions(column_types=dict.fromkeys(raw, pa.binary()), include_columns=raw)
-                stream.seek(start)
+                stream.seek(0)
                 table = pa.csv.read_csv(stream, in_order, parse, types)
         except DataError:
             if not wrong:
@@ -128,14 +127,14 @@ def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
 
 @contextlib.contextmanager
 def _opened(path: StoragePath) -> Iterator[IO[bytes]]:
-    """Opens a file of text behind its byte order mark."""
+    """Opens a file of text, in which pyarrow skips the byte order mark of UTF-8."""
     with streams.errors_of(path), streams.open_plain(path) as stream:
-        begin = stream.read(len(_UTF8_MARK))
+        begin = stream.read(len(_UTF16_MARKS[0]))
         if begin.startswith(_UTF16_MARKS):
             raise DataError("is UTF-16 text", path=path, advice=_ENCODING)
         if not begin:
             raise DataError("is empty", path=path, advice="its first line must name its columns")
-        stream.seek(len(_UTF8_MARK) if begin == _UTF8_MARK else 0)
+        stream.seek(0)
         yield stream
 
 

@@ -33,7 +33,7 @@ def write(path, rows):
         pq.write_table(table, path, row_group_size=3)
     elif path.suffix == ".jsonl":
         lines = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        path.write_text("\ufeff" + "".join(json.dumps(line) + "\n" for line in lines))
     else:
         stream = io.StringIO()
         writer = csv.writer(
@@ -148,6 +148,14 @@ def test_labels_that_are_numbers_in_the_table_are_labels(root):
     assert (block.labels[0], block.bad) == (2, {1: "file_name is null"})
 
 
+def test_rows_without_a_file_do_not_name_it_again(root, capsys):
+    names = [None, "a.png", "", ""]
+    source = opened(write(root / "a.jsonl", {"file": names, "label": [0] * 4}), image_column="file")
+    assert "earlier" not in capsys.readouterr().err
+    assert source.unique_keys
+    assert everything(source).keys == [b"", b"a.png", b"", b""]
+
+
 def test_labels_txt_names_the_classes(root):
     fill(root, {"labels.txt": "eel\nape\n"})
     for labels, wanted in ((("ape", "eel"), [1, 0]), (("1", "0"), [1, 0])):
@@ -158,10 +166,10 @@ def test_labels_txt_names_the_classes(root):
 
 
 def test_kept_columns_of_text_are_numbers_if_all_their_fields_are(root):
-    text = "file_name,label,n,score,code,mixed\na.png,1,3,0.5,007,1\nsub/b.png,1,,1e2,008,x\n"
-    source = opened(table_of(root, text), keep_columns=("n", "score", "code", "mixed"))
+    text = "file_name,label,n,score,code,mixed,none\na.png,1,3,0.5,007,1,\nsub/b.png,1,,1e2,008,x,\n"
+    source = opened(table_of(root, text), keep_columns=("n", "score", "code", "mixed", "none"))
     assert {name: feature.dtype for name, feature in source.features.items()} == {
-        "n": "int64", "score": "float32", "code": "string", "mixed": "string",
+        "n": "int64", "score": "float32", "code": "string", "mixed": "string", "none": "string",
     }  # fmt: skip
     block = everything(source)
     assert block.bad == {1: "n is null"}
@@ -174,6 +182,13 @@ def test_kept_columns_of_text_are_numbers_if_all_their_fields_are(root):
         opened(table_of(root, text), keep_columns=("mixed:float32",))
     with pytest.raises(UsageError, check=said("--keep_columns=score", "row 1", "0.1", "score:float32")):
         opened(table_of(root, "file_name,label,score\na.png,1,0.5\nsub/b.png,1,0.1\n"), keep_columns=("score",))
+
+
+def test_texts_with_line_breaks_may_be_longer_than_a_block_of_the_table(root):
+    captions = [f"{number}\n" + "x\n" * 5000 for number in range(300)]
+    table = {"file_name": ["a.png"] * 300, "label": [0] * 300, "caption": captions}
+    block = everything(opened(write(root / "labels.csv", table), keep_columns=("caption",)))
+    assert block.extra["caption"] == [caption.strip().encode() for caption in captions]
 
 
 def test_splits_are_those_of_the_column_or_of_the_names_of_tables(root, tmp_path):
@@ -191,6 +206,10 @@ def test_splits_are_those_of_the_column_or_of_the_names_of_tables(root, tmp_path
     assert everything(source, "test").keys == [b"test/b/b.png"]
     assert source.where("test", 0) == ("test/metadata.csv", 0)
     assert [file.file for file in source.files] == ["test/metadata.csv", "train/metadata.csv", "images"]
+    fill(tmp_path / "hub", {"test/metadata.jsonl": '{"file_name": "b/b.png", "label": 2}\n'})
+    with pytest.raises(DataError, check=at("test/metadata.jsonl", "label (string)", "test/metadata.csv")):
+        opened(tmp_path / "hub")
+    (tmp_path / "hub" / "test" / "metadata.jsonl").unlink()
     fill(tmp_path / "hub", {"test/metadata.csv": "file_name,class\nb/b.png,2\n"})
     with pytest.raises(UsageError, check=said("--label_column", "train/metadata.csv", "'class'")):
         opened(tmp_path / "hub")
@@ -342,7 +361,9 @@ def test_what_changed_is_an_error_for_a_worker(root, monkeypatch, change):
     elif change == "gone":
         (root / "a.png").unlink()
     elif change == "longer":
+        time = (root / "a.png").stat().st_mtime_ns
         (root / "a.png").write_bytes(A + b"x")
+        os.utime(root / "a.png", ns=(time, time))
     else:
         os.utime(root / "a.png", ns=(0, 0))
     with pytest.raises(DataError, check=at("labels.csv" if change == "the table" else "", "changed")):
