@@ -200,7 +200,7 @@ def open_source(options: SourceOptions) -> ImageTableSource:
         options = dataclasses.replace(options, image_dir=os.path.abspath(options.image_dir))  # for workers elsewhere
     known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
     made = _scan(folder, known, options)
-    for line in (*_choice(made.rows, options), *_faults(made), *_repeats(made)):
+    for line in (*_choice(made, options), *_faults(made), *_repeats(made)):
         print(line, file=sys.stderr, flush=True)
     image_folder.listed(str(folder), made.digest, lambda: made)
     return ImageTableSource(
@@ -449,13 +449,14 @@ def _describe(made: _Listing) -> SourceFile:
         return image_folder.describe(os.fsencode(made.root), _DESCRIBED, files, shown.update)
 
 
-def _choice(rows: _Rows, options: SourceOptions) -> Iterator[str]:
+def _choice(made: _Listing, options: SourceOptions) -> Iterator[str]:
     """Yields a line that says which columns were chosen by their names."""
-    kinds = {"image_column": "names the images", "label_column": "their labels", "split_column": "their splits"}
-    names = {flag: getattr(rows.options, flag) for flag in kinds}
+    of_classes = f"their labels ({count_of(len(made.class_names), 'class', 'classes')})"
+    kinds = {"image_column": "names the images", "label_column": of_classes, "split_column": "their splits"}
+    names = {flag: getattr(made.rows.options, flag) for flag in kinds}
     if any(name != getattr(options, flag) for flag, name in names.items()):
         told = ", ".join(f"{names[flag]!r} {kind}" for flag, kind in kinds.items() if names[flag])
-        yield f"{rows.path}: column {told}"
+        yield f"{made.rows.path}: column {told}"
 
 
 def _faults(made: _Listing) -> Iterator[str]:

@@ -213,6 +213,8 @@ def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Seq
     kind = _kind(plain(found))
     if kind not in kinds:
         more = f"; {OTHER_DATA}" if flag == "label_column" and pa.types.is_nested(found) else ""
+        if flag == "label_column" and pa.types.is_floating(plain(found)):
+            more = "; if they are whole numbers, write them as such (pandas: astype('Int64'))"
         raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}{more}")
     return kind
 

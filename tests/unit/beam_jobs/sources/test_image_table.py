@@ -258,7 +258,7 @@ def test_what_was_chosen_and_what_is_missing_is_said(root, capsys):
     table = table_of(root, "path,class,split\na.png,1,train\ngone.png,1,train\na.png,1,train\n")
     source = opened(table)
     assert capsys.readouterr().err.splitlines() == [
-        f"{table}: column 'path' names the images, 'class' their labels, 'split' their splits",
+        f"{table}: column 'path' names the images, 'class' their labels (1 class), 'split' their splits",
         f"{table}, row 1: gone.png: no such file; invalid rows of this kind: 1 of 3",
         f"{table}, row 2: an earlier row names a.png too; rows of this kind: 1; each becomes an example",
     ]
@@ -300,11 +300,12 @@ def test_a_table_of_another_form_is_refused_in_one_line(root, content, message):
         ({"keep_columns": ("x",)}, "--keep_columns: .* no column 'x'"),
         ({"keep_columns": ("label",)}, "--keep_columns: 'label' cannot be kept"),
         ({"split_column": "box"}, "column 'box' cannot name splits"),
+        ({"label_column": "score"}, "--label_column=score: .* as double; .*astype"),
         ({"image_column": "box"}, "--image_column=box: .* strings, the paths .*--dataset=parquet"),
     ],
 )
 def test_flags_that_do_not_fit_the_table(root, flags, message):
-    table = table_of(root, '{"file_name": "a.png", "label": "x", "box": [1, 2]}\n', "a.jsonl")
+    table = table_of(root, '{"file_name": "a.png", "label": "x", "box": [1, 2], "score": 1.0}\n', "a.jsonl")
     with pytest.raises((DataError, UsageError), match=message, check=said("" if "keep" in message else "a.jsonl")):
         opened(table, **flags)
 
