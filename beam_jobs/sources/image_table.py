@@ -46,6 +46,7 @@ _UNNAMED, _MISSING, _IRREGULAR, _OUTSIDE = -1, -2, -3, -4
 _FAULTS = {_UNNAMED: "{column} is empty", _MISSING: "{path}: no such file", _IRREGULAR: "{path}: is not a regular file"}
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as in the path that such a text becomes
+_PANDAS = r"^([0-9]+\.0)?$"  # as pandas writes whole numbers if one of them is missing
 _BLOCK = 1 << 16  # paths that are Python objects at a time
 
 
@@ -263,7 +264,12 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
                     parquet_columns.type_of(path, schema, flag, name)
             return list(dict.fromkeys(name for _, name in [("", used.image_column), *given] if name))
 
-        found.append(tables.read(file.path, choose))
+        try:
+            found.append(tables.read(file.path, choose))
+        except UsageError as error:
+            if not found:
+                raise
+            raise DataError(str(error), advice=f"all tables must have the columns of {files[0].path}") from None
         file.check_unchanged()
         if found[-1].schema.types != found[0].schema.types:
             pairs = [f"{field.name} ({field.type})" for field in found[0].schema]
@@ -277,7 +283,11 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
 
 
 def _with_numbers(rows: _Rows) -> _Rows:
-    """Returns the rows with the texts of kept columns as numbers, where they are such."""
+    """Returns the rows of texts with numbers where columns hold such: in kept columns, and whole ones in the labels."""
+    label = rows.options.label_column
+    column = rows.table.column(label)
+    if pc.all(pc.match_substring_regex(column, _PANDAS)).as_py():
+        rows = rows.replaced(label, pc.replace_substring_regex(column, r"\.0$", ""))
     for kept in rows.options.keep_columns:
         name, wanted = parquet_columns.name_and_type(rows.table.schema, kept)
         column, wrong = tables.typed(rows.table.column(name), wanted)
@@ -479,6 +489,8 @@ def _advice(made: _Listing, row: int) -> str:
     path = os.fsdecode(made.path(row))
     if path.startswith(_URLS):
         return "download the files, and name those"
+    if os.path.isabs(path):
+        return "write the paths relative to the table's folder, or to --image_dir=FOLDER"
     for form in ("{0}*/{1}", "{0}{1}.*", "{0}*/{1}.*") if not made.rows.options.image_dir else ():
         for found in sorted(glob.glob(form.format(glob.escape(os.path.join(made.root, "")), glob.escape(path)))):
             before, _, after = found.rpartition(path)

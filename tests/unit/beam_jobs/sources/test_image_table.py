@@ -137,6 +137,9 @@ def test_whole_numbers_are_classes_by_value_and_zeros_before_a_number_stay(root)
     assert (source.class_names, everything(source).labels.tolist()) == (("9", "10"), [1, 0])
     source = opened(table_of(root, "file_name,label\na.png,007\nsub/b.png,x\n"))
     assert source.class_names == ("007", "x")
+    source = opened(table_of(root, "file_name,label\na.png,10.0\nsub/b.png,9.0\na.png,\n"))  # of pandas
+    assert source.class_names == ("9", "10")
+    assert opened(table_of(root, "file_name,label\na.png,1.0\nsub/b.png,1.5\n")).class_names == ("1.0", "1.5")
     with pytest.raises(DataError, check=said("'007' and '7' look alike")):
         opened(table_of(root, "file_name,label\na.png,007\nsub/b.png,7\n"))
 
@@ -211,7 +214,7 @@ def test_splits_are_those_of_the_column_or_of_the_names_of_tables(root, tmp_path
         opened(tmp_path / "hub")
     (tmp_path / "hub" / "test" / "metadata.jsonl").unlink()
     fill(tmp_path / "hub", {"test/metadata.csv": "file_name,class\nb/b.png,2\n"})
-    with pytest.raises(UsageError, check=said("--label_column", "train/metadata.csv", "'class'")):
+    with pytest.raises(DataError, check=said("--label_column", "train/metadata.csv", "'class'", "test/metadata.csv")):
         opened(tmp_path / "hub")
 
 
@@ -222,6 +225,11 @@ def test_images_lie_where_the_flag_says(root, tmp_path):
     assert everything(opened(table, image_column="id", image_dir=str(root / "sub"))).images == [B]
     with pytest.raises(UsageError, check=said("--image_dir=", "/gone ", "not a folder")):
         opened(table, image_column="id", image_dir="gone")
+
+
+def test_absolute_paths_of_another_machine_are_to_be_made_relative(root):
+    with pytest.raises(DataError, check=said("row 0: /gone/x.png: no such file", "relative")):
+        opened(table_of(root, "file_name,label\n/gone/x.png,1\n"))
 
 
 def test_files_of_the_web_are_to_be_downloaded(root):
