@@ -38,7 +38,7 @@ Choose = Callable[[pa.Schema], Sequence[str]]
 
 
 def read(path: StoragePath, choose: Choose) -> pa.Table:
-    """Returns some columns of a table, in memory, without dictionaries.
+    """Returns some columns of a table, in memory, without dictionaries and views.
 
     Columns of CSV and TSV are strings, without the spaces around them; a blank field is an empty one. The delimiter is
     that of `,`, tab, `;` and `|` which its first line has most often.
@@ -65,10 +65,19 @@ def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
         names = choose(schema)
         file.rows_of_groups(names)
         batches = [batch for group in file.groups for batch in file.batches(group, names)]
-    plain = [[decoded(batch.column(name)) for batch in batches] for name in names]
-    empty = [decoded(pa.array([], schema.field(name).type)).type for name in names]
-    columns = [pa.chunked_array(chunks, kind) for chunks, kind in zip(plain, empty, strict=True)]
+    columns = []
+    for name in names:
+        empty = _plain(pa.array([], schema.field(name).type))
+        columns.append(pa.chunked_array([_plain(batch.column(name)) for batch in batches], empty.type))
     return pa.table(columns, names=list(names)).replace_schema_metadata(schema.metadata)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Returns a column without a dictionary, and not as a view, of which Arrow cannot take rows."""
+    array = decoded(array)
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.large_string())
+    return array.cast(pa.large_binary()) if pa.types.is_binary_view(array.type) else array
 
 
 def _read_json(path: StoragePath, choose: Choose) -> pa.Table:

@@ -347,6 +347,17 @@ def test_texts_of_json_that_look_like_times_stay_texts(root):
     assert opened(table_of(root, lines, "metadata.jsonl")).class_names == ("2024-05-01", "2024-06-01")
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_strings_of_parquet_of_any_type_are_read(root, kind):
+    names = pa.array(["a.png", "sub/b.png", None], kind)
+    table = pa.table({"file": names, "label": pa.array(["x", "y", "y"], kind), "also": names, "bytes": [b"1"] * 3})
+    pq.write_table(table, root / "a.parquet")
+    block = everything(opened(root / "a.parquet", keep_columns=("also", "bytes")))
+    assert (block.images[:2], block.labels.tolist()) == ([A, B], [0, 1, 1])
+    assert block.bad == {2: "file is null"}
+    assert block.extra["also"][:2] == [b"a.png", b"sub/b.png"]
+
+
 def test_class_names_of_hugging_face_are_known(root):
     info = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["ape", "bee"]}}}}
     table = pa.table({"file_name": ["a.png"], "label": [1]})
