@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import image_folder, labels, listing, streams, tables
+from beam_jobs.sources import folder_scan, image_folder, labels, listing, streams, tables
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
-from beam_jobs.sources.folder_scan import text
 from beam_jobs.sources.labels import LABELS_FILE
 from beam_jobs.sources.listing import SPLIT_OF_WORD
 from beam_jobs.sources.parquet import columns as parquet_columns
@@ -47,6 +46,7 @@ _FAULTS = {_UNNAMED: "{column} is empty", _MISSING: "{path}: no such file", _IRR
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as in the path that such a text becomes
 _PANDAS = r"^([0-9]+\.0)?$"  # as pandas writes whole numbers if one of them is missing
+_SHOWN = 80  # characters of a value in errors
 _BLOCK = 1 << 16  # paths that are Python objects at a time
 
 
@@ -145,7 +145,7 @@ class _Listing:
         """Returns the bytes of a row's file, and why it cannot be an image: one of both is empty."""
         path, size = self.path(row), int(self.sizes[row])
         if size in _FAULTS:
-            return b"", _FAULTS[size].format(column=self.columns.image, path=text(path))
+            return b"", _FAULTS[size].format(column=self.columns.image, path=_shown(path))
         return image_folder.content(os.path.join(os.fsencode(self.root), path), size, int(self.times[row]))
 
 
@@ -292,7 +292,7 @@ def _with_numbers(rows: _Rows) -> _Rows:
         name, wanted = parquet_columns.name_and_type(rows.table.schema, kept)
         column, wrong = tables.typed(rows.table.column(name), wanted)
         if wrong is not None:
-            problem = f"column {name!r} has {rows.table.column(name)[wrong].as_py()!r}, which is no number"
+            problem = f"column {name!r} has {rows.table.column(name)[wrong].as_py()[:_SHOWN]!r}, which is no number"
             raise rows.refused(wrong, problem, f"correct it, or keep the column as {name}:string")
         rows = rows.replaced(name, column)
     return rows
@@ -312,7 +312,7 @@ def _with_label_numbers(rows: _Rows, names: Sequence[str]) -> _Rows:
     if pa.types.is_integer(counted.type):
         return rows.replaced(label, counted)
     row = pc.index(unknown, True).as_py()
-    problem = f"column {label!r} has {column[row].as_py()!r}, which {LABELS_FILE} does not have"
+    problem = f"column {label!r} has {column[row].as_py()[:_SHOWN]!r}, which {LABELS_FILE} does not have"
     raise rows.refused(row, problem, f"correct it, or complete {rows.folder / LABELS_FILE}")
 
 
@@ -354,7 +354,7 @@ def _splits(rows: _Rows, is_given: bool) -> dict[str, NDArray[np.int64]]:
                 advice = "it must be train, validation or test"
                 if naming.is_split_name(word):
                     advice += f", unless --split_column={name} is given"
-                raise rows.refused(int(np.argmax(codes == code)), f"column {name!r} has {word!r}", advice)
+                raise rows.refused(int(np.argmax(codes == code)), f"column {name!r} has {word[:_SHOWN]!r}", advice)
             meaning.append(split)
     else:
         by_split = listing.files_by_split(folder, rows.files.names)
@@ -376,6 +376,11 @@ def _image_dir(folder: LocalPath, options: SourceOptions) -> tuple[str, bytes, b
     if not os.path.isdir(root):
         raise UsageError(f"--image_dir={options.image_dir}: {root} is not a folder")
     return root, os.fsencode(before), os.fsencode(after)
+
+
+def _shown(path: bytes) -> str:
+    """Returns a path for messages, in one line."""
+    return folder_scan.text(path).replace("\n", "\\n")
 
 
 class _Finder:
@@ -401,7 +406,7 @@ class _Finder:
         written = name.strip().encode()
         for form in dict.fromkeys((written, written.replace(b"\\", b"/"))):  # as it is, or of Windows
             path = os.path.normpath(os.path.join(self._root, folder, self._before + form + self._after))
-            with streams.errors_of(text(path)):
+            with streams.errors_of(_shown(path)):
                 status, is_link = _status(path)
             if status:
                 break
@@ -446,7 +451,7 @@ def _look_up(rows: _Rows, finder: _Finder) -> tuple[pa.Array, NDArray[np.int64],
             if _OUTSIDE in status[0]:
                 row = status[0].index(_OUTSIDE)
                 advice = "name a folder that holds all of them with --image_dir, or give --follow_links"
-                raise rows.refused(start + row, f"{text(paths[row])} is not in the folder of the images", advice)
+                raise rows.refused(start + row, f"{_shown(paths[row])} is not in the folder of the images", advice)
             found.append(pa.array(paths, pa.large_binary()))
         first += count
     return pa.concat_arrays(found), sizes, times
@@ -479,7 +484,7 @@ def _faults(made: _Listing) -> Iterator[str]:
     if len(missing):
         row = int(missing[0])
         yield (
-            f"{made.rows.place(row)}: {text(made.path(row))}: no such file; invalid rows of this kind: "
+            f"{made.rows.place(row)}: {_shown(made.path(row))}: no such file; invalid rows of this kind: "
             f"{len(missing):,} of {rows:,}"
         )
 
@@ -489,7 +494,7 @@ def _advice(made: _Listing, row: int) -> str:
     path = os.fsdecode(made.path(row))
     if path.startswith(_URLS):
         return "download the files, and name those"
-    if os.path.isabs(path):
+    if os.path.isabs(path) or path[1:2] == ":":  # of Windows
         return "write the paths relative to the table's folder, or to --image_dir=FOLDER"
     for form in ("{0}*/{1}", "{0}{1}.*", "{0}*/{1}.*") if not made.rows.options.image_dir else ():
         for found in sorted(glob.glob(form.format(glob.escape(os.path.join(made.root, "")), glob.escape(path)))):
@@ -503,6 +508,6 @@ def _repeats(made: _Listing) -> Iterator[str]:
     if made.again.any():
         row = int(np.argmax(made.again))
         yield (
-            f"{made.rows.place(row)}: an earlier row names {text(made.path(row))} too; rows of this kind: "
+            f"{made.rows.place(row)}: an earlier row names {_shown(made.path(row))} too; rows of this kind: "
             f"{made.again.sum():,}; each becomes an example"
         )

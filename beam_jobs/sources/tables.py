@@ -6,14 +6,17 @@ Formats: https://www.rfc-editor.org/rfc/rfc4180 (CSV), https://jsonlines.org, ht
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
+import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 
 from beam_jobs.sources import streams
 from beam_jobs.sources.folder_scan import IMAGES, extension_of
@@ -27,7 +30,9 @@ _LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET = ".parquet"
 SUFFIXES = (*TEXTS, *_LINES, _PARQUET)
 _DELIMITERS = ",\t;|"
-_BLOCK = 16 << 20  # 16 MiB: the longest line of JSON
+_LONGEST = 16 << 20  # 16 MiB: the longest line of JSON, or with the names of columns
+_LINES_AT_ONCE = 1 << 14  # that are Python objects
+_SHOWN = 80  # characters of a value in errors
 _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"
 _ENCODING = "save it as UTF-8 (in Excel: CSV UTF-8)"
 _WHOLE = r"^-?(0|[1-9][0-9]{0,17})$"
@@ -40,8 +45,8 @@ Choose = Callable[[pa.Schema], Sequence[str]]
 def read(path: StoragePath, choose: Choose) -> pa.Table:
     """Returns some columns of a table, in memory, without dictionaries and views.
 
-    Columns of CSV and TSV are strings, without the spaces around them; a blank field is an empty one. The delimiter is
-    that of `,`, tab, `;` and `|` which its first line has most often.
+    Strings are without the spaces around them. All columns of CSV and TSV are strings, a blank field an empty one; the
+    delimiter is that of `,`, tab, `;` and `|` which the first line has most often.
 
     Args:
       path: of the file; its suffix says what it is.
@@ -61,15 +66,17 @@ def read(path: StoragePath, choose: Choose) -> pa.Table:
 def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
     with ParquetFile(path, streams.stamp(path)).opened() as file:
         with arrow_errors(path, "its schema cannot be read"):
-            schema = file.file.schema_arrow
+            schema, _ = file.file.schema_arrow, file.file.schema_arrow.names
         names = choose(schema)
         file.rows_of_groups(names)
-        batches = [batch for group in file.groups for batch in file.batches(group, names)]
-    columns = []
-    for name in names:
-        empty = _plain(pa.array([], schema.field(name).type))
-        columns.append(pa.chunked_array([_plain(batch.column(name)) for batch in batches], empty.type))
-    return pa.table(columns, names=list(names)).replace_schema_metadata(schema.metadata)
+        columns = [[_plain(pa.array([], schema.field(name).type))] for name in names]
+        for group in file.groups:
+            for batch in file.batches(group, names):
+                with file.errors_of(group):
+                    for name, chunks in zip(names, columns, strict=True):
+                        chunks.append(_plain(batch.column(name)))
+    table = _with_text(path, pa.table(list(map(pa.chunked_array, columns)), names=list(names)))
+    return table.replace_schema_metadata(schema.metadata)
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -81,18 +88,51 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
-    def parse(types: Sequence[tuple[str, pa.DataType]]) -> pa.Table:
-        options = pa.json.ParseOptions(pa.schema(types)) if types else None
-        with _opened(path) as stream, arrow_errors(path, "cannot be read as JSON lines, one object in each"):
-            return pa.json.read_json(stream, pa.json.ReadOptions(False, _BLOCK), options)
+    """Reads lines of JSON with Python's parser: pyarrow's takes texts for times, and crashes on some damaged files."""
+    batches, number, rows = [], 0, 0
+    with _opened(path) as stream:
+        lines = iter(functools.partial(io.BufferedReader(stream).readline, _LONGEST), b"")  # type: ignore[type-var]
+        while some := list(itertools.islice(lines, _LINES_AT_ONCE)):
+            objects = []
+            for line in some:
+                number += 1
+                if line.strip():
+                    objects.append(_object(path, number, line))
+            names = dict.fromkeys(itertools.chain.from_iterable(objects))
+            columns = {name: [each.get(name) for each in objects] for name in names}
+            batches.append(pa.table({name: _array(path, name, values, rows) for name, values in columns.items()}))
+            rows += len(objects)
+    with arrow_errors(path, "its lines cannot be joined into one table"):
+        table = pa.concat_tables(batches, promote_options="permissive")
+    return _with_text(path, table.select(list(choose(table.schema))))
 
-    table = parse(())
-    names = choose(table.schema)
-    # Texts like "2024-05-01" were taken for times: they are read again as what they are.
-    times = [name for name in names if pa.types.is_temporal(table.schema.field(name).type)]
-    if times:
-        table = parse([(name, pa.string()) for name in times])
-    return _with_text(path, table.select(list(names)))
+
+def _object(path: StoragePath, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line.decode("utf-8-sig"))
+        problem = "" if isinstance(found, dict) else "is no object"
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
+        problem = f"is not JSON of at most {_LONGEST:,} bytes in UTF-8 ({' '.join(str(error).split())})"
+    if problem:
+        advice = "each line must be one object (pandas: to_json(path, orient='records', lines=True))"
+        raise DataError(f"{problem}: {line[:_SHOWN]!r}", path=path, part=f"line {number}", advice=advice)
+    return dict(found)
+
+
+def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
+    """Returns the values of a column; `first` is the number of their first row."""
+    try:
+        return pa.array(values)
+    except Exception as error:  # pyarrow's kinds, OverflowError, UnicodeEncodeError, ...
+        usual = next(type(value) for value in values if value is not None)
+        row = next((row for row, value in enumerate(values) if type(value) not in (usual, type(None))), None)
+        if row is None:
+            problem = f"column {name!r}: {' '.join(str(error).split())[:_SHOWN]}"
+            raise DataError(problem, path=path, part=f"rows {first} to {first + len(values) - 1}") from None
+        problem = (
+            f"column {name!r} has {str(values[row])[:_SHOWN]!r}, which is no {usual.__name__} as in rows before it"
+        )
+        raise DataError(problem, path=path, part=f"row {first + row}", advice="give all rows one type") from None
 
 
 def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
@@ -104,7 +144,7 @@ def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
 
     with _opened(path) as stream:
         try:
-            delimiter = max(_DELIMITERS, key=stream.readline(_BLOCK).decode().count)
+            delimiter = max(_DELIMITERS, key=stream.readline(_LONGEST).decode().count)
         except UnicodeDecodeError:
             raise DataError("its first line is not UTF-8 text", path=path, advice=_ENCODING) from None
         parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse)
@@ -126,12 +166,12 @@ def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
             row = wrong[0]
             raise DataError(
                 f"has {count_of(row.actual_columns, 'column')}, not {row.expected_columns} as the first line: "
-                f"{row.text[:80]!r}",
+                f"{row.text[:_SHOWN]!r}",
                 path=path,
                 part=f"line {row.number}",
                 advice=f"texts that hold {delimiter!r} or a line break must be in double quotes, which must be closed",
             ) from None
-    return _with_text(path, table.rename_columns(list(names)))
+    return pa.table([_text(path, *each) for each in zip(names, table.columns, strict=True)], names=list(names))
 
 
 @contextlib.contextmanager
@@ -158,23 +198,23 @@ def _check_header(path: StoragePath, names: Sequence[str]) -> None:
 
 
 def _with_text(path: StoragePath, table: pa.Table) -> pa.Table:
-    """Returns the table with its bytes as strings, which are checked and without spaces around them."""
+    """Returns the table with its strings checked, and without spaces around them."""
     for number, name in enumerate(table.schema.names):
         column = table.column(number)
-        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            table = table.set_column(number, name, _text(path, name, column.cast(pa.binary())))
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            table = table.set_column(number, name, _text(path, name, column.cast(pa.large_binary())))
     return table
 
 
 def _text(path: StoragePath, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
-        return pc.utf8_trim_whitespace(column.cast(pa.string()))
+        return pc.utf8_trim_whitespace(column.cast(pa.string()))  # which checks that it is UTF-8
     except pa.ArrowInvalid:
         for row, value in enumerate(column.to_pylist()):
             try:
                 (value or b"").decode()
             except UnicodeDecodeError:
-                problem = f"column {name!r} has {value[:80]!r}, which is not UTF-8 text"
+                problem = f"column {name!r} has {value[:_SHOWN]!r}, which is not UTF-8 text"
                 raise DataError(problem, path=path, part=f"row {row}", advice=_ENCODING) from None
         raise
 

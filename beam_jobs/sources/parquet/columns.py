@@ -18,7 +18,7 @@ from pipeline.manifest import Feature
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label",)
 _LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types, as in _KINDS
-_MOST_LISTED = 16
+_MOST_LISTED, _LONGEST_LISTED = 16, 200  # columns in errors, characters of each
 IMAGE_FIELD = "bytes"  # of Hugging Face's struct of bytes and path
 _GIVEN = ("float32", "int64", "string")  # types that a kept column can be given
 
@@ -150,7 +150,8 @@ def _missing(path: str, schema: pa.Schema, what: str, could_be: Sequence[str]) -
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
+    listed = [name.replace("\n", " ")[:_LONGEST_LISTED] for name in names[:_MOST_LISTED]]
+    return ", ".join([*listed, "..."] if len(names) > _MOST_LISTED else listed)
 
 
 def _bytes_type(found: pa.DataType) -> pa.DataType:

@@ -230,6 +230,8 @@ def test_images_lie_where_the_flag_says(root, tmp_path):
 def test_absolute_paths_of_another_machine_are_to_be_made_relative(root):
     with pytest.raises(DataError, check=said("row 0: /gone/x.png: no such file", "relative")):
         opened(table_of(root, "file_name,label\n/gone/x.png,1\n"))
+    with pytest.raises(DataError, check=said("row 0: C:/gone/x.png: no such file", "relative")):
+        opened(table_of(root, "file_name,label\nC:\\gone\\x.png,1\n"))
 
 
 def test_files_of_the_web_are_to_be_downloaded(root):
@@ -288,6 +290,8 @@ REFUSED = [
     ("file_name,label\na.png,\n", "column 'label' has no label"),
     ("file,labels\na.png,1\n", "--label_column is missing: .*the label could be labels"),
     ("id,label\na.png,1\n", "--image_column is missing: .*the image could be id"),
+    ('"a\nb",label\nx,1\n', "--image_column is missing: .* has no column 'image', but a b"),
+    ('path,label\n"a\nb.png",1\n', r"row 0: a\\nb.png: no such file"),
     ("file,file,label\na.png,a.png,1\n", "--image_column=file: .* has 2 columns of that name"),
 ]
 
@@ -318,14 +322,28 @@ def test_flags_that_do_not_fit_the_table(root, flags, message):
         opened(table, **flags)
 
 
+STREAM = io.BytesIO()
+pq.write_table(pa.table({"file": ["?.png"], "label": ["x"]}), STREAM, use_dictionary=False, compression="none")
+NOT_UTF8 = STREAM.getvalue().replace(b"?.png", b"\xe4.png")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.xlsx", "x", "ends in none of .csv"),
-        ("a.jsonl", '[{"file_name": "a.png"}]', "JSON lines, one object in each"),
-        ("a.jsonl", '{"file_name": "a.png", "label": 1}\n{"file_name": "b.png", "label": "x"}\n', "row 1"),
-        ("a.jsonl", b'{"file_name": "a\xff.png", "label": 1}\n', r"row 0: .*b'a\\xff.png', which is not UTF-8"),
+        ("a.jsonl", '[{"file_name": "a.png"}]', "line 1: is no object: .*each line must be one object"),
+        ("a.jsonl", '\n{"file_name": "a.png", "label": 1}\n{"file_n', "line 3: is not JSON"),
+        ("a.jsonl", "null" + '{"file_name": "a.png"}', "line 1: is not JSON"),  # at which pyarrow's parser crashes
+        ("a.jsonl", "[" * 100_000, "line 1: is not JSON"),
+        (
+            "a.jsonl",
+            '{"path": "a.png", "label": 1}\n{"path": "b.png", "label": "x"}\n',
+            "row 1: .*'label' has 'x'.* int",
+        ),
+        ("a.jsonl", '{"path": "a.png", "label": 99999999999999999999}\n', "rows 0 to 0: column 'label'"),
+        ("a.jsonl", b'{"file_name": "a\xff.png", "label": 1}\n', "line 1: is not JSON .* in UTF-8"),
         ("a.parquet", "x", "cannot be read as Parquet"),
+        ("a.parquet", NOT_UTF8, r"row 0: column 'file' has b'\\xe4.png', which is not UTF-8 text"),
     ],
 )
 def test_files_that_are_no_tables(root, name, content, message):
