@@ -66,7 +66,7 @@ def read(path: StoragePath, choose: Choose) -> pa.Table:
 def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
     with ParquetFile(path, streams.stamp(path)).opened() as file:
         with arrow_errors(path, "its schema cannot be read"):
-            schema, _ = file.file.schema_arrow, file.file.schema_arrow.names
+            schema = file.file.schema_arrow
         names = choose(schema)
         file.rows_of_groups(names)
         columns = [[_plain(pa.array([], schema.field(name).type))] for name in names]
@@ -89,22 +89,30 @@ def _plain(array: pa.Array) -> pa.Array:
 
 def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
     """Reads lines of JSON with Python's parser: pyarrow's takes texts for times, and crashes on some damaged files."""
-    batches, number, rows = [], 0, 0
+    batches: list[pa.Table] = []
+    names: list[str] = []
+    number = rows = 0
     with _opened(path) as stream:
         lines = iter(functools.partial(io.BufferedReader(stream).readline, _LONGEST), b"")  # type: ignore[type-var]
         while some := list(itertools.islice(lines, _LINES_AT_ONCE)):
-            objects = []
-            for line in some:
-                number += 1
-                if line.strip():
-                    objects.append(_object(path, number, line))
-            names = dict.fromkeys(itertools.chain.from_iterable(objects))
-            columns = {name: [each.get(name) for each in objects] for name in names}
-            batches.append(pa.table({name: _array(path, name, values, rows) for name, values in columns.items()}))
-            rows += len(objects)
+            objects = [_object(path, number + own, line) for own, line in enumerate(some, 1) if line.strip()]
+            names = names or list(choose(_schema(objects)))  # the first lines say which columns there are
+            values = {name: [each.get(name) for each in objects] for name in names}
+            batches.append(pa.table({name: _array(path, name, column, rows) for name, column in values.items()}))
+            number, rows = number + len(some), rows + len(objects)
     with arrow_errors(path, "its lines cannot be joined into one table"):
-        table = pa.concat_tables(batches, promote_options="permissive")
-    return _with_text(path, table.select(list(choose(table.schema))))
+        return _with_text(path, pa.concat_tables(batches, promote_options="permissive"))
+
+
+def _schema(objects: Sequence[dict[str, Any]]) -> pa.Schema:
+    """Returns the columns of objects; one with values of several types counts as strings, until it is read."""
+    types = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(objects)):
+        try:
+            types[name] = pa.infer_type([each.get(name) for each in objects])
+        except (pa.ArrowException, OverflowError, UnicodeError):
+            types[name] = pa.string()
+    return pa.schema(types)
 
 
 def _object(path: StoragePath, number: int, line: bytes) -> dict[str, Any]:

@@ -360,6 +360,31 @@ def test_sources_that_are_no_table(tmp_path):
         opened(tmp_path)
 
 
+def test_columns_of_json_that_are_not_read_may_hold_anything(root):
+    lines = [
+        '{"file_name": "a.png", "label": 1, "more": 1}',
+        "",
+        '{"file_name": "sub/b.png", "label": 0, "more": ["x"]}',
+    ]
+    table = table_of(root, "\n".join(lines), "metadata.jsonl")
+    assert everything(opened(table)).images == [A, B]
+    with pytest.raises(DataError, check=at("metadata.jsonl", "'more'", "['x']", "int", part="row 1")):
+        opened(table, keep_columns=("more",))
+
+
+def test_json_of_many_lines_is_one_table(root):
+    lines = [{"file_name": "a.png", "label": row % 7} | ({} if row % 2 else {"n": row}) for row in range(40_000)]
+    table = table_of(root, "".join(json.dumps(line) + "\n" for line in lines), "metadata.jsonl")
+    source = opened(table, keep_columns=("n",))
+    block = source.read("train", np.array([39_998, 39_999, 0]))
+    assert (block.labels.tolist(), block.extra["n"].tolist()) == ([0, 1, 0], [39_998, 0, 0])
+    assert block.bad == {1: "n is null"}
+    lines[39_999]["label"] = "x"
+    table_of(root, "".join(json.dumps(line) + "\n" for line in lines), "metadata.jsonl")
+    with pytest.raises(DataError, check=at("metadata.jsonl", "label", "'x'", part="row 39999")):
+        opened(table)
+
+
 def test_texts_of_json_that_look_like_times_stay_texts(root):
     lines = '{"file_name": "a.png", "label": "2024-05-01"}\n{"file_name": "sub/b.png", "label": "2024-06-01"}\n'
     assert opened(table_of(root, lines, "metadata.jsonl")).class_names == ("2024-05-01", "2024-06-01")
