@@ -31,24 +31,45 @@ class ConvertConfig:
 
     dataset: str = flag(
         text="what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, "
-        "mnist), cifar10, cifar100, digits; or a layout of your own data: parquet, image_folder, tfrecord, idx; or "
+        "mnist), cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, parquet, "
+        "tfrecord, idx; or "
         "tfds:NAME"
     )
     data_dir: str = flag(text="folder for the shards and manifest.json; made if missing")
     source: str = flag(
         "", "the data set's files: a folder, an archive, a file or a glob; mnist and cifar are downloaded without it"
     )
-    image_column: str = flag("", "parquet: the column of images, bytes or Hugging Face's struct; default: image or img")
-    label_column: str = flag("", "parquet: the column of labels, integers or strings; default: label")
-    key_column: str = flag("", "parquet: the column of unique keys; default: <file>#<row>")
+    image_column: str = flag(
+        "",
+        "parquet: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of their "
+        "paths; default: file_name, path, file, image, ...",
+    )
+    label_column: str = flag(
+        "",
+        "parquet, image_table: the column of labels, integers or strings; default: label, in image_table also class, "
+        "category or target",
+    )
+    key_column: str = flag(
+        "", "parquet, image_table: the column of unique keys; default: <file>#<row>, in image_table the path"
+    )
+    split_column: str = flag("", "image_table: the column of splits; default: split, if there is one")
+    image_dir: str = flag(
+        "",
+        "image_table: the folder that the paths begin in; default: the table's; with {} for the path also what "
+        "follows it: images/{}.jpg",
+    )
     keep_columns: str = flag(
         "",
-        "parquet, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet: NAME:TYPE converts "
-        "to float32 (rounded), int64 or string (text)",
+        "parquet, image_table, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet, image_table: "
+        "NAME:TYPE converts to float32 (rounded), int64 or string (text)",
     )
     feature_map: str = flag("", "tfrecord: the names of the features in foreign records: image:image_raw,label:label")
     image_shape: str = flag("", "tfrecord: HxWxC of raw pixels in foreign records")
-    follow_links: bool = flag(False, "image_folder: follow links to folders, and links that lead out of the source")
+    follow_links: bool = flag(
+        False,
+        "image_folder: follow links to folders, and links that lead out of the source; image_table: links and paths "
+        "that lead out of the images' folder",
+    )
     image_encoding: str = flag(
         "source",
         "of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg",
@@ -96,6 +117,7 @@ class ConvertConfig:
             *(functools.partial(self._check_given, name) for name in ("dataset", "data_dir")),
             lambda: flag_values.check_path("data_dir", self.data_dir),
             lambda: flag_values.check_path("source", self.source),
+            lambda: flag_values.check_path("image_dir", self.image_dir),
             lambda: self._check_known("image_encoding", _IMAGE_ENCODINGS),
             lambda: self._check_known("compression", naming.COMPRESSIONS),
             lambda: flag_values.check_range("seed", self.seed, 0, _MAX_SEED),

@@ -58,7 +58,8 @@ def summary(
     """
     images = images or facts_of_manifest(made)
     examples = sum(split.num_examples for split in made.splits.values())
-    rate = examples * (1 - resumed) / max(writing_seconds, 1e-9)
+    written = examples * (1 - resumed)
+    rate = f", {written / max(writing_seconds, 1e-9):,.0f} examples/s" if written else ""
     earlier = f"; an earlier run had done {resumed:.0%}" if resumed else ""
     lines = [
         f"{made.dataset} is in {data_dir}:",
@@ -68,7 +69,7 @@ def summary(
             for name, split in by_size(made)
         ),
         f"  {_image_text(made, images)}",
-        f"  {writing_seconds:.1f} s, {rate:,.0f} examples/s ({total_seconds:.1f} s with start-up and checks){earlier}",
+        f"  {writing_seconds:.1f} s{rate} ({total_seconds:.1f} s with start-up and checks){earlier}",
     ]
     if rejects := sum(split.num_rejects for split in made.splits.values()):
         lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")

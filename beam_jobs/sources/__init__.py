@@ -41,6 +41,7 @@ _KINDS = {
     "parquet": _Kind("parquet", remote=True),
     "idx": _Kind("idx"),
     "image_folder": _Kind("image_folder"),
+    "image_table": _Kind("image_table"),
     "tfrecord": _Kind("tfrecord", remote=True),
 }
 _TFDS = _Kind("tfds", packages=("tensorflow_datasets",))

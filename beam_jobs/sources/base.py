@@ -70,15 +70,19 @@ class SourceOptions:
 
     dataset: str
     source: str = ""
-    image_column: str = _flag("", "parquet")
-    label_column: str = _flag("", "parquet")
-    key_column: str = _flag("", "parquet")
-    keep_columns: tuple[str, ...] = _flag((), "parquet", "tfrecord", "tfds:NAME", parse=flag_values.names)
+    image_column: str = _flag("", "parquet", "image_table")
+    label_column: str = _flag("", "parquet", "image_table")
+    key_column: str = _flag("", "parquet", "image_table")
+    keep_columns: tuple[str, ...] = _flag(
+        (), "parquet", "image_table", "tfrecord", "tfds:NAME", parse=flag_values.names
+    )
     feature_map: tuple[tuple[str, str], ...] = _flag((), "tfrecord", parse=flag_values.pairs)
     image_shape: tuple[int, int, int] | None = _flag(
         None, "tfrecord", parse=functools.partial(flag_values.sizes, count=3)
     )
-    follow_links: bool = _flag(False, "image_folder", shapes=False)
+    follow_links: bool = _flag(False, "image_folder", "image_table", shapes=False)
+    split_column: str = _flag("", "image_table")
+    image_dir: str = _flag("", "image_table", shapes=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,13 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +36,19 @@ from pipeline.order.hashing import Domain
 
 MAX_FILE = 256 << 20  # 256 MiB: no image that can be decoded is larger
 _MOST_KEPT = 2  # listings per process
+_AT_ONCE = 4096  # files that are digested at a time: a million paths as Python objects would take hundreds of MB
 
+_Listing = TypeVar("_Listing", bound="HasDigest")
 _lock = threading.Lock()
-_listings: dict[tuple[str, str], Listing] = {}
+_listings: dict[tuple[str, str], Any] = {}
+
+
+class HasDigest(Protocol):
+    """A listing of files."""
+
+    @property
+    def digest(self) -> str:
+        """Says whether another process lists the same."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,30 +78,16 @@ class ImageFolderSource(Source):
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns images, with their paths relative to the folder as keys."""
         images = self._images(split)
-        found, bad = [], {}
+        folder = os.fsencode(self.folder)
         keys = [images.path(row) for row in rows.tolist()]
-        for position, row in enumerate(rows.tolist()):
-            size, extension = int(images.sizes[row]), _extension_of(keys[position])
-            if size > MAX_FILE:
-                bad[position] = f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
-            elif extension in UNREADABLE:
-                bad[position] = f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
-            else:
-                path = os.path.join(os.fsencode(self.folder), keys[position])
-                found.append(_content(path, size, int(images.times[row])))
-                continue
-            found.append(b"")
-        return Block(found, images.labels[rows].astype(np.int64), keys, {}, bad)
+        places = (os.path.join(folder, key) for key in keys)
+        read = list(map(content, places, images.sizes[rows].tolist(), images.times[rows].tolist()))
+        bad = {position: problem for position, (_, problem) in enumerate(read) if problem}
+        return Block([data for data, _ in read], images.labels[rows].astype(np.int64), keys, {}, bad)
 
     def _images(self, split: str) -> Images:
-        with _lock:
-            listing = _listings.get((self.folder, self.listing_digest))
-            if listing is None:
-                listing = scan(os.fsencode(self.folder), self.follow_links)
-                if listing.digest != self.listing_digest:
-                    raise streams.changed(self.folder)
-                _keep(self.folder, listing)
-        return listing.splits[split]
+        listing = functools.partial(scan, os.fsencode(self.folder), self.follow_links)
+        return listed(self.folder, self.listing_digest, listing).splits[split]
 
 
 def open_source(options: SourceOptions) -> ImageFolderSource:
@@ -117,8 +115,7 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
             file=sys.stderr,
             flush=True,
         )
-    with _lock:
-        _keep(folder, listing)
+    listed(folder, listing.digest, lambda: listing)
     return ImageFolderSource(
         dataset=options.dataset,
         class_names=listing.class_names,
@@ -145,24 +142,45 @@ def _folders_of_only_class(listing: Listing) -> list[bytes]:
     return list(found) if len(found) > 1 else []
 
 
-def _keep(folder: str, listing: Listing) -> None:
-    while len(_listings) >= _MOST_KEPT:
-        _listings.pop(next(iter(_listings)))
-    _listings[folder, listing.digest] = listing
+def listed(place: str, digest: str, scan: Callable[[], _Listing]) -> _Listing:
+    """Returns the listing of a place, made once per process; raises DataError if it has not the digest any more."""
+    with _lock:
+        if (place, digest) not in _listings:
+            listing = scan()
+            if listing.digest != digest:
+                raise streams.changed(place)
+            while len(_listings) >= _MOST_KEPT:
+                _listings.pop(next(iter(_listings)))
+            _listings[place, digest] = listing
+        kept: _Listing = _listings[place, digest]
+        return kept
 
 
-def _content(path: bytes, size: int, time: int) -> bytes:
-    """Returns the content of a file; raises DataError if it changed since it was listed."""
+def content(path: bytes, size: int, time: int) -> tuple[bytes, str]:
+    """Returns the bytes of an image file, and why it cannot be an image: one of both is empty.
+
+    Args:
+      path: of the file.
+      size, time: its size and the time of its last change when it was listed.
+
+    Raises:
+      DataError: it is not what it was then, or cannot be read.
+    """
+    extension = extension_of(path)
+    if size > MAX_FILE:
+        return b"", f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
+    if extension in UNREADABLE:
+        return b"", f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
     with streams.errors_of(text(path)), open(path, "rb", buffering=0) as stream:
         status = os.fstat(stream.fileno())
         data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
     if len(data) != size or status.st_mtime_ns != time:
         raise streams.changed(text(path))
-    return data
+    return data, ""
 
 
 def _files(folder: str, listing: Listing) -> tuple[SourceFile, ...]:
-    """Returns one entry per class folder: its bytes, and a SHA-256 over each file's path, size and SHA-256."""
+    """Returns one entry per class folder."""
     total = sum(int(images.sizes.sum()) for images in listing.splits.values())
     found = []
     with streams.progress_bar(total) as shown:
@@ -171,20 +189,33 @@ def _files(folder: str, listing: Listing) -> tuple[SourceFile, ...]:
                 rows = range(*np.searchsorted(images.labels, [label, label + 1]).tolist())
                 if rows:
                     place = os.path.join(text(listing.folders[split]), name)
-                    found.append(_describe(os.fsencode(folder), place, images, rows, shown.update))
+                    files = ((images.path(row), int(images.sizes[row])) for row in rows)
+                    found.append(describe(os.fsencode(folder), place, files, shown.update))
     return tuple(found)
 
 
-def _describe(folder: bytes, name: str, images: Images, rows: range, advance: Advance) -> SourceFile:
-    places = [os.fsdecode(os.path.join(folder, images.path(row))) for row in rows]
-    content = streams.digests([(place, LocalPath(place)) for place in places], advance)
-    sha256 = hashlib.sha256()
-    for row, one in zip(rows, content, strict=True):
-        path = images.path(row)
-        if one.num_bytes != images.sizes[row]:
-            raise streams.changed(text(os.path.join(folder, path)))
-        sha256.update(b"%b\0%d\0%b\n" % (path, one.num_bytes, one.sha256.encode()))
-    return SourceFile(name, sum(one.num_bytes for one in content), sha256.hexdigest())
+def describe(folder: bytes, name: str, files: Iterable[tuple[bytes, int]], advance: Advance) -> SourceFile:
+    """Returns the entry of files as one: their bytes, and a SHA-256 over each file's path, size and SHA-256.
+
+    Args:
+      folder: that their paths are relative to.
+      name: of the entry.
+      files: (path, size) of each.
+      advance: is told how many bytes were read.
+
+    Raises:
+      DataError: a file has another size, or cannot be read.
+    """
+    sha256, total, rest = hashlib.sha256(), 0, iter(files)
+    while some := list(itertools.islice(rest, _AT_ONCE)):
+        places = [os.fsdecode(os.path.join(folder, path)) for path, _ in some]
+        found = streams.digests([(place, LocalPath(place)) for place in places], advance)
+        for (path, size), one in zip(some, found, strict=True):
+            if one.num_bytes != size:
+                raise streams.changed(text(os.path.join(folder, path)))
+            sha256.update(b"%b\0%d\0%b\n" % (path, size, one.sha256.encode()))
+            total += size
+    return SourceFile(name, total, sha256.hexdigest())
 
 
 def _extensions(text: str) -> frozenset[bytes]:
@@ -193,7 +224,7 @@ def _extensions(text: str) -> frozenset[bytes]:
 
 # Images, whatever their content is. No image of a class folder is left out: one that Pillow cannot read is an invalid
 # row, which --max_rejects counts and rejects.jsonl lists.
-_EXTENSIONS = _extensions(
+IMAGES = _extensions(
     """png apng jpg jpeg jpe jfif mpo bmp dib gif webp tif tiff jp2 j2k j2c jpc jpf jpx avif heic heif hif
     ppm pgm pbm pnm"""
 )
@@ -209,6 +240,7 @@ _OTHERS = _extensions(
     md5 sha256"""
 )
 _ANNOTATIONS = _extensions("txt json jsonl csv tsv xml")  # of COCO, VOC and YOLO, of captions, texts and tables
+_TABLES = (b".csv", b".tsv", b".jsonl")  # those of them that may name images and their labels
 _SPLITS = {
     b"train": "train",
     **dict.fromkeys((b"validation", b"val", b"valid", b"dev"), "validation"),
@@ -403,8 +435,8 @@ class _Scan:
     def _is_image(self, entry: os.DirEntry[bytes]) -> bool:
         if entry.path in self._refused:
             return False
-        extension = _extension_of(entry.name)
-        if extension in _EXTENSIONS or extension in UNREADABLE:
+        extension = extension_of(entry.name)
+        if extension in IMAGES or extension in UNREADABLE:
             return True
         # A link that is not to be followed is not read, either.
         if extension not in _OTHERS and entry.is_file() and (self._follows_links or not self._leads_out(entry)):
@@ -484,7 +516,12 @@ class _Scan:
         for extension, dataset in ((b".parquet", "parquet"), (b".tfrecord", "tfrecord")):
             if self.ignored[extension]:
                 return f"for {text(extension)} files give --dataset={dataset}"
-        return base.OTHER_DATA if any(self.ignored[extension] for extension in _ANNOTATIONS) else ""
+        others = base.OTHER_DATA if any(self.ignored[extension] for extension in _ANNOTATIONS) else ""
+        for extension in _TABLES:
+            if self.ignored[extension]:
+                advice = f"if a {text(extension)} file names the images, give it as --source of --dataset=image_table"
+                return f"{advice}; {others}"
+        return others
 
 
 def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
@@ -492,7 +529,7 @@ def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
         return sorted((entry for entry in found if not entry.name.startswith(_HIDDEN)), key=lambda entry: entry.name)
 
 
-def _extension_of(path: bytes) -> bytes:
+def extension_of(path: bytes) -> bytes:
     """Returns the extension of a file's name in lower case, with its dot; empty if there is none."""
     return os.path.splitext(path)[1].lower()
 

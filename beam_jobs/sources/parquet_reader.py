@@ -16,51 +16,22 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from beam_jobs.sources.base import BlockBuilder
+from beam_jobs.sources.labels import SeenLabels
+from beam_jobs.sources.parquet_columns import IMAGE_FIELD, Columns
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, kind_of
+from pipeline.errors import DataError, PipelineError, UsageError, kind_of
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
 
 MAX_GROUP_BYTES = 1 << 30  # 1 GiB: shards read whole row groups, and two shards read one at their boundary
 _BATCH_BYTES = 16 << 20  # 16 MiB
+MAX_CLASSES = 100_000  # the largest published label sets have a fifth of that; more is a column of names or numbers
 _MAX_BATCH = 512  # rows: with a dictionary, rows can be larger than the footer says
 _BUFFER = 1 << 20  # 1 MiB: read page by page, not a whole column of the row group
 _FOOTERS = 256  # files whose footers a process keeps
 _MOST_TEXT = 200  # characters of pyarrow's message
 _HIGHEST = np.iinfo(np.int64).max
-IMAGE_FIELD = "bytes"  # of Hugging Face's struct of bytes and path
-
-
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """The columns to read; equal for two files that are read in the same way.
-
-    Attributes:
-      image: name of the images' column.
-      nested: whether it is a struct with the field `bytes`.
-      label: name of the labels' column.
-      label_kind: `int`, `bool` or `string`.
-      key: name of the keys' column; "" if keys are made of file and row.
-      kept: (name, feature) of the others.
-      given: the kept columns whose type the user gave: they are converted to it, to float32 with rounding.
-      doubles: the other float64 columns, which must hold values of float32 alone. Files may differ in it.
-    """
-
-    image: str
-    nested: bool
-    label: str
-    label_kind: str
-    key: str
-    kept: tuple[tuple[str, Feature], ...]
-    given: tuple[str, ...] = ()
-    doubles: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-
-    @property
-    def paths(self) -> list[str]:
-        """The dotted paths to read: of a struct, its field `bytes` alone."""
-        image = f"{self.image}.{IMAGE_FIELD}" if self.nested else self.image
-        return [image, self.label, *([self.key] if self.key else []), *(name for name, _ in self.kept)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +163,7 @@ def arrow_errors(path: object, problem: str) -> Iterator[None]:
     """Context in which any error of pyarrow becomes one of ours, in one line with the file and the problem."""
     try:
         yield
-    except DataError:
+    except PipelineError:
         raise
     except Exception as error:  # corrupt files raise pyarrow's kinds, OSError, UnicodeDecodeError, OverflowError, ...
         text = " ".join(str(error).split())
@@ -284,6 +255,25 @@ def _labels(array: pa.Array, columns: Columns, class_names: pa.Array | None, bad
     return np.maximum(numbers, 0)
 
 
+def seen_labels(columns: Columns) -> SeenLabels:
+    """Returns an empty collection for the labels of these columns."""
+    return SeenLabels(f"column {columns.label!r}", MAX_CLASSES, "name the column of labels with --label_column")
+
+
+def known_classes(columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names of the classes if `named`, those of the files' metadata, or the labels' type tell them."""
+    if columns.label_kind == "bool":
+        return "false", "true"
+    return named if columns.label_kind == "int" else ()
+
+
+def labels_in(array: pa.Array, columns: Columns) -> list[str | int]:
+    """Returns the different texts of a column of labels, or the highest of its numbers."""
+    values = decoded(array)
+    found = pc.unique(values).to_pylist() if columns.label_kind == "string" else [pc.max(values).as_py()]
+    return [label for label in found if label is not None]
+
+
 def _keys(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
     if pa.types.is_integer(array.type):
         array = array.cast(pa.large_string())
@@ -302,6 +292,17 @@ def first_inexact(array: pa.Array) -> tuple[int, float] | None:
         return None
     row = int(wrong[0]) if is_scalar else pc.list_parent_indices(array)[int(wrong[0])].as_py()
     return row, float(values[wrong[0]])
+
+
+def rounded(where: tuple[object, int], name: str, value: float, feature: Feature) -> UsageError:
+    """Returns the error for a value of a kept column, at (file, row), that float32 does not hold."""
+    choices = [f"{name}:float32 (rounded)"]
+    choices += [] if feature.shape else [f"{name}:string (exact, as text)"]
+    choices += [f"{name}:int64 (whole numbers)"] if value.is_integer() and abs(value) < 2**63 else []
+    return UsageError(
+        f"--keep_columns={name}: {where[0]}, row {where[1]}: is {value!r}, which float32, the only floating-point type "
+        f"of a tf.train.Example, cannot hold; keep {' or '.join(choices)}"
+    )
 
 
 def _is_inexact(values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from pipeline import manifest
@@ -35,8 +36,7 @@ def make_cifar(folder, rows):
 
 
 def start(source, out, *flags):
-    command = ["-m", "beam_jobs.convert", "--dataset=cifar10", f"--source={source}", f"--data_dir={out}"]
-    return forked.Process([*command, *flags])
+    return forked.Process(["-m", "beam_jobs.convert", f"--source={source}", f"--data_dir={out}", *flags])
 
 
 def finish(process):
@@ -89,7 +89,7 @@ def check_after_kills(source, out, flags, clean):
 
 def test_killed_three_times_it_resumes_to_the_same_bytes(tmp_path):
     source = make_cifar(tmp_path / "source", 400)
-    flags = ["--image_encoding=png", "--num_shards=train:60,test:12"]
+    flags = ["--dataset=cifar10", "--image_encoding=png", "--num_shards=train:60,test:12"]
     clean = tmp_path / "clean"
     finish(start(source, clean, *flags))
     out, draw = tmp_path / "out", random.Random(1)
@@ -105,6 +105,24 @@ def test_killed_three_times_it_resumes_to_the_same_bytes(tmp_path):
     check_after_kills(source, out, flags, clean)
 
 
+def test_a_table_of_images_killed_in_two_processes_resumes_to_the_bytes_of_one(tmp_path):
+    draw = np.random.default_rng(6)
+    lines = ["file_name,label"]
+    for number in range(240):
+        PIL.Image.fromarray(draw.integers(0, 256, (40, 40, 3), np.uint8)).save(tmp_path / f"{number}.bmp")
+        lines.append(f"{number}.bmp,{number % 3}")
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(lines))
+    flags = ["--dataset=image_table", "--image_column=file_name", "--label_column=label", "--num_shards=60"]
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    finish(start(table, clean, *flags, "--direct_num_workers=1"))
+    flags += ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    process = start(table, out, *flags)
+    wait_for_shards(process, out, 3)
+    kill_group(process)
+    check_after_kills(table, out, flags, clean)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
@@ -116,7 +134,7 @@ def test_killed_three_times_it_resumes_to_the_same_bytes(tmp_path):
 )
 def test_killed_at_twenty_random_moments(more, tmp_path):
     source = make_cifar(tmp_path / "source", 2000)
-    flags = ["--image_encoding=png", "--num_shards=train:200,test:40", *more]
+    flags = ["--dataset=cifar10", "--image_encoding=png", "--num_shards=train:200,test:40", *more]
     clean, out = tmp_path / "clean", tmp_path / "out"
     began = time.monotonic()
     finish(start(source, clean, *flags))

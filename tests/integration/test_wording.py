@@ -25,6 +25,7 @@ from tests import validated
 from tests.datasets import write_dataset
 
 BATCH = "--global_batch_size=8"
+TABLE = "--dataset=image_table --source={tmp}/photos.csv"
 PARQUET = "--dataset=parquet --source={tmp}/animals.parquet --data_dir={tmp}/out"
 SHARD = "train-00001-of-00002.tfrecord"
 # What a run, a machine or a release of a library decides.
@@ -63,6 +64,10 @@ CASES = {
         "a label of another type": "{parquet} --label_column=weight",
         "an image column to keep": "{parquet} --label_column=animal --keep_columns=img",
         "a Parquet file that was cut": "--dataset=parquet --source={tmp}/cut.parquet --data_dir={tmp}/out",
+        "a table of images": "{table} --label_column=animal --max_rejects=1 --data_dir={tmp}/photos",
+        "no such column": "{table} --label_column=animals --data_dir={tmp}/out",
+        "no column of a usual name": "{table} --data_dir={tmp}/out",
+        "images that lie elsewhere": "{table} --label_column=animal --image_dir={tmp}/files --data_dir={tmp}/out",
         "a data_dir that is a file": "--dataset=digits --data_dir={tmp}/file",
         "a corrupt source": "--dataset=tfrecord --source={tmp}/corrupt --data_dir={tmp}/out",
         "resharded": "--dataset=tfrecord --source={tmp}/made --data_dir={tmp}/again --num_shards=2",
@@ -263,6 +268,7 @@ def tmp(tmp_path_factory):
     PIL.Image.new("RGB", (8, 6)).save(folder / "photo.png")
     rows = [{"img": {"bytes": b"", "path": "0.png"}, "animal": "ape", "weight": 0.5}] * 3
     pq.write_table(pa.Table.from_pylist(rows), folder / "animals.parquet")
+    (folder / "photos.csv").write_text("file_name,animal\nphoto.png,ape\ngone.png,ape\n")
     (folder / "cut.parquet").write_bytes((folder / "animals.parquet").read_bytes()[:-9])
     return folder
 
@@ -277,8 +283,9 @@ def said(command, arguments, tmp, capsys):
     """Returns the exit code and the text of a command, without what varies."""
     module = importlib.import_module(f"{command}.__main__" if command.startswith("pipeline.") else command)
     capsys.readouterr()
+    known = {"parquet": PARQUET.format(tmp=tmp), "table": TABLE.format(tmp=tmp)}
     with pytest.raises(SystemExit) as ended:
-        commandline.run(command, module.main, arguments.format(tmp=tmp, parquet=PARQUET.format(tmp=tmp)).split())
+        commandline.run(command, module.main, arguments.format(tmp=tmp, **known).split())
     out, err = capsys.readouterr()
     text = "".join(f"{name}| {line}\n" for name, lines in (("", out), ("!", err)) for line in lines.splitlines())
     text = text.replace(str(tmp), "TMP").replace(str(pathlib.Path.home()), "HOME")

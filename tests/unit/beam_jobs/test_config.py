@@ -11,6 +11,7 @@ SHAPING = {
     "image_column": "pixels",
     "label_column": "target",
     "key_column": "id",
+    "split_column": "fold",
     "keep_columns": "a,b",
     "feature_map": "image:image_raw",
     "image_shape": "28x28x1",
@@ -29,6 +30,7 @@ OTHERS = {
     "num_shards": "3",
     "seed": 7,
     "follow_links": True,  # which files these are, the digests say
+    "image_dir": "pictures",
     "data_dir": "other",
     "max_shard_bytes": 1 << 21,
     "max_rejects": 3,

@@ -240,10 +240,15 @@ def test_a_source_is_read_as_the_flags_say(tmp_path, convert_without_beam):
     (tmp_path / "c" / "dog").symlink_to(tmp_path / "elsewhere")
     for number, png in enumerate(pngs):
         ((tmp_path / "c" / "cat" if number % 2 == 0 else tmp_path / "elsewhere") / f"{number}.png").write_bytes(png)
+    (tmp_path / "d.csv").write_text("\n".join(["id,label", *(f"{number},{number % 2}" for number in range(6))]))
+    (tmp_path / "pictures").mkdir()
+    for number, png in enumerate(pngs):
+        (tmp_path / "pictures" / f"{number}.png").write_bytes(png)
     for dataset, source, flags in (
         ("tfrecord", "a.tfrecord", ["--feature_map=image:ink,label:kind", "--image_shape=4x3x1"]),
         ("parquet", "b.parquet", ["--image_column=picture"]),
         ("image_folder", "c", ["--follow_links"]),
+        ("image_table", "d.csv", ["--image_column=id", f"--image_dir={tmp_path / 'pictures'}/{{}}.png"]),
     ):
         out = tmp_path / "out" / dataset
         given = [f"--dataset={dataset}", f"--source={tmp_path / source}", f"--data_dir={out}", "--image_encoding=raw"]

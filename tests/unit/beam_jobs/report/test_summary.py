@@ -54,6 +54,7 @@ def test_it_says_what_where_how_fast_and_what_next():
 
 def test_the_rate_is_of_the_work_of_this_run():
     assert re.search(r"0\.5 s, 1,024 examples/s \(3\.0 s.*75%", summary(made(), "out", 0.5, 3.0, resumed=0.75))
+    assert re.search(r"0\.5 s \(3\.0 s.*100%", summary(made(), "out", 0.5, 3.0, resumed=1.0))
 
 
 def test_invalid_rows_are_counted():

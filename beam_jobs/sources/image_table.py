@@ -1,0 +1,511 @@
+"""Image files that tables name: CSV, TSV, JSON lines or Parquet with a column of paths and one of labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import glob
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from beam_jobs.sources import image_folder, labels, listing, parquet_columns, parquet_reader, streams, tables
+from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources.labels import LABELS_FILE
+from beam_jobs.sources.listing import SPLIT_OF_WORD
+from beam_jobs.sources.parquet_columns import Columns
+from beam_jobs.sources.parquet_reader import BatchedBuilder
+from beam_jobs.sources.streams import KnownFile
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath
+from pipeline.manifest import SourceFile, naming
+from pipeline.order import hashing
+from pipeline.order.hashing import Domain
+
+# Usual names of columns, the first ones preferred; `File Name` and `file_name` are taken for `filename`.
+_IMAGES = ("filename", "imagepath", "filepath", "path", "file", "imagename", "image", "imageid", "img")
+_LABELS = ("label", "class", "category", "target")
+_SPLIT = "split"
+_KINDS = f"--source of image_table is a table ({', '.join(tables.SUFFIXES)}), a glob, or a folder with metadata.csv"
+_NAME = "{}"  # stands for the path in --image_dir
+_DESCRIBED = "images"  # the files in the manifest, as one entry
+# In the place of a file's size: why a row has no file.
+_UNNAMED, _MISSING, _IRREGULAR, _OUTSIDE = -1, -2, -3, -4
+_FAULTS = {_UNNAMED: "{column} is empty", _MISSING: "{path}: no such file", _IRREGULAR: "{path}: is not a regular file"}
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+_URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as in the path that such a text becomes
+_PANDAS = r"^([0-9]+\.0)?$"  # as pandas writes whole numbers if one of them is missing
+_SHOWN = 80  # characters of a value in errors
+_BLOCK = 1 << 16  # paths that are Python objects at a time
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ImageTableSource(Source):
+    """Tables of images. Workers read them again, as a million paths would be large when pickled.
+
+    Attributes:
+      options: the user's.
+      tables: the files, as they were when the source was opened.
+      folder: the one that the tables' names begin in.
+      listing_digest: the digest that a worker's listing must have.
+    """
+
+    options: SourceOptions
+    tables: tuple[KnownFile, ...]
+    folder: LocalPath
+    listing_digest: str
+
+    def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
+        """Returns hashes of the images' paths: rows of one file have one hash, so they get into one split."""
+        listing = self._listing()
+        rows = listing.splits[split][start:stop].tolist()
+        digests = b"".join(hashlib.sha256(listing.path(row)).digest()[:8] for row in rows)
+        return hashing.derive_key(Domain.SPLIT, np.frombuffer(digests, "<i8"))
+
+    def where(self, split: str, row: int) -> tuple[str, int]:
+        """Returns (table, row in it)."""
+        listing = self._listing()
+        return listing.rows.files.where(int(listing.splits[split][row]))
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Block:
+        """Returns images, with their paths relative to the folder as keys, or the values of --key_column."""
+        listing = self._listing()
+        own, every = listing.splits[split][rows], np.arange(len(rows))
+        builder = BatchedBuilder(len(rows), listing.columns, self.class_names, None)
+        for batch in listing.rows.table.take(pa.array(own)).combine_chunks().to_batches():  # one; none without rows
+            builder.put(every, batch, every)
+        for position, row in enumerate(own.tolist()):
+            path, builder.images[position] = builder.images[position], b""
+            if not listing.columns.key:
+                builder.keys[position] = b"%b#%d" % (path, row) if listing.again[row] else path
+            if position not in builder.bad:
+                builder.images[position], problem = listing.content(row)
+                if problem:
+                    builder.bad[position] = problem
+        return builder.finished()
+
+    def _listing(self) -> _Listing:
+        scan = functools.partial(_scan, self.folder, self.tables, self.options)
+        return image_folder.listed(str(self.folder), self.listing_digest, scan)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Listing:
+    """All rows of the tables, one table after the other.
+
+    Attributes:
+      origin: the tables, as they were when they were read, and the options.
+      rows: of the tables.
+      columns: those that are read.
+      class_names: one per label.
+      splits: {split: its rows}, int64 (n,).
+      root: the folder that paths are relative to.
+      paths: of the files, binary; null or empty where a row has none.
+      sizes: of the files in bytes; of rows without one a key of `_FAULTS`: int64 (n,).
+      times: when the files were last modified, in nanoseconds; int64 (n,).
+      again: whether an earlier row names the same file, bool (n,).
+    """
+
+    origin: tuple[Sequence[KnownFile], SourceOptions]
+    rows: _Rows
+    columns: Columns
+    class_names: tuple[str, ...]
+    splits: dict[str, NDArray[np.int64]]
+    root: str
+    paths: pa.Array
+    sizes: NDArray[np.int64]
+    times: NDArray[np.int64]
+    again: NDArray[np.bool_]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256, hexadecimal, of all that paths, splits and labels follow from, and of every file's size and time."""
+        digest = hashlib.sha256(repr((self.origin, self.class_names)).encode())
+        digest.update(self.sizes.data)
+        digest.update(self.times.data)
+        return digest.hexdigest()
+
+    def path(self, row: int) -> bytes:
+        """Returns the path of a row's file; empty if it has none."""
+        path: bytes | None = self.paths[row].as_py()
+        return path or b""
+
+    def content(self, row: int) -> tuple[bytes, str]:
+        """Returns the bytes of a row's file, and why it cannot be an image: one of both is empty."""
+        path, size = self.path(row), int(self.sizes[row])
+        if size in _FAULTS:
+            return b"", _FAULTS[size].format(column=self.columns.image, path=_shown(path))
+        return image_folder.content(os.path.join(os.fsencode(self.root), path), size, int(self.times[row]))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows of the tables.
+
+    Attributes:
+      folder: the one that the names of the tables begin in.
+      files: the tables.
+      options: the user's, with the columns that were chosen by their names.
+      table: the columns that are read.
+    """
+
+    folder: LocalPath
+    files: Files
+    options: SourceOptions
+    table: pa.Table
+
+    @property
+    def path(self) -> LocalPath:
+        """That of the first table."""
+        return self.folder / self.files.names[0]
+
+    def replaced(self, name: str, column: pa.ChunkedArray) -> _Rows:
+        """Returns the rows with other values of a column, in one piece, from which some are taken faster."""
+        number = self.table.schema.names.index(name)
+        return dataclasses.replace(self, table=self.table.set_column(number, name, column).combine_chunks())
+
+    def refused(self, row: int, problem: str, advice: str) -> DataError:
+        """Returns the error for a row."""
+        name, own = self.files.where(row)
+        return DataError(problem, path=self.folder / name, part=f"row {own}", advice=advice)
+
+    def place(self, row: int) -> str:
+        """Returns a row's place, for messages."""
+        return self.refused(row, "", "").where
+
+
+def open_source(options: SourceOptions) -> ImageTableSource:
+    """Reads the tables, and looks up and digests the files that they name.
+
+    Raises:
+      UsageError: --source is missing, a column is missing or cannot be converted, float32 cannot hold its values.
+      DataError: a table or a file cannot be read, a path leads out of the folder, or no file is there.
+    """
+    if not options.source:
+        raise UsageError("--source is missing: a table that names image files")
+    wanted = f"metadata{', '.join(tables.SUFFIXES)}; name the table"
+    found, names = listing.find(options.source, _is_metadata, True, wanted, _KINDS)
+    folder = LocalPath(str(found))
+    if options.image_dir:
+        options = dataclasses.replace(options, image_dir=os.path.abspath(options.image_dir))  # for workers elsewhere
+    known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
+    made = _scan(folder, known, options)
+    for line in (*_choice(made, options), *_faults(made), *_repeats(made)):
+        print(line, file=sys.stderr, flush=True)
+    image_folder.listed(str(folder), made.digest, lambda: made)
+    return ImageTableSource(
+        dataset=options.dataset,
+        class_names=made.class_names,
+        files=(*streams.describe([(name, folder / name) for name in names]), _describe(made)),
+        splits={split: len(rows) for split, rows in made.splits.items()},
+        features=dict(made.columns.kept),
+        unique_keys=not made.columns.key and not made.again.any(),  # a file may be named like another row's key
+        options=options,
+        tables=known,
+        folder=folder,
+        listing_digest=made.digest,
+    )
+
+
+def _is_metadata(name: str) -> bool:
+    stem, suffix = os.path.splitext(os.path.basename(name))
+    return stem == "metadata" and suffix in tables.SUFFIXES
+
+
+def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> _Listing:
+    rows = _read(folder, files, options)
+    names = labels.read_labels(folder / LABELS_FILE)
+    if names:
+        rows = _with_label_numbers(rows, names)
+    columns = parquet_columns.choose(str(rows.path), rows.table.schema, rows.options, are_paths=True)
+    _check_doubles(rows, columns)
+    root, before, after = _image_dir(folder, options)
+    paths, sizes, times = _look_up(rows, _Finder(root, before, after, options.follow_links))
+    codes = paths.dictionary_encode().indices.fill_null(-1).to_numpy()  # numbered as they come
+    return _Listing(
+        origin=(files, options),
+        rows=rows.replaced(columns.image, pa.chunked_array([paths])),
+        columns=columns,
+        class_names=names or _class_names(rows, columns),
+        splits=_splits(rows, is_given=bool(options.split_column)),
+        root=root,
+        paths=paths,
+        sizes=sizes,
+        times=times,
+        again=(np.diff(np.maximum.accumulate(codes), prepend=-1) == 0) & (sizes != _UNNAMED),
+    )
+
+
+def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> _Rows:
+    """Reads the columns that are needed of all tables, which must have the same."""
+    used, found = options, []
+    for file in files:
+
+        def choose(schema: pa.Schema, path: str = str(file.path)) -> list[str]:
+            nonlocal used
+            used = parquet_columns.resolved(path, schema, used, _IMAGES, _LABELS, are_paths=True)
+            split = used.split_column or next((name for name in schema.names if name.lower() == _SPLIT), "")
+            used = dataclasses.replace(used, split_column=split)
+            given = [(flag, getattr(used, flag)) for flag in ("label_column", "key_column", "split_column")]
+            given += [("keep_columns", parquet_columns.name_and_type(schema, kept)[0]) for kept in used.keep_columns]
+            for flag, name in given:
+                if name:
+                    parquet_columns.type_of(path, schema, flag, name)
+            return list(dict.fromkeys(name for _, name in [("", used.image_column), *given] if name))
+
+        try:
+            found.append(tables.read(file.path, choose))
+        except UsageError as error:
+            if not found:
+                raise
+            raise DataError(str(error), advice=f"all tables must have the columns of {files[0].path}") from None
+        file.check_unchanged()
+        if found[-1].schema.types != found[0].schema.types:
+            pairs = [f"{field.name} ({field.type})" for field in found[0].schema]
+            raise DataError(f"does not have the columns {', '.join(pairs)} of {files[0].path}", path=file.path)
+    names = tuple(file.path.name_in(folder) for file in files)
+    rows = _Rows(folder, Files(names, tuple(map(len, found))), used, pa.concat_tables(found))
+    if not len(rows.table):
+        raise DataError("has no row below its columns' names", path=files[0].path)
+    is_text = all(name.lower().endswith(tables.TEXTS) for name in names)
+    return _with_numbers(rows) if is_text else rows
+
+
+def _with_numbers(rows: _Rows) -> _Rows:
+    """Returns the rows of texts with numbers where columns hold such: in kept columns, and whole ones in the labels."""
+    label = rows.options.label_column
+    column = rows.table.column(label)
+    if pc.all(pc.match_substring_regex(column, _PANDAS)).as_py():
+        rows = rows.replaced(label, pc.replace_substring_regex(column, r"\.0$", ""))
+    for kept in rows.options.keep_columns:
+        name, wanted = parquet_columns.name_and_type(rows.table.schema, kept)
+        column, wrong = tables.typed(rows.table.column(name), wanted)
+        if wrong is not None:
+            problem = f"column {name!r} has {rows.table.column(name)[wrong].as_py()[:_SHOWN]!r}, which is no number"
+            raise rows.refused(wrong, problem, f"correct it, or keep the column as {name}:string")
+        rows = rows.replaced(name, column)
+    return rows
+
+
+def _with_label_numbers(rows: _Rows, names: Sequence[str]) -> _Rows:
+    """Returns the rows with texts of labels as the numbers of their names, or as the numbers that they are."""
+    label = rows.options.label_column
+    column = rows.table.column(label)
+    if not pa.types.is_string(column.type):
+        return rows
+    numbers = pc.index_in(column, value_set=pa.array(names, pa.string())).cast(pa.int64())
+    unknown = pc.and_(numbers.is_null(), pc.not_equal(column, "").fill_null(False))
+    if not pc.any(unknown).as_py():
+        return rows.replaced(label, numbers)
+    counted, _ = tables.typed(column, "")
+    if pa.types.is_integer(counted.type):
+        return rows.replaced(label, counted)
+    row = pc.index(unknown, True).as_py()
+    problem = f"column {label!r} has {column[row].as_py()[:_SHOWN]!r}, which {LABELS_FILE} does not have"
+    raise rows.refused(row, problem, f"correct it, or complete {rows.folder / LABELS_FILE}")
+
+
+def _class_names(rows: _Rows, columns: Columns) -> tuple[str, ...]:
+    named = parquet_columns.class_names(rows.table.schema).get(columns.label, ())
+    if known := parquet_reader.known_classes(columns, named):
+        return known
+    seen = parquet_reader.seen_labels(columns)
+    seen.add(parquet_reader.labels_in(rows.table.column(columns.label), columns), rows.path)
+    return seen.class_names(rows.path)
+
+
+def _check_doubles(rows: _Rows, columns: Columns) -> None:
+    for name in columns.doubles:
+        start = 0
+        for chunk in rows.table.column(name).chunks:
+            if inexact := parquet_reader.first_inexact(chunk):
+                table, row = rows.files.where(start + inexact[0])
+                feature = dict(columns.kept)[name]
+                raise parquet_reader.rounded((rows.folder / table, row), name, inexact[1], feature)
+            start += len(chunk)
+
+
+def _splits(rows: _Rows, is_given: bool) -> dict[str, NDArray[np.int64]]:
+    """Returns the rows of each split: by the column of splits, or else by the names of the tables.
+
+    Args:
+      rows: of the tables.
+      is_given: whether the user named the column: then it may have other words than those of train, validation, test.
+    """
+    name, folder = rows.options.split_column, rows.folder
+    if name:
+        with parquet_reader.arrow_errors(rows.path, f"column {name!r} cannot name splits"):
+            encoded = rows.table.column(name).cast(pa.string()).fill_null("").combine_chunks().dictionary_encode()
+        meaning, codes = [], encoded.indices.to_numpy()
+        for code, word in enumerate(encoded.dictionary.to_pylist()):
+            split = SPLIT_OF_WORD.get(word.lower(), word if is_given and naming.is_split_name(word) else "")
+            if not split:
+                advice = "it must be train, validation or test"
+                if naming.is_split_name(word):
+                    advice += f", unless --split_column={name} is given"
+                raise rows.refused(int(np.argmax(codes == code)), f"column {name!r} has {word[:_SHOWN]!r}", advice)
+            meaning.append(split)
+    else:
+        by_split = listing.files_by_split(folder, rows.files.names)
+        split_of = {file: split for split, files in by_split.items() for file in files}
+        meaning = [split_of[file] for file in rows.files.names]
+        codes = np.repeat(np.arange(len(meaning)), rows.files.counts)
+    found = {}
+    for split in listing.in_order(set(meaning)):
+        found[split] = np.flatnonzero(np.isin(codes, [code for code, other in enumerate(meaning) if other == split]))
+        if not len(found[split]):
+            raise DataError(f"split {split!r} has no row", path=folder / rows.files.names[meaning.index(split)])
+    return found
+
+
+def _image_dir(folder: LocalPath, options: SourceOptions) -> tuple[str, bytes, bytes]:
+    """Returns the folder that paths are relative to, and what precedes and follows the path in a file's name."""
+    root, sign, after = options.image_dir.partition(_NAME) if options.image_dir else (str(folder), "", "")
+    root, before = os.path.split(root) if sign else (root, "")
+    if not os.path.isdir(root):
+        raise UsageError(f"--image_dir={options.image_dir}: {root} is not a folder")
+    return root, os.fsencode(before), os.fsencode(after)
+
+
+def _shown(path: bytes) -> str:
+    """Returns a path for messages, in one line."""
+    return image_folder.text(path).replace("\n", "\\n")
+
+
+class _Finder:
+    """Looks up the files that paths name."""
+
+    def __init__(self, root: str, before: bytes, after: bytes, follows_links: bool) -> None:
+        self._root, self._before, self._after, self._follows_links = os.fsencode(root), before, after, follows_links
+        self._real_root = os.path.join(os.path.realpath(self._root), b"")
+        self._is_inside = functools.lru_cache(maxsize=_BLOCK)(self._leads_inside)  # once per folder, not per file
+
+    def find(self, folder: bytes, name: str | None) -> tuple[bytes | None, int, int]:
+        """Returns (path relative to the root, size or a fault, time) of the file that a row names.
+
+        Args:
+          folder: that the name is relative to, itself relative to the root.
+          name: of the file, as the table has it.
+
+        Raises:
+          DataError: the file cannot be looked at.
+        """
+        if not name or not name.strip():
+            return name if name is None else b"", _UNNAMED, 0
+        written = name.strip().encode()
+        for form in dict.fromkeys((written, written.replace(b"\\", b"/"))):  # as it is, or of Windows
+            path = os.path.normpath(os.path.join(self._root, folder, self._before + form + self._after))
+            with streams.errors_of(_shown(path)):
+                status, is_link = _status(path)
+            if status:
+                break
+        shown = path.removeprefix(os.path.join(self._root, b""))
+        if not status:
+            return shown, _MISSING, 0
+        leads_inside = self._is_inside(os.path.dirname(path)) and (not is_link or self._leads_inside(path))
+        if not leads_inside and not self._follows_links:
+            return path, _OUTSIDE, 0
+        key = shown if shown != path else os.path.relpath(path, self._root)
+        return (key, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else (key, _IRREGULAR, 0)
+
+    def _leads_inside(self, path: bytes) -> bool:
+        return os.path.join(os.path.realpath(path), b"").startswith(self._real_root)
+
+
+def _status(path: bytes) -> tuple[os.stat_result | None, bool]:
+    """Returns what a path leads to, if there is something, and whether it is a link."""
+    try:
+        status = os.lstat(path)
+        is_link = stat.S_ISLNK(status.st_mode)
+        return (os.stat(path) if is_link else status), is_link
+    except ValueError:  # it holds a NUL
+        return None, False
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            return None, False
+        raise
+
+
+def _look_up(rows: _Rows, finder: _Finder) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.int64]]:
+    """Returns (paths, sizes, times) of the files that the rows name, as `_Listing` has them."""
+    column, first = rows.table.column(rows.options.image_column), 0
+    found: list[pa.Array] = []
+    sizes, times = np.empty(len(column), np.int64), np.empty(len(column), np.int64)
+    for table, count in zip(rows.files.names, rows.files.counts, strict=True):
+        folder = b"" if rows.options.image_dir else os.fsencode(os.path.dirname(table))
+        for start in range(first, first + count, _BLOCK):
+            names = column.slice(start, min(_BLOCK, first + count - start)).to_pylist()
+            paths, *status = zip(*(finder.find(folder, name) for name in names), strict=True)
+            sizes[start : start + len(names)], times[start : start + len(names)] = status
+            if _OUTSIDE in status[0]:
+                row = status[0].index(_OUTSIDE)
+                advice = "name a folder that holds all of them with --image_dir, or give --follow_links"
+                raise rows.refused(start + row, f"{_shown(paths[row])} is not in the folder of the images", advice)
+            found.append(pa.array(paths, pa.large_binary()))
+        first += count
+    return pa.concat_arrays(found), sizes, times
+
+
+def _describe(made: _Listing) -> SourceFile:
+    rows = np.flatnonzero((made.sizes >= 0) & ~made.again)
+    files = ((made.path(row), int(made.sizes[row])) for row in rows.tolist())
+    with streams.progress_bar(int(made.sizes[rows].sum())) as shown:
+        return image_folder.describe(os.fsencode(made.root), _DESCRIBED, files, shown.update)
+
+
+def _choice(made: _Listing, options: SourceOptions) -> Iterator[str]:
+    """Yields a line that says which columns were chosen by their names."""
+    of_classes = f"their labels ({count_of(len(made.class_names), 'class', 'classes')})"
+    kinds = {"image_column": "names the images", "label_column": of_classes, "split_column": "their splits"}
+    names = {flag: getattr(made.rows.options, flag) for flag in kinds}
+    if any(name != getattr(options, flag) for flag, name in names.items()):
+        told = ", ".join(f"{names[flag]!r} {kind}" for flag, kind in kinds.items() if names[flag])
+        yield f"{made.rows.path}: column {told}"
+
+
+def _faults(made: _Listing) -> Iterator[str]:
+    """Yields a line about missing files, which are invalid rows; raises DataError if no file is there."""
+    missing, rows = np.flatnonzero(made.sizes == _MISSING), len(made.sizes)
+    if not (made.sizes >= 0).any():
+        row = int(missing[0]) if len(missing) else 0
+        problem = made.content(row)[1] or "is no file"
+        raise made.rows.refused(row, f"{problem}; none of {count_of(rows, 'row')} has a file", _advice(made, row))
+    if len(missing):
+        row = int(missing[0])
+        yield (
+            f"{made.rows.place(row)}: {_shown(made.path(row))}: no such file; invalid rows of this kind: "
+            f"{len(missing):,} of {rows:,}"
+        )
+
+
+def _advice(made: _Listing, row: int) -> str:
+    """Returns what to do if no file is there: where a file of that name lies, if it is near."""
+    path = os.fsdecode(made.path(row))
+    if path.startswith(_URLS):
+        return "download the files, and name those"
+    if os.path.isabs(path) or path[1:2] == ":":  # of Windows
+        return "write the paths relative to the table's folder, or to --image_dir=FOLDER"
+    for form in ("{0}*/{1}", "{0}{1}.*", "{0}*/{1}.*") if not made.rows.options.image_dir else ():
+        for found in sorted(glob.glob(form.format(glob.escape(os.path.join(made.root, "")), glob.escape(path)))):
+            before, _, after = found.rpartition(path)
+            return f"give --image_dir={before}{_NAME + after if after else ''}"
+    return "--image_dir=FOLDER names the folder that the paths begin in, --image_dir=FOLDER/{}.jpg their ending too"
+
+
+def _repeats(made: _Listing) -> Iterator[str]:
+    """Yields a line about files that several rows name."""
+    if made.again.any():
+        row = int(np.argmax(made.again))
+        yield (
+            f"{made.rows.place(row)}: an earlier row names {_shown(made.path(row))} too; rows of this kind: "
+            f"{made.again.sum():,}; each becomes an example"
+        )

@@ -1,0 +1,285 @@
+"""Chooses the columns of a Parquet file that become image, label, key and features, by flags and types."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SourceOptions
+from pipeline.errors import UsageError
+from pipeline.manifest import Feature
+
+_IMAGE_NAMES = ("image", "img")
+_LABEL_NAMES = ("label",)
+_LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of types, as in _KINDS
+_MOST_LISTED, _LONGEST_LISTED = 16, 200  # columns in errors, characters of each
+IMAGE_FIELD = "bytes"  # of Hugging Face's struct of bytes and path
+_GIVEN = ("float32", "int64", "string")  # types that a kept column can be given
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The columns to read; equal for two files that are read in the same way.
+
+    Attributes:
+      image: name of the images' column.
+      nested: whether it is a struct with the field `bytes`.
+      label: name of the labels' column.
+      label_kind: `int`, `bool` or `string`.
+      key: name of the keys' column; "" if keys are made of file and row.
+      kept: (name, feature) of the others.
+      given: the kept columns whose type the user gave: they are converted to it, to float32 with rounding.
+      doubles: the other float64 columns, which must hold values of float32 alone. Files may differ in it.
+    """
+
+    image: str
+    nested: bool
+    label: str
+    label_kind: str
+    key: str
+    kept: tuple[tuple[str, Feature], ...]
+    given: tuple[str, ...] = ()
+    doubles: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+
+    @property
+    def paths(self) -> list[str]:
+        """The dotted paths to read: of a struct, its field `bytes` alone."""
+        image = f"{self.image}.{IMAGE_FIELD}" if self.nested else self.image
+        return [image, self.label, *([self.key] if self.key else []), *(name for name, _ in self.kept)]
+
+
+def resolved(
+    path: str,
+    schema: pa.Schema,
+    options: SourceOptions,
+    images: Sequence[str] = _IMAGE_NAMES,
+    labels: Sequence[str] = _LABEL_NAMES,
+    are_paths: bool = False,
+) -> SourceOptions:
+    """Returns the options with the names of the columns of images and labels: those given, else usual ones.
+
+    Args:
+      path: of the file, for errors.
+      schema: its columns.
+      options: those given.
+      images, labels: the usual names, the first ones preferred; `File Name` is taken for `filename`.
+      are_paths: whether the column of images holds paths of files.
+
+    Raises:
+      UsageError: a name is not given and no column has a usual one; that of the images is missing or of another type.
+    """
+    image = options.image_column or _usual(schema, images)
+    if not image:
+        kind = "string" if are_paths else "bytes"
+        could_be = [each.name for each in schema if _kind(_bytes_type(each.type)) == kind]
+        raise _missing(path, schema, "image", could_be)
+    _check_image(path, schema, image, are_paths)
+    label = options.label_column or _usual(schema, labels)
+    if not label:
+        used = (image, options.key_column)
+        could_be = [each.name for each in schema if _kind(plain(each.type)) in _LABELS and each.name not in used]
+        raise _missing(path, schema, "label", could_be)
+    return dataclasses.replace(options, image_column=image, label_column=label)
+
+
+def _usual(schema: pa.Schema, names: Sequence[str]) -> str:
+    found = {re.sub(r"[\W_]", "", name.lower()): name for name in reversed(schema.names)}
+    return next((name if name in schema.names else found[name] for name in names if name in found), "")
+
+
+def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool = False) -> Columns:
+    """Returns the columns of a file: by default `image` or `img`, and `label`.
+
+    Args:
+      path: of the file, for errors.
+      schema: its columns.
+      options: the columns that are given.
+      are_paths: whether the column of images holds paths of files.
+
+    Raises:
+      UsageError: a flag names a missing column, or one whose type cannot be converted; a kept column is read
+        already or has the name of another feature.
+    """
+    options = resolved(path, schema, options, are_paths=are_paths)
+    image, label = options.image_column, options.label_column
+    nested = _check_image(path, schema, image, are_paths)
+    label_kind = _checked_kind(path, schema, "label_column", label, _LABELS, "integers, booleans or strings")
+    if options.key_column:
+        _checked_kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
+    names = class_names(schema)
+    kept: list[tuple[str, Feature]] = []
+    given: list[str] = []
+    doubles: list[str] = []
+    for text in options.keep_columns:
+        name, wanted = name_and_type(schema, text)
+        if name in OWN_FEATURES or name in (image, label, options.key_column, *(other for other, _ in kept)):
+            problem = "every example has that feature" if name in OWN_FEATURES else "that column is already in use"
+            raise UsageError(f"--keep_columns: {name!r} cannot be kept: {problem}")
+        feature = _feature(path, schema, name, wanted)
+        own_names = names.get(name, ()) if feature.dtype == "int64" else ()
+        kept.append((name, dataclasses.replace(feature, class_names=own_names)))
+        found = plain(schema.field(name).type)
+        if wanted:
+            given.append(name)
+        elif pa.types.is_float64(found.value_type if _kind(found) in ("list", "vector") else found):
+            doubles.append(name)
+    if len({image, label, options.key_column}) != 3:
+        raise UsageError(
+            f"image, label and key must be three columns, not {image}, {label}, {options.key_column}", path=path
+        )
+    return Columns(image, nested, label, label_kind, options.key_column, tuple(kept), tuple(given), tuple(doubles))
+
+
+def _missing(path: str, schema: pa.Schema, what: str, could_be: Sequence[str]) -> UsageError:
+    """Returns the error for a file without a column of the usual name; columns of `could_be` have a fitting type."""
+    columns = _listed([f"{field.name} ({_text(field.type)})" for field in schema])
+    if not could_be:
+        return UsageError(f"{path} has no column that could be the {what}; it has {columns}; {OTHER_DATA}")
+    near = difflib.get_close_matches(what, could_be, n=1, cutoff=0.5)
+    choices = _listed([*near, *(name for name in could_be if name not in near)])
+    return UsageError(
+        f"--{what}_column is missing: {path} has no column {what!r}, but {columns}; the {what} could be {choices}; if "
+        f"none is, {OTHER_DATA}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    listed = [name.replace("\n", " ")[:_LONGEST_LISTED] for name in names[:_MOST_LISTED]]
+    return ", ".join([*listed, "..."] if len(names) > _MOST_LISTED else listed)
+
+
+def _bytes_type(found: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's values, of a struct with the field `bytes` that field's."""
+    is_struct = pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0
+    return plain(found.field(IMAGE_FIELD).type if is_struct else found)
+
+
+def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Returns {column: names of its classes} of the columns that Hugging Face's metadata calls class labels.
+
+    Metadata of another form is ignored.
+    """
+    try:
+        content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features: Any = content["info"]["features"]
+        named = {column: feature["names"] for column, feature in features.items() if _is_class_label(feature)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {column: tuple(names) for column, names in named.items()}
+
+
+def _is_class_label(feature: Any) -> bool:
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return False
+    names = feature.get("names")
+    return isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
+
+
+def type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
+    """Returns the type of the one column that a flag names; raises UsageError if there is none, or several."""
+    count = schema.names.count(name)
+    if count == 1:
+        return schema.field(name).type
+    if count:
+        raise UsageError(f"--{flag}={name}: {path} has {count} columns of that name")
+    near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"--{flag}: {path} has no column {name!r}; {hint}columns: {_listed(schema.names)}")
+
+
+def _check_image(path: str, schema: pa.Schema, name: str, are_paths: bool) -> bool:
+    """Returns whether the image column is a struct with the field `bytes`."""
+    if are_paths:
+        must = "strings, the paths of image files; for a column of the images themselves give --dataset=parquet"
+        _checked_kind(path, schema, "image_column", name, ("string",), must)
+        return False
+    found = type_of(path, schema, "image_column", name)
+    if _kind(_bytes_type(found)) != "bytes":
+        raise UsageError(
+            f"--image_column={name}: {path} has it as {_text(found)}; it must be binary, the bytes of PNG, JPEG, ... "
+            f"files, or a struct with such a field {IMAGE_FIELD!r}; for paths of files give --dataset=image_table"
+        )
+    return bool(pa.types.is_struct(found))
+
+
+def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Sequence[str], must: str) -> str:
+    """Returns the kind of a column's type, which must be one of `kinds`."""
+    found = type_of(path, schema, flag, name)
+    kind = _kind(plain(found))
+    if kind not in kinds:
+        more = f"; {OTHER_DATA}" if flag == "label_column" and pa.types.is_nested(found) else ""
+        if flag == "label_column" and pa.types.is_floating(plain(found)):
+            more = "; if they are whole numbers, write them as such (pandas: astype('Int64'))"
+        raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}{more}")
+    return kind
+
+
+def name_and_type(schema: pa.Schema, text: str) -> tuple[str, str]:
+    """Returns the name of a column to keep and the type that the user gave, or ""; a name may itself have a colon."""
+    name, colon, wanted = text.rpartition(":")
+    if text in schema.names or not colon or name not in schema.names:
+        return text, ""
+    if wanted not in _GIVEN:
+        choices = " or ".join(f"{name}:{kind}" for kind in _GIVEN)
+        raise UsageError(f"--keep_columns={text}: must be {name}, {choices}")
+    return name, wanted
+
+
+def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
+    """Returns the feature that a column becomes; of the type `wanted`, if that is not empty."""
+    found = plain(type_of(path, schema, "keep_columns", name))
+    kind = _kind(found)
+    if kind in _DTYPES and not wanted:
+        return Feature(_DTYPES[kind])
+    if kind in _CASTS[wanted]:
+        return Feature(wanted)
+    if kind in ("list", "vector") and wanted != "string" and _DTYPES.get(_kind(found.value_type), "string") != "string":
+        return Feature(wanted or _DTYPES[_kind(found.value_type)], (found.list_size if kind == "vector" else None,))
+    advice = "integers, booleans, floats, lists of them, strings and binary can be kept"
+    if choices := [f"{name}:{type_}" for type_ in _GIVEN if kind in _CASTS[type_]]:
+        advice = f"keep it as {' or '.join(choices)}"
+    raise UsageError(f"--keep_columns: {path} has {name!r} as {_text(found)}; {advice}")
+
+
+def plain(found: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's values, also if it is dictionary-encoded."""
+    return found.value_type if pa.types.is_dictionary(found) else found
+
+
+def _kind(found: pa.DataType) -> str:
+    return next((kind for kind, tests in _KINDS.items() if any(test(found) for test in tests)), "")
+
+
+def _text(found: pa.DataType) -> str:
+    return " ".join(str(found).split())[:100]
+
+
+_KINDS: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
+    "int": (pa.types.is_integer,),
+    "bool": (pa.types.is_boolean,),
+    "float": (pa.types.is_floating,),
+    "decimal": (pa.types.is_decimal,),
+    "time": (pa.types.is_temporal,),
+    "string": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    "bytes": (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+    "fixed": (pa.types.is_fixed_size_binary,),
+    "list": (pa.types.is_list, pa.types.is_large_list),
+    "vector": (pa.types.is_fixed_size_list,),
+}
+_DTYPES = {  # of features
+    **dict.fromkeys(("int", "bool"), "int64"),
+    "float": "float32",
+    **dict.fromkeys(("string", "bytes", "fixed"), "string"),
+}
+_CASTS: dict[str, tuple[str, ...]] = {  # {type that the user gives: kinds of columns that can be converted to it}
+    "": (),
+    "float32": ("int", "bool", "float", "decimal"),
+    "int64": ("int", "bool", "float", "decimal", "time"),
+    "string": ("int", "bool", "float", "decimal", "time", "string", "bytes", "fixed"),
+}

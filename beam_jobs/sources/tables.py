@@ -1,0 +1,247 @@
+"""Reads columns of tables (CSV, TSV, JSON lines, Parquet) into memory; text that looks like numbers stays text.
+
+Formats: https://www.rfc-editor.org/rfc/rfc4180 (CSV), https://jsonlines.org, https://parquet.apache.org/docs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from beam_jobs.sources import streams
+from beam_jobs.sources.image_folder import IMAGES, extension_of
+from beam_jobs.sources.parquet_reader import ParquetFile, arrow_errors, decoded
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError
+from pipeline.files.paths import StoragePath
+
+TEXTS = (".csv", ".tsv")
+_LINES = (".jsonl", ".ndjson", ".json")
+_PARQUET = ".parquet"
+SUFFIXES = (*TEXTS, *_LINES, _PARQUET)
+_DELIMITERS = ",\t;|"
+_LONGEST = 16 << 20  # 16 MiB: the longest line of JSON, or with the names of columns
+_LINES_AT_ONCE = 1 << 14  # that are Python objects
+_SHOWN = 80  # characters of a value in errors
+_UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"
+_ENCODING = "save it as UTF-8 (in Excel: CSV UTF-8)"
+_WHOLE = r"^-?(0|[1-9][0-9]{0,17})$"
+_NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^-?([nN][aA][nN]|[iI]nf)$"
+_CODE = r"^[+-]?0[0-9]"  # zeros before a number, which is a name: 007
+
+Choose = Callable[[pa.Schema], Sequence[str]]
+
+
+def read(path: StoragePath, choose: Choose) -> pa.Table:
+    """Returns some columns of a table, in memory, without dictionaries and views.
+
+    Strings are without the spaces around them. All columns of CSV and TSV are strings, a blank field an empty one; the
+    delimiter is that of `,`, tab, `;` and `|` which the first line has most often.
+
+    Args:
+      path: of the file; its suffix says what it is.
+      choose: gets the columns that there are and returns the names of those to read.
+
+    Raises:
+      DataError: the file cannot be read, is not UTF-8, or has rows of another form than its first line says.
+    """
+    suffix = os.path.splitext(path.name)[1].lower()
+    if suffix == _PARQUET:
+        return _read_parquet(path, choose)
+    if suffix not in SUFFIXES:
+        raise DataError(f"its name ends in none of {', '.join(SUFFIXES)}, so it is not known how to read it", path=path)
+    return _read_csv(path, choose) if suffix in TEXTS else _read_json(path, choose)
+
+
+def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
+    with ParquetFile(path, streams.stamp(path)).opened() as file:
+        with arrow_errors(path, "its schema cannot be read"):
+            schema = file.file.schema_arrow
+        names = choose(schema)
+        file.rows_of_groups(names)
+        columns = [[_plain(pa.array([], schema.field(name).type))] for name in names]
+        for group in file.groups:
+            for batch in file.batches(group, names):
+                with file.errors_of(group):
+                    for name, chunks in zip(names, columns, strict=True):
+                        chunks.append(_plain(batch.column(name)))
+    table = _with_text(path, pa.table(list(map(pa.chunked_array, columns)), names=list(names)))
+    return table.replace_schema_metadata(schema.metadata)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Returns a column without a dictionary, and not as a view, of which Arrow cannot take rows."""
+    array = decoded(array)
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.large_string())
+    return array.cast(pa.large_binary()) if pa.types.is_binary_view(array.type) else array
+
+
+def _read_json(path: StoragePath, choose: Choose) -> pa.Table:
+    """Reads lines of JSON with Python's parser: pyarrow's takes texts for times, and crashes on some damaged files."""
+    batches: list[pa.Table] = []
+    names: list[str] = []
+    number = rows = 0
+    with _opened(path) as stream:
+        lines = iter(functools.partial(io.BufferedReader(stream).readline, _LONGEST), b"")  # type: ignore[type-var]
+        while some := list(itertools.islice(lines, _LINES_AT_ONCE)):
+            objects = [_object(path, number + own, line) for own, line in enumerate(some, 1) if line.strip()]
+            names = names or list(choose(_schema(objects)))  # the first lines say which columns there are
+            values = {name: [each.get(name) for each in objects] for name in names}
+            batches.append(pa.table({name: _array(path, name, column, rows) for name, column in values.items()}))
+            number, rows = number + len(some), rows + len(objects)
+    with arrow_errors(path, "its lines cannot be joined into one table"):
+        return _with_text(path, pa.concat_tables(batches, promote_options="permissive"))
+
+
+def _schema(objects: Sequence[dict[str, Any]]) -> pa.Schema:
+    """Returns the columns of objects; one with values of several types counts as strings, until it is read."""
+    types = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(objects)):
+        try:
+            types[name] = pa.infer_type([each.get(name) for each in objects])
+        except (pa.ArrowException, OverflowError, UnicodeError):
+            types[name] = pa.string()
+    return pa.schema(types)
+
+
+def _object(path: StoragePath, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line.decode("utf-8-sig"))
+        problem = "" if isinstance(found, dict) else "is no object"
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
+        problem = f"is not JSON of at most {_LONGEST:,} bytes in UTF-8 ({' '.join(str(error).split())})"
+    if problem:
+        advice = "each line must be one object (pandas: to_json(path, orient='records', lines=True))"
+        raise DataError(f"{problem}: {line[:_SHOWN]!r}", path=path, part=f"line {number}", advice=advice)
+    return dict(found)
+
+
+def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
+    """Returns the values of a column; `first` is the number of their first row."""
+    try:
+        return pa.array(values)
+    except Exception as error:  # pyarrow's kinds, OverflowError, UnicodeEncodeError, ...
+        usual = next(type(value) for value in values if value is not None)
+        row = next((row for row, value in enumerate(values) if type(value) not in (usual, type(None))), None)
+        if row is None:
+            problem = f"column {name!r}: {' '.join(str(error).split())[:_SHOWN]}"
+            raise DataError(problem, path=path, part=f"rows {first} to {first + len(values) - 1}") from None
+        problem = (
+            f"column {name!r} has {str(values[row])[:_SHOWN]!r}, which is no {usual.__name__} as in rows before it"
+        )
+        raise DataError(problem, path=path, part=f"row {first + row}", advice="give all rows one type") from None
+
+
+def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
+    wrong: list[pa.csv.InvalidRow] = []
+
+    def refuse(row: pa.csv.InvalidRow) -> str:
+        wrong.append(row)
+        return "error"
+
+    with _opened(path) as stream:
+        try:
+            delimiter = max(_DELIMITERS, key=stream.readline(_LONGEST).decode().count)
+        except UnicodeDecodeError:
+            raise DataError("its first line is not UTF-8 text", path=path, advice=_ENCODING) from None
+        parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse)
+        in_order = pa.csv.ReadOptions(use_threads=False)  # else rows have no number
+        try:
+            with arrow_errors(path, f"cannot be read as a table with {delimiter!r} between its columns"):
+                stream.seek(0)
+                there = pa.csv.open_csv(stream, in_order, parse, pa.csv.ConvertOptions()).schema.names
+                plain = [name.strip() for name in there]
+                _check_header(path, plain)
+                names = choose(pa.schema([(name, pa.string()) for name in plain]))
+                raw = [there[plain.index(name)] for name in names]
+                types = pa.csv.ConvertOptions(column_types=dict.fromkeys(raw, pa.binary()), include_columns=raw)
+                stream.seek(0)
+                table = pa.csv.read_csv(stream, in_order, parse, types)
+        except DataError:
+            if not wrong:
+                raise
+            row = wrong[0]
+            raise DataError(
+                f"has {count_of(row.actual_columns, 'column')}, not {row.expected_columns} as the first line: "
+                f"{row.text[:_SHOWN]!r}",
+                path=path,
+                part=f"line {row.number}",
+                advice=f"texts that hold {delimiter!r} or a line break must be in double quotes, which must be closed",
+            ) from None
+    return pa.table([_text(path, *each) for each in zip(names, table.columns, strict=True)], names=list(names))
+
+
+@contextlib.contextmanager
+def _opened(path: StoragePath) -> Iterator[IO[bytes]]:
+    """Opens a file of text, in which pyarrow skips the byte order mark of UTF-8."""
+    with streams.errors_of(path), streams.open_plain(path) as stream:
+        begin = stream.read(len(_UTF16_MARKS[0]))
+        if begin.startswith(_UTF16_MARKS):
+            raise DataError("is UTF-16 text", path=path, advice=_ENCODING)
+        if not begin:
+            raise DataError("is empty", path=path, advice="its first line must name its columns")
+        stream.seek(0)
+        yield stream
+
+
+def _check_header(path: StoragePath, names: Sequence[str]) -> None:
+    for name in names:
+        if extension_of(name.encode()) in IMAGES:
+            raise DataError(
+                f"its first line names an image, {name!r}, but must name the columns",
+                path=path,
+                advice="put a line like file_name,label above it",
+            )
+
+
+def _with_text(path: StoragePath, table: pa.Table) -> pa.Table:
+    """Returns the table with its strings checked, and without spaces around them."""
+    for number, name in enumerate(table.schema.names):
+        column = table.column(number)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            table = table.set_column(number, name, _text(path, name, column.cast(pa.large_binary())))
+    return table
+
+
+def _text(path: StoragePath, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        return pc.utf8_trim_whitespace(column.cast(pa.string()))  # which checks that it is UTF-8
+    except pa.ArrowInvalid:
+        for row, value in enumerate(column.to_pylist()):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError:
+                problem = f"column {name!r} has {value[:_SHOWN]!r}, which is not UTF-8 text"
+                raise DataError(problem, path=path, part=f"row {row}", advice=_ENCODING) from None
+        raise
+
+
+def typed(column: pa.ChunkedArray, wanted: str) -> tuple[pa.ChunkedArray, int | None]:
+    """Returns a column of strings as numbers, if it holds such: as int64, or else float64; empty strings become nulls.
+
+    Args:
+      column: of strings.
+      wanted: `int64` or `float32` if they must be numbers, `string` if they are to stay; "" for what fits: texts with
+        zeros before a number, as 007, are none then.
+
+    Returns:
+      The column; and the first row that is no number although it must be one, or None.
+    """
+    values = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+    is_number, is_whole, is_code = (pc.match_substring_regex(values, form) for form in (_NUMBER, _WHOLE, _CODE))
+    if wanted == "string" or values.null_count == len(values) or (not wanted and pc.any(is_code).as_py()):
+        return column, None
+    if (row := pc.index(is_number, False).as_py()) >= 0:
+        return column, row if wanted else None
+    return values.cast(pa.int64() if pc.all(is_whole).as_py() else pa.float64()), None
