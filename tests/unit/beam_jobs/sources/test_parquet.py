@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_jobs.sources import open_source, parquet, parquet_reader
+from beam_jobs.sources import open_source, parquet_reader
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
@@ -410,7 +410,7 @@ def test_metadata_of_another_form_is_ignored(tmp_path, text):
 def test_too_many_classes_are_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, check=at("a.parquet", "'label'", 1000001, 100000)):
         one(tmp_path, label=pa.array([1_000_000] * 10))
-    monkeypatch.setattr(parquet, "MAX_CLASSES", 5)
+    monkeypatch.setattr(parquet_reader, "MAX_CLASSES", 5)
     with pytest.raises(DataError, check=said("'label'", "8 ", "5;", "--label_column")):
         one(tmp_path, label=pa.array([f"name {n}" for n in range(10)]))
 
