@@ -250,7 +250,8 @@ class Heartbeat(Callback):
 
     def _speeds(self) -> dict[str, Any]:
         """Returns the fields of `Beat` that are averages over the last beats."""
-        if self._progress is None:
+        # A step that is compiled says nothing about the others, least of all which worker they wait for.
+        if self._progress is None or self._progress.spent.steps <= self._progress.compiling.steps:
             return {}
         self._seen.append(self._progress)
         earliest = self._seen[0] if self._seen[0].step < self._progress.step else None

@@ -172,6 +172,7 @@ def test_the_first_step_is_written_at_once_and_then_about_one_beat_per_second(pa
         beats.on_loop(progress(31, 1, 1.0))
         first = Beat.read(path)
         assert (first.phase, first.step, first.last_step, first.made) == ("training", 31, 100, 1)
+        assert first.seconds_per_step is None  # it was compiled
         for made in range(2, 1000):
             beats.on_loop(progress(30 + made, made, 1.0 + made / 100))
         assert Beat.read(path) == first
