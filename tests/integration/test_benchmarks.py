@@ -106,7 +106,7 @@ def test_windows_are_measured_against_reading_memory_one_by_one_and_the_promise(
     names += ["in windows, undistorted, compressed, against windows of uncompressed shards"]
     names += ["in windows, undistorted, 1,000 classes, against 100 classes"]
     names += [f"in windows, undistorted, from the cache, against {name}" for name in ("the store", "a local data set")]
-    assert re.fullmatch(r"compressed to [01]\.\d\d of [\d,]+ bytes", lines.pop(-7))
+    assert re.fullmatch(r"compressed to [01]\.\d\d of [\d,]+ bytes", lines.pop(-8))
     for line, name in zip(lines[:-1], names, strict=True):
         assert re.fullmatch(name + BOTH, line), line
     memory = r"[\d,]+ MB and [\d,]+ MB of mapped files, against 604 MB promised"
