@@ -250,14 +250,18 @@ def test_several_runs_are_compared(chromium, ended, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_metric_of_a_task_has_a_curve(chromium, tmp_path):
+def test_a_metric_of_a_task_has_a_curve_and_times_are_whole_seconds(chromium, tmp_path):
     events = EventFile(tmp_path / "run" / "logs", 0)
     for step in (10, 20):
         events.scalars(step, {"train/total_loss_average": 1.0, "train/epoch_total_loss": 1.0, "train/epoch_top_5": 0.5})
         events.scalars(step, {"eval/test/loss": 1.0, "eval/test/top_5": 0.25, "eval/test/f(x)": 7.0})
+        time.sleep(0.4)
     with served(tmp_path / "run") as url, opened(chromium, url) as page:
         assert page.locator("#curves figcaption").all_inner_texts() == ["Loss", "top_5", "f(x)"]
         legends = page.locator("#curves .u-legend").all_inner_texts()
+        page.get_by_label("time").check()
+        assert page.evaluate("charts.get('Loss').plot.axes[0]._splits.every(Number.isInteger)")  # whole seconds
+        page.get_by_label("step", exact=True).check()
         assert ["".join(legend.split()) for legend in legends[1:]] == [
             "step20training0.5000test0.2500",
             "step20test7.000",
