@@ -1,6 +1,7 @@
 """Small data sets and states of the trainer."""
 
 import dataclasses
+import sys
 import types
 
 import numpy as np
@@ -12,6 +13,14 @@ from trainer.config import parse
 
 IMAGE_SHAPE = (4, 3, 1)
 CLASSES = 5
+
+
+@pytest.fixture(autouse=True)
+def _precision():
+    """A model of another --precision leaves that to no other test of the process."""
+    yield
+    if keras := sys.modules.get("keras"):
+        keras.config.set_dtype_policy("float32")
 
 
 @pytest.fixture
