@@ -113,7 +113,7 @@ class InMemory(Encoded):
     Attributes:
       memory: uint8 (1, bytes).
       bounds: where each image begins and ends, int64 (rows, 2).
-      known_sizes: what `sizes` returns; of images that are not JPEG files anything.
+      known_sizes: what `sizes` returns, int32 (rows, 2); zeros if the files are not JPEG.
     """
 
     memory: tf.Tensor

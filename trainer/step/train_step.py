@@ -49,8 +49,9 @@ class LoopResult(NamedTuple):
         infinite (a NaN can pass through ReLU as 0, and show only in the gradient).
       waited: seconds that the updates waited for their batches, float64 scalar.
       exchanged: seconds of the updates in which this worker had its part of a sum over all workers, and not yet the
-        sum, float64 scalar; 0 with one worker. Sums are those of the rows' weights, meanwhile it may compute, and of
-        the gradients. Who comes last has the least of these seconds: the others wait for it.
+        sum, float64 scalar; 0 with one worker. There are two sums: of the rows' weights, while it may be computing
+        already, and of the gradients. The worker that comes last has the fewest of these seconds: the others wait for
+        it.
       averages: moving averages over the updates, float32 (AVERAGED,).
       epoch: sums over the updates of this epoch so far, float64; see `epoch_sums`.
       means: the means over the epoch's real rows that follow from `epoch`, float64 (values,), in the order of `names`;
