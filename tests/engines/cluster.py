@@ -83,7 +83,7 @@ class Cluster:
                 cwd=self.folder,
                 env=self.environment,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent,  # noqa: PLW1509
             )
 
     def start_pool(self) -> None:

@@ -125,7 +125,7 @@ class SlurmCluster:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent,  # noqa: PLW1509
             )
         if not commands.wait_for(self._is_up, _START_SECONDS):
             said = (self._files / "daemons.log").read_text(errors="replace")[-2000:]
