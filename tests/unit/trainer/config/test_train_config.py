@@ -46,7 +46,7 @@ def test_flags_and_their_defaults_stay():
         **{"task": None, "initialize_from": None, "label_smoothing": 0.0, "precision": "float32", "jit_compile": False},
         **{"schedule": "exponential", "decay_at": "", "end_factor": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0},
         **{"clip_norm": None, "ema": 0.99},
-        **{"summary_secs": 0.0, "checkpoint_secs": 0.0, "keep_best": 0, "early_stopping": 0, "best_metric": None},
+        **{"summary_secs": 0.0, "checkpoint_secs": None, "keep_best": 0, "early_stopping": 0, "best_metric": None},
         **{
             "best_mode": "auto",
             "histogram_every": 0,
