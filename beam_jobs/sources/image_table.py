@@ -17,24 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import image_folder, labels, listing, parquet_columns, parquet_reader, streams, tables
+from beam_jobs.sources import image_folder, labels, listing, parquet_columns, parquet_reader, splits, streams, tables
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.labels import LABELS_FILE
-from beam_jobs.sources.listing import SPLIT_OF_WORD
 from beam_jobs.sources.parquet_columns import Columns
 from beam_jobs.sources.parquet_reader import BatchedBuilder
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
-from pipeline.manifest import SourceFile, naming
+from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
 # Usual names of columns, the first ones preferred; `File Name` and `file_name` are taken for `filename`.
 _IMAGES = ("filename", "imagepath", "filepath", "path", "file", "imagename", "image", "imageid", "img")
 _LABELS = ("label", "class", "category", "target")
-_SPLIT = "split"
 _KINDS = f"--source of image_table is a table ({', '.join(tables.SUFFIXES)}), a glob, or a folder with metadata.csv"
 _NAME = "{}"  # stands for the path in --image_dir
 _DESCRIBED = "images"  # the files in the manifest, as one entry
@@ -45,6 +43,7 @@ _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as in the path that such a text becomes
 _PANDAS = r"^([0-9]+\.0)?$"  # as pandas writes whole numbers if one of them is missing
 _SHOWN = 80  # characters of a value in errors
+_MOST_FOLDERS = 1000  # whose names are looked at for splits
 _BLOCK = 1 << 16  # paths that are Python objects at a time
 
 
@@ -195,10 +194,14 @@ def open_source(options: SourceOptions) -> ImageTableSource:
     wanted = f"metadata{', '.join(tables.SUFFIXES)}; name the table"
     found, names = listing.find(options.source, _is_metadata, True, wanted, _KINDS)
     folder = LocalPath(str(found))
+    if options.splits and not options.split_column:  # a table that is left out may have no labels, or no files
+        names = sorted(name for files in splits.by_files(folder, names, options.splits).values() for name in files)
     if options.image_dir:
         options = dataclasses.replace(options, image_dir=os.path.abspath(options.image_dir))  # for workers elsewhere
     known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
     made = _scan(folder, known, options)
+    if not options.split_column and len(made.splits) == 1:
+        _check_folders(made)
     for line in (*_choice(made, options), *_faults(made), *_repeats(made)):
         print(line, file=sys.stderr, flush=True)
     image_folder.listed(str(folder), made.digest, lambda: made)
@@ -236,7 +239,7 @@ def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
         rows=rows.replaced(columns.image, pa.chunked_array([paths])),
         columns=columns,
         class_names=names or _class_names(rows, columns),
-        splits=_splits(rows, is_given=bool(options.split_column)),
+        splits=_splits(rows, is_given=options.split_column not in ("", splits.NO_COLUMN)),
         root=root,
         paths=paths,
         sizes=sizes,
@@ -248,22 +251,32 @@ def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
 def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> _Rows:
     """Reads the columns that are needed of all tables, which must have the same."""
     used, found = options, []
+    told = {split for file in files if (split := splits.hint(file.path.name_in(folder)))}
+    wanted: list[str] = []
+    doubtful: list[str] = []  # columns that may have splits, of which only that is asked
     for file in files:
 
         def choose(schema: pa.Schema, path: str = str(file.path)) -> list[str]:
             nonlocal used
             used = parquet_columns.resolved(path, schema, used, _IMAGES, _LABELS, are_paths=True)
-            split = used.split_column or next((name for name in schema.names if name.lower() == _SPLIT), "")
-            used = dataclasses.replace(used, split_column=split)
+            used = dataclasses.replace(
+                used, split_column=splits.column_of(schema.names, used.split_column or options.split_column)
+            )
             given = [(flag, getattr(used, flag)) for flag in ("label_column", "key_column", "split_column")]
             given += [("keep_columns", parquet_columns.name_and_type(schema, kept)[0]) for kept in used.keep_columns]
             for flag, name in given:
                 if name:
                     parquet_columns.type_of(path, schema, flag, name)
-            return list(dict.fromkeys(name for _, name in [("", used.image_column), *given] if name))
+            texts = [field.name for field in schema if parquet_columns.is_text(field.type)]
+            doubtful[:] = splits.suspects(texts, options.split_column)
+            wanted[:] = dict.fromkeys(name for _, name in [("", used.image_column), *given] if name)
+            return list(dict.fromkeys([*wanted, *doubtful]))
 
         try:
-            found.append(tables.read(file.path, choose))
+            table = tables.read(file.path, choose)
+            for name in doubtful:
+                splits.check_suspect(file.path, name, pc.unique(table.column(name)).to_pylist(), told)
+            found.append(table.select(wanted))
         except UsageError as error:
             if not found:
                 raise
@@ -347,20 +360,22 @@ def _splits(rows: _Rows, is_given: bool) -> dict[str, NDArray[np.int64]]:
             encoded = rows.table.column(name).cast(pa.string()).fill_null("").combine_chunks().dictionary_encode()
         meaning, codes = [], encoded.indices.to_numpy()
         for code, word in enumerate(encoded.dictionary.to_pylist()):
-            split = SPLIT_OF_WORD.get(word.lower(), word if is_given and naming.is_split_name(word) else "")
+            split, row = splits.of_value(word, is_given), int(np.argmax(codes == code))
             if not split:
-                advice = "it must be train, validation or test"
-                if naming.is_split_name(word):
-                    advice += f", unless --split_column={name} is given"
-                raise rows.refused(int(np.argmax(codes == code)), f"column {name!r} has {word[:_SHOWN]!r}", advice)
+                problem = f"column {name!r} has {word[:_SHOWN]!r}"
+                raise rows.refused(row, problem, splits.not_a_split(word, name))
             meaning.append(split)
+        for file, first, count in zip(rows.files.names, rows.files.starts, rows.files.counts, strict=True):
+            for code in np.unique(codes[first : first + count]).tolist() if not is_given else ():
+                row = int(np.argmax(codes[first : first + count] == code))
+                splits.check_name(folder / file, row, splits.hint(file), meaning[code], name)
     else:
-        by_split = listing.files_by_split(folder, rows.files.names)
+        by_split = splits.by_files(folder, rows.files.names)
         split_of = {file: split for split, files in by_split.items() for file in files}
         meaning = [split_of[file] for file in rows.files.names]
         codes = np.repeat(np.arange(len(meaning)), rows.files.counts)
     found = {}
-    for split in listing.in_order(set(meaning)):
+    for split in splits.in_order(set(meaning)):
         found[split] = np.flatnonzero(np.isin(codes, [code for code, other in enumerate(meaning) if other == split]))
         if not len(found[split]):
             raise DataError(f"split {split!r} has no row", path=folder / rows.files.names[meaning.index(split)])
@@ -467,7 +482,8 @@ def _choice(made: _Listing, options: SourceOptions) -> Iterator[str]:
     of_classes = f"their labels ({count_of(len(made.class_names), 'class', 'classes')})"
     kinds = {"image_column": "names the images", "label_column": of_classes, "split_column": "their splits"}
     names = {flag: getattr(made.rows.options, flag) for flag in kinds}
-    if any(name != getattr(options, flag) for flag, name in names.items()):
+    given = dataclasses.replace(options, split_column=splits.column_of((), options.split_column))
+    if any(name != getattr(given, flag) for flag, name in names.items()):
         told = ", ".join(f"{names[flag]!r} {kind}" for flag, kind in kinds.items() if names[flag])
         yield f"{made.rows.path}: column {told}"
 
@@ -499,6 +515,16 @@ def _advice(made: _Listing, row: int) -> str:
             before, _, after = found.rpartition(path)
             return f"give --image_dir={before}{_NAME + after if after else ''}"
     return "--image_dir=FOLDER names the folder that the paths begin in, --image_dir=FOLDER/{}.jpg their ending too"
+
+
+def _check_folders(made: _Listing) -> None:
+    """Raises DataError if the table names images in folders of several splits, and does not say their splits itself."""
+    if made.rows.options.split_column or any(map(splits.hint, made.rows.files.names)):
+        return
+    folders = pc.replace_substring_regex(made.paths, pattern="[^/]*$", replacement="").dictionary_encode()
+    codes = folders.indices.fill_null(-1).to_numpy()
+    firsts = [int(np.argmax(codes == code)) for code in range(min(len(folders.dictionary), _MOST_FOLDERS))]
+    splits.check_paths(made.rows.path, [(row, image_folder.text(made.path(row))) for row in firsts])
 
 
 def _repeats(made: _Listing) -> Iterator[str]:

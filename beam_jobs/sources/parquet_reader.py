@@ -40,9 +40,11 @@ class ParquetFile(KnownFile):
 
     Attributes:
       groups: the rows of each of its row groups.
+      partitions: (column, value) of the columns that its folders' names tell, the same in all of its rows.
     """
 
     groups: tuple[int, ...] = ()
+    partitions: tuple[tuple[str, pa.Scalar], ...] = ()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[OpenFile]:
@@ -61,7 +63,7 @@ class ParquetFile(KnownFile):
                     buffer_size=self.path.read_ahead(_BUFFER),
                     page_checksum_verification=True,
                 )
-            yield OpenFile(self.path, file)
+            yield OpenFile(self.path, file, dict(self.partitions))
         self.check_unchanged()
 
 
@@ -74,10 +76,20 @@ def _footer(path: StoragePath, stamp: tuple[int, int]) -> pq.FileMetaData:
 
 @dataclasses.dataclass(frozen=True)
 class OpenFile:
-    """An open Parquet file, and its path for errors."""
+    """An open Parquet file, its path for errors, and the values of its partitions."""
 
     path: StoragePath
     file: pq.ParquetFile
+    partitions: dict[str, pa.Scalar]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns: those in the file, then its partitions. Raises DataError if it cannot be read."""
+        with arrow_errors(self.path, "its schema cannot be read"):
+            schema = self.file.schema_arrow
+        for name, value in self.partitions.items():
+            schema = schema.append(pa.field(name, value.type))
+        return schema
 
     @property
     def groups(self) -> range:
@@ -94,9 +106,16 @@ class OpenFile:
         rows, size = info.num_rows, max(info.total_byte_size, 1)
         count = max(1, min(_MAX_BATCH, _BATCH_BYTES * rows // size))
         read = 0
+        inside = [name for name in columns if name not in self.partitions]
+        told = {name: value for name, value in self.partitions.items() if name in columns}
+        if not inside:
+            yield pa.RecordBatch.from_pydict({name: pa.repeat(value, rows) for name, value in told.items()})
+            return
         with self.errors_of(group):
-            for batch in self.file.iter_batches(count, row_groups=[group], columns=list(columns), use_threads=False):
-                read += len(batch)
+            for found in self.file.iter_batches(count, row_groups=[group], columns=inside, use_threads=False):
+                read, batch = read + len(found), found
+                for name, value in told.items():
+                    batch = batch.append_column(pa.field(name, value.type), pa.repeat(value, len(batch)))
                 yield batch
         if read != rows:
             raise DataError(

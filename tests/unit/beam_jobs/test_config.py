@@ -12,6 +12,7 @@ SHAPING = {
     "label_column": "target",
     "key_column": "id",
     "split_column": "fold",
+    "splits": "train,test",
     "keep_columns": "a,b",
     "feature_map": "image:image_raw",
     "image_shape": "28x28x1",
