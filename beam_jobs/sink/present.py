@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator, Sequence
 
 from beam_jobs import drafts
@@ -80,18 +81,20 @@ class Unlisted:
     others: tuple[str, ...]
 
 
-def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
+def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) -> Unlisted:
     """Returns the other files in a data set's folder.
 
-    If `pipeline.index` described another program's records, none is taken for a shard: its manifest may list some of
-    the records on purpose.
+    With `recursive`, files that look like shards in the folders below it are among them; not those in hidden folders,
+    and not other data sets, which have a manifest of their own. If `pipeline.index` described another program's
+    records, none is taken for a shard: its manifest may list some of the records on purpose.
 
     Raises:
       DataError: the folder cannot be listed.
     """
     listed = {*shard_files(present, data_dir), *drafts.BESIDE_SHARDS}
     found = [*data_dir.files(), *(f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir))]
-    names = sorted(name for name in found if name not in listed)
+    below = _shards_below(data_dir, present) if recursive else []
+    names = sorted(name for name in {*found, *below} if name not in listed)
     temporary = [name for name in names if drafts.is_temporary(name.rpartition("/")[2])]
     as_shards = [name for name in names if present.has_images and _looks_like_shard(name, present)]
     return Unlisted(
@@ -99,9 +102,24 @@ def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
     )
 
 
-def _looks_like_shard(name: str, present: Manifest) -> bool:
-    if name.startswith((".", f"{naming.SIDECARS}/")):  # no pattern finds it
+def _shards_below(data_dir: StoragePath, present: Manifest) -> list[str]:
+    """Returns the files in folders below a data set's, at any depth, that look like its shards."""
+    found = [pathlib.PurePosixPath(name) for name in data_dir.files(recursive=True) if "/" in name]
+    others = {path.parent for path in found if path.name == naming.MANIFEST}  # data sets of their own
+    return [
+        str(path)
+        for path in found
+        if others.isdisjoint(path.parents)
+        and not any(part.startswith(".") for part in path.parts)
+        and path.parts[0] not in (naming.SIDECARS, naming.COLUMNS)
+        and _looks_like_shard(path.name, present)
+    ]
+
+
+def _looks_like_shard(path: str, present: Manifest) -> bool:
+    if path.startswith((".", f"{naming.SIDECARS}/")):  # no pattern finds it
         return False
+    name = path.rpartition("/")[2]
     return (
         drafts.is_ours(name) or ".tfrecord" in name.lower() or name.startswith(tuple(f"{s}-" for s in present.splits))
     )

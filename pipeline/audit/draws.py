@@ -29,7 +29,10 @@ _TRIES = 12  # epochs, and seeds, where one more epoch shows no other rows
 _ENOUGH = 8  # of the seeds give other rows, so that the epochs should have, too
 _ROUNDING = 2e-5  # of floats, in batches of other sizes
 
-_RESTATED: dict[str, dict[str, Any]] = {"flip": {"prob": 0.5}, "pad_crop_flip": {"pad": 4, "flip": True}}  # first recipes, and their defaults
+_RESTATED: dict[str, dict[str, Any]] = {
+    "flip": {"prob": 0.5},
+    "pad_crop_flip": {"pad": 4, "flip": True},
+}  # first recipes, and their defaults
 
 _Rows = dict[int, NDArray[Any]]  # augmented rows by record id
 
@@ -158,7 +161,14 @@ def _augmented(request: Request, epoch: int, batch: int) -> _Rows:
 
     A view of so few records is fed, so that the same are in every epoch, however large the data set is.
     """
-    own: dict[str, Any] = {"distort_on": "host", "weights": "mask", "record_ids": True, "features": (), "shard": None, "epochs": None}
+    own: dict[str, Any] = {
+        "distort_on": "host",
+        "weights": "mask",
+        "record_ids": True,
+        "features": (),
+        "shard": None,
+        "epochs": None,
+    }
     view: dict[str, Any] = {"limit": _RECORDS, "balance": None, "weigh": None, "skip_steps": (), "schedule": ()}
     order: dict[str, Any] = {"global_batch_size": batch, "streams": 1, "remainder": "pad", "start_step": 0}
     small = dataclasses.replace(request, **own, **view, **order)
