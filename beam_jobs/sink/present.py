@@ -170,6 +170,14 @@ def files_of(present: Manifest | None) -> set[str]:
     return {*shards, *sidecars, *columns_of(present), *drafts.BESIDE_SHARDS}
 
 
+def files_listed(present: Manifest, data_dir: StoragePath) -> set[str]:
+    """Returns the names of the files that belong to the data set in a folder, relative to it."""
+    beside = {*drafts.BESIDE_SHARDS}
+    if not any(split.num_rejects for split in present.splits.values()):
+        beside.remove(naming.REJECTS)
+    return {*shard_files(present, data_dir), *columns_of(present), *beside}
+
+
 def columns_of(present: Manifest) -> list[str]:
     """Returns the names of the files of a data set's columns."""
     return [
