@@ -154,7 +154,14 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
         given["streams"] = None  # the run's need not divide the new batch; an evaluation has one
     config = record.config(**given)
     if not config.data.evaluates:
-        raise UsageError(f"--split is missing: the run had --eval_split={config.data.eval_split}")
+        if flags.needs_split:
+            names = ", ".join(plan.splits_of(config))
+            raise UsageError(
+                f"--split is missing: the run had --eval_split={config.data.eval_split or 'none'}; give one of its data's "
+                f"splits ({names}), or a part of one, such as --split=train[:1000]"
+            )
+        # The model itself needs no split, but the data's shapes and classes: those that it was trained on.
+        config = plan.with_trained_split(config)
     task_class = lazy_imports.load_task(config.model.task) or Task
     splits = _resolved(record, config, task_class, flags)
     task = task_class(config, data_spec_of(next(iter(splits.values()))))
