@@ -45,7 +45,7 @@ from trainer.loss_log import LossLog
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
 from trainer.step.train_step import TrainStep
-from trainer.task import Evaluation, Task, data_spec_of
+from trainer.task import Evaluation, Task, data_spec_of, uncalled
 
 _STOP = 0  # workers agree on numbers: this one to stop, 1 + its number for each action that is due
 _ANSWER = 0  # number of the action that answers SIGUSR1
@@ -145,6 +145,8 @@ class Run(abc.ABC):
 
     def run(self, task: type[Task]) -> Evaluation | None:
         """Builds the model, restores or initializes it, trains, evaluates."""
+        if odd := uncalled(task):
+            self.output.line(odd)
         self.build(task)
         self._restore()
         self._attach_callbacks()
@@ -303,7 +305,7 @@ class AllReduceRun(Run):
     ) -> None:
         super().__init__(config, plan, interrupt, output, callbacks, cluster.is_chief)
         self.cluster, self.ties = cluster, ties
-        self._watchdog = Watchdog(config.run.collective_timeout)
+        self._watchdog = Watchdog(config.run.collective_timeout, cluster)
 
     def run(self, task: type[Task]) -> Evaluation | None:
         """Makes the run, and gives up workers that no longer answer."""

@@ -308,7 +308,9 @@ def test_a_stopped_worker_is_given_up_and_gives_up(digits, tmp_path, workers, vi
     for end in ends(*processes):
         assert end.is_one_line(75, LOST)
     stopped.send_signal(signal.SIGCONT)
-    assert ends(stopped)[0].is_one_line(75, LOST)
+    name = WORKER_1.replace("1", str(victim), 1) if victim else r"the chief \(localhost:\d+\)"
+    said = rf"{name} was stopped, or stuck, for \d+ s, and the others have given it up; {ALL}"
+    assert ends(stopped)[0].is_one_line(75, said)
 
 
 def start_waiting(digits, model_dir, waits, *flags) -> list[forked.Process]:

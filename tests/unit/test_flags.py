@@ -114,6 +114,7 @@ SEEN: dict[str, dict[str, str]] = {
         "schedule": "unit/trainer/step/test_optimizers.py::test_schedules_that_end_with_the_training",
         "decay_factor": "unit/trainer/step/test_optimizers.py::test_staircase_of_the_cifar10_tutorial",
         "decay_epochs": "unit/trainer/step/test_optimizers.py::test_staircase_of_the_cifar10_tutorial",
+        "decay_staircase": "unit/trainer/step/test_optimizers.py::test_the_smooth_decay_of_the_mnist_book",
         "decay_at": "unit/trainer/step/test_optimizers.py::test_stairs_of_resnet",
         "end_factor": "unit/trainer/step/test_optimizers.py::test_schedules_that_end_with_the_training",
         "warmup_epochs": "unit/trainer/step/test_optimizers.py::test_a_warm_up_precedes_any_schedule",

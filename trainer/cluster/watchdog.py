@@ -8,15 +8,20 @@ operations, however many there are.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Self
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from trainer.cluster import failures
+from trainer.cluster.rendezvous import LostError
+from trainer.cluster.stops import Stops
+from trainer.cluster.tf_config import Cluster
+
 _TICK = 0.5  # seconds between two looks, unless the timeout asks for more
 _LOOKS = 10  # at least, within the timeout
+_MISSED = 5.0  # seconds of a stop after which TensorFlow may have missed this worker's heartbeats
 
 
 class Watchdog:
@@ -28,13 +33,14 @@ class Watchdog:
     tf.errors.DeadlineExceededError for whoever waits for their results.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, cluster: Cluster) -> None:
         """Begins to watch when it has operations to watch; see `watch`.
 
         Args:
           timeout: seconds.
+          cluster: the workers.
         """
-        self._timeout = timeout
+        self._timeout, self._cluster = timeout, cluster
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -48,6 +54,7 @@ class Watchdog:
                 # What all reductions and gathers of tf.distribute are made of.
                 launcher.all_reduce = self._counted(launcher.all_reduce)
                 launcher._all_gather = self._counted(launcher._all_gather)
+        self._stops = Stops()
         self._thread = threading.Thread(target=self._look, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -55,11 +62,23 @@ class Watchdog:
         """Returns itself."""
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Ends the thread, which may not call TensorFlow while the interpreter ends."""
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Ends the thread, which may not call TensorFlow while the interpreter ends.
+
+        Raises:
+          LostError: instead of an error about another worker, where this one was stopped before it.
+        """
         self._over.set()
-        if self._thread:
-            self._thread.join()
+        if not self._thread:
+            return
+        self._thread.join()
+        stopped = self._stops.recent(min(self._timeout, _MISSED))
+        if stopped and isinstance(error, tf.errors.OpError) and not failures.is_own(error):
+            raise LostError(
+                f"{self._cluster.name(self._cluster.rank)} was stopped, or stuck, for {stopped:.0f} s, and the others "
+                f"have given it up; rerun the same commands on all {self._cluster.size} to resume from the last "
+                "checkpoint"
+            ) from None
 
     def _counted(self, operation: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def counted(tensor: tf.Tensor, *arguments: Any) -> tf.Tensor:
@@ -75,10 +94,10 @@ class Watchdog:
 
     def _look(self) -> None:
         tick, before = min(_TICK, self._timeout / _LOOKS), (0, 0)
-        waited, at = 0.0, time.monotonic()
+        waited = 0.0
         while not self._over.wait(tick):
             # A longer gap is one in which this process was stopped, or its machine slept: it was not waiting then.
-            passed, at = min(time.monotonic() - at, 2 * tick), time.monotonic()
+            passed = min(self._stops.tick(min(self._timeout, _MISSED)), 2 * tick)
             counts = int(self._ended.numpy()), int(self._begun.numpy())
             waited = waited + passed if counts == before and counts[0] < counts[1] else 0.0
             before = counts
