@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 
 # Variables that our programs, or libraries below them, read. A job of Slurm or Kubernetes, a terminal and a CI service
@@ -40,6 +41,10 @@ def make() -> None:
     for name in list(os.environ):
         if name.startswith(_READ_BY_PROGRAMS) and name not in _KEPT:
             del os.environ[name]
+    if " " in tempfile.gettempdir():  # many tests split command lines at spaces
+        for name in ("TMPDIR", "TEMP", "TMP"):
+            os.environ.pop(name, None)
+        tempfile.tempdir = None
     os.environ.update(_SET)
     time.tzset()
     for name in ("NO_PROXY", "no_proxy"):
