@@ -144,7 +144,7 @@ def _image(image: bytes | NDArray[np.uint8]) -> str:
     if not isinstance(image, bytes):
         return f"raw {shape_of(image.shape)}, {count_of(image.nbytes, 'byte')}"
     opened = images.open_file(image)
-    kind = images.KEPT_FORMATS.get(opened.format or "", "")
+    kind = images.kept_as(opened, image)
     shape = shape_of((opened.height, opened.width, images.channels_of(opened)))
     return f"{kind} {shape}, {count_of(len(image), 'byte')}"
 

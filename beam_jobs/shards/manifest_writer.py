@@ -117,6 +117,7 @@ def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
         options=plan.options,
         compression=plan.config.compression,
         format_version=plan.format_version,
+        pixel_rule=plan.pixel_rule,
     )
 
 

@@ -306,7 +306,8 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
         if by_operation and request.distort_on == HOST:
             mirrored = cropping.mirrored if resolved.order.training else None
             recipe = of_flipped(recipe)
-    return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop, by_operation, mirrored)), recipe
+    decoder = ImageDecoder(image.encoding or "", image.shape, crop, by_operation, mirrored, made.pixels.dct)
+    return Serialized(parser, decoder), recipe
 
 
 @tf.autograph.experimental.do_not_convert
