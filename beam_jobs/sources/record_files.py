@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, streams
+from beam_jobs.sources import base, labels, streams
 from beam_jobs.sources.base import Block, BlockBuilder, Files, Source
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands.text import count_of, shape_of
@@ -361,8 +361,7 @@ class Columns:
             return int(_one(features, self.label, "int64"))
         text: bytes = _one(features, self.label, "bytes")
         if text not in numbers:
-            problem = f"is {text.decode(errors='backslashreplace')!r}, which names no class" if text else "is empty"
-            raise ValueError(f"feature {self.label!r} {problem}")
+            raise ValueError(f"feature {self.label!r} {labels.refusal(text.decode(errors='backslashreplace'))}")
         return numbers[text]
 
     def _key(self, features: dict[str, Any]) -> bytes:

@@ -529,3 +529,16 @@ class TestForeignErrors:
 def test_the_split_is_a_word_of_the_name(name, split, tmp_path):
     write(tmp_path / name, [{"image": png(pixels_of(0)), "label": 0}])
     assert opened(tmp_path / name).splits == {split: 1}
+
+
+def test_labels_that_are_missing_values_are_invalid_rows(tmp_path):
+    words = [b"cat", b"NA", b"None", b"none", b""]
+    path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": word} for word in words])
+    source = opened(path)
+    block = source.read("train", np.arange(5))
+    assert (source.class_names, list(block.bad)) == (("cat", "none"), [1, 2, 4])
+    assert "--na_is_class" in block.bad[1]
+    assert opened(path, na_is_class=True).class_names == ("NA", "None", "cat", "none")
+    write(path, [{"image": png(pixels_of(0)), "label": word} for word in (b"1", b"1.0")])
+    with pytest.raises(DataError, check=said("'1'", "'1.0'", "number")):
+        opened(path)
