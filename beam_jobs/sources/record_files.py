@@ -210,14 +210,10 @@ def packing_of(path: StoragePath) -> str:
     """
     with streams.errors_of(path), streams.open_plain(path) as stream:
         start = stream.read(framing.HEADER)
-    # First of all a whole header with its CRC, as the length of a record may look like gzip's magic.
-    if not start or (len(start) == framing.HEADER and framing.claimed_length(start) is not None):
-        return ""
-    if start.startswith(streams.GZIP_MAGIC):
-        return "gzip"
-    if start[0] == 0x78 and int.from_bytes(start[:2], "big") % 31 == 0:  # RFC 1950: deflate, the header's check
-        return "zlib"
-    raise DataError(f"begins with 0x{start.hex()}: neither a TFRecord's header nor GZIP or ZLIB", path=path)
+    packing = framing.packing_of(start)
+    if packing is None:
+        raise DataError(f"begins with 0x{start.hex()}: neither a TFRecord's header nor GZIP or ZLIB", path=path)
+    return packing.lower()
 
 
 def stream_records(
