@@ -63,6 +63,16 @@ class ConvertConfig:
         "image_table: the folder that the paths begin in; default: the table's; with {} for the path also what "
         "follows it: images/{}.jpg",
     )
+    na_is_class: bool = flag(
+        False,
+        "parquet, image_table, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
+        "values, and the rows are invalid",
+    )
+    delimiter: str = flag(
+        "",
+        "image_table: the character between the columns of CSV and TSV, or tab; default: a tab in .tsv, else that of "
+        "',', tab, ';' and '|' that the first line has most often",
+    )
     keep_columns: str = flag(
         "",
         "parquet, image_table, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet, image_table: "

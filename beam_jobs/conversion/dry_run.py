@@ -15,7 +15,7 @@ from beam_jobs.examples.selection import Selected, select
 from beam_jobs.plan import Plan, fastest, without_split
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
-from beam_jobs.sink.present import check_options, existing_manifest
+from beam_jobs.sink.present import check_options, existing_manifest, renumbered
 from beam_jobs.sources.base import Block
 from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
@@ -218,6 +218,7 @@ def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
         lines.append(
             f"{sink.shown}: holds {there.dataset}, {count_of(held, 'example')}, which would be replaced (--overwrite)"
         )
+        lines += renumbered(plan, there)
     return lines
 
 

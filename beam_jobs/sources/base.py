@@ -85,6 +85,8 @@ class SourceOptions:
     split_column: str = _flag("", "parquet", "image_table", "tfrecord")
     image_dir: str = _flag("", "image_table", shapes=False)
     splits: tuple[str, ...] = _flag((), parse=flag_values.names)
+    na_is_class: bool = _flag(False, "parquet", "image_table", "tfrecord")
+    delimiter: str = _flag("", "image_table", parse=flag_values.delimiter)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -41,7 +42,6 @@ _UNNAMED, _MISSING, _IRREGULAR, _OUTSIDE = -1, -2, -3, -4
 _FAULTS = {_UNNAMED: "{column} is empty", _MISSING: "{path}: no such file", _IRREGULAR: "{path}: is not a regular file"}
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as in the path that such a text becomes
-_PANDAS = r"^([0-9]+\.0)?$"  # as pandas writes whole numbers if one of them is missing
 _SHOWN = 80  # characters of a value in errors
 _MOST_FOLDERS = 1000  # whose names are looked at for splits
 _BLOCK = 1 << 16  # paths that are Python objects at a time
@@ -155,12 +155,14 @@ class _Rows:
       files: the tables.
       options: the user's, with the columns that were chosen by their names.
       table: the columns that are read.
+      notes: lines for the user about it.
     """
 
     folder: LocalPath
     files: Files
     options: SourceOptions
     table: pa.Table
+    notes: tuple[str, ...] = ()
 
     @property
     def path(self) -> LocalPath:
@@ -202,7 +204,7 @@ def open_source(options: SourceOptions) -> ImageTableSource:
     made = _scan(folder, known, options)
     if not options.split_column and len(made.splits) == 1:
         _check_folders(made)
-    for line in (*_choice(made, options), *_faults(made), *_repeats(made)):
+    for line in (*_choice(made, options), *made.rows.notes, *_faults(made), *_repeats(made)):
         print(line, file=sys.stderr, flush=True)
     image_folder.listed(str(folder), made.digest, lambda: made)
     return ImageTableSource(
@@ -273,7 +275,7 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
             return list(dict.fromkeys([*wanted, *doubtful]))
 
         try:
-            table = tables.read(file.path, choose)
+            table = tables.read(file.path, choose, options.delimiter)
             for name in doubtful:
                 splits.check_suspect(file.path, name, pc.unique(table.column(name)).to_pylist(), told)
             found.append(table.select(wanted))
@@ -296,16 +298,27 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
 def _with_numbers(rows: _Rows) -> _Rows:
     """Returns the rows of texts with numbers where columns hold such: in kept columns, and whole ones in the labels."""
     label = rows.options.label_column
-    column = rows.table.column(label)
-    if pc.all(pc.match_substring_regex(column, _PANDAS)).as_py():
-        rows = rows.replaced(label, pc.replace_substring_regex(column, r"\.0$", ""))
+    encoded = rows.table.column(label).combine_chunks().dictionary_encode()
+    texts = labels.as_one_number(encoded.dictionary.to_pylist()).values()
+    joined = pa.array(texts, pa.string()).take(encoded.indices)
+    rows = rows.replaced(label, pa.chunked_array([joined]))
     for kept in rows.options.keep_columns:
         name, wanted = parquet_columns.name_and_type(rows.table.schema, kept)
-        column, wrong = tables.typed(rows.table.column(name), wanted)
+        texts = rows.table.column(name)
+        column, wrong = tables.typed(texts, wanted)
         if wrong is not None:
-            problem = f"column {name!r} has {rows.table.column(name)[wrong].as_py()[:_SHOWN]!r}, which is no number"
-            raise rows.refused(wrong, problem, f"correct it, or keep the column as {name}:string")
+            row, reason = wrong
+            problem = f"column {name!r} has {texts[row].as_py()[:_SHOWN]!r}, {reason}"
+            advice = f"correct it, or keep the column as {name}:string (exact text)"
+            advice += "" if wanted == "float32" or reason == tables.NO_NUMBER else f" or {name}:float32 (rounded)"
+            raise rows.refused(row, problem, advice)
         rows = rows.replaced(name, column)
+        if not wanted and pa.types.is_string(column.type) and (odd := tables.first_no_number(texts)) is not None:
+            note = (
+                f"{rows.place(odd)}: column {name!r} has {texts[odd].as_py()[:_SHOWN]!r} where most rows have numbers"
+            )
+            line = f"{note}, so that it is kept as text; {name}:float32 or {name}:int64 keeps the numbers"
+            rows = dataclasses.replace(rows, notes=(*rows.notes, line))
     return rows
 
 
@@ -315,6 +328,9 @@ def _with_label_numbers(rows: _Rows, names: Sequence[str]) -> _Rows:
     column = rows.table.column(label)
     if not pa.types.is_string(column.type):
         return rows
+    if not rows.options.na_is_class:
+        missing = pa.array([text for text in labels.MISSING if text not in names], pa.string())
+        column = pc.if_else(pc.is_in(column, value_set=missing), "", column)
     numbers = pc.index_in(column, value_set=pa.array(names, pa.string())).cast(pa.int64())
     unknown = pc.and_(numbers.is_null(), pc.not_equal(column, "").fill_null(False))
     if not pc.any(unknown).as_py():
@@ -331,7 +347,7 @@ def _class_names(rows: _Rows, columns: Columns) -> tuple[str, ...]:
     named = parquet_columns.class_names(rows.table.schema).get(columns.label, ())
     if known := parquet_reader.known_classes(columns, named):
         return known
-    seen = parquet_reader.seen_labels(columns)
+    seen = parquet_reader.seen_labels(columns, rows.options.na_is_class)
     seen.add(parquet_reader.labels_in(rows.table.column(columns.label), columns), rows.path)
     return seen.class_names(rows.path)
 
@@ -497,10 +513,47 @@ def _faults(made: _Listing) -> Iterator[str]:
         raise made.rows.refused(row, f"{problem}; none of {count_of(rows, 'row')} has a file", _advice(made, row))
     if len(missing):
         row = int(missing[0])
+        similar = _similar(os.fsencode(made.root), made.path(row))
+        hint = f"; {_how_it_differs(made.path(row), similar)}" if similar else ""
         yield (
             f"{made.rows.place(row)}: {_shown(made.path(row))}: no such file; invalid rows of this kind: "
-            f"{len(missing):,} of {rows:,}"
+            f"{len(missing):,} of {rows:,}{hint}"
         )
+
+
+def _similar(root: bytes, path: bytes) -> bytes:
+    """Returns the path of a file whose name differs only in case or in Unicode's form of a letter; b"" if none does."""
+    found = b""
+    for part in path.split(b"/"):
+        place = os.path.join(root, found, part)
+        if not os.path.lexists(place):
+            try:
+                names = sorted(os.listdir(os.path.dirname(place)))
+            except OSError:
+                return b""
+            own = next((name for name in names if _folded(name) == _folded(part)), b"")
+        else:
+            own = part
+        if not own:
+            return b""
+        found = os.path.join(found, own)
+    return found
+
+
+def _folded(name: bytes) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", os.fsdecode(name)).casefold())
+
+
+def _how_it_differs(path: bytes, similar: bytes) -> str:
+    """Returns a hint about a file whose name differs from the table's only in case or in Unicode's form."""
+    one, other = (unicodedata.normalize("NFC", os.fsdecode(each)) for each in (path, similar))
+    if one != other:
+        return f"there is {_shown(similar)}: upper and lower case differ; rename the file, or correct the table"
+    # The two look alike, so that only the escapes show the difference.
+    return (
+        f"there is {os.fsdecode(similar)!a}, but the table has {os.fsdecode(path)!a}: the same letters in "
+        "another form of Unicode (macOS decomposes them); rename the file, or correct the table"
+    )
 
 
 def _advice(made: _Listing, row: int) -> str:
@@ -510,6 +563,8 @@ def _advice(made: _Listing, row: int) -> str:
         return "download the files, and name those"
     if os.path.isabs(path) or path[1:2] == ":":  # of Windows
         return "write the paths relative to the table's folder, or to --image_dir=FOLDER"
+    if similar := _similar(os.fsencode(made.root), made.path(row)):
+        return _how_it_differs(made.path(row), similar)
     for form in ("{0}*/{1}", "{0}{1}.*", "{0}*/{1}.*") if not made.rows.options.image_dir else ():
         for found in sorted(glob.glob(form.format(glob.escape(os.path.join(made.root, "")), glob.escape(path)))):
             before, _, after = found.rpartition(path)

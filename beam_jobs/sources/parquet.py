@@ -141,7 +141,7 @@ def open_source(options: SourceOptions) -> Source:
     source = ParquetSource(
         dataset=options.dataset,
         splits=base.rows_of(parts, folder),
-        class_names=_class_names_of(list(tables.values()), first.columns, first.class_names),
+        class_names=_class_names_of(list(tables.values()), first.columns, first.class_names, options.na_is_class),
         files=_describe(folder, names),
         features=dict(first.columns.kept),
         unique_keys=not first.columns.key,
@@ -309,7 +309,9 @@ def _is_parquet(name: str) -> bool:
     return name.lower().endswith(_SUFFIX) and not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
-def _class_names_of(files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
+def _class_names_of(
+    files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...], na_is_class: bool
+) -> tuple[str, ...]:
     """Returns one class name per label: `named`, those of the files' metadata, or what their labels say.
 
     All labels are read, instead of the footers' statistics: pyarrow 25 crashes on corrupt ones.
@@ -319,7 +321,7 @@ def _class_names_of(files: Sequence[ParquetFile], columns: Columns, named: tuple
     """
     if known := parquet_reader.known_classes(columns, named):
         return known
-    seen = parquet_reader.seen_labels(columns)
+    seen = parquet_reader.seen_labels(columns, na_is_class)
 
     def read(file: ParquetFile) -> None:
         with file.opened() as opened:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from beam_jobs.sources import labels
 from beam_jobs.sources.base import BlockBuilder
 from beam_jobs.sources.labels import SeenLabels
 from beam_jobs.sources.parquet_columns import IMAGE_FIELD, Columns
@@ -270,13 +271,15 @@ def _labels(array: pa.Array, columns: Columns, class_names: pa.Array | None, bad
     array = array.cast(pa.large_string())
     _refuse_nulls(bad, array, f"{columns.label} is null")
     numbers = pc.index_in(array, value_set=class_names).fill_null(-1).to_numpy().astype(np.int64)
-    _refuse(bad, numbers < 0, f"{columns.label} is empty")  # only an empty text names no class
+    for row in np.flatnonzero(numbers < 0).tolist():
+        bad.setdefault(row, f"{columns.label} {labels.refusal(array[row].as_py() or '')}")
     return np.maximum(numbers, 0)
 
 
-def seen_labels(columns: Columns) -> SeenLabels:
+def seen_labels(columns: Columns, na_is_class: bool) -> SeenLabels:
     """Returns an empty collection for the labels of these columns."""
-    return SeenLabels(f"column {columns.label!r}", MAX_CLASSES, "name the column of labels with --label_column")
+    advice = "name the column of labels with --label_column"
+    return SeenLabels(f"column {columns.label!r}", MAX_CLASSES, advice, na_is_class)
 
 
 def known_classes(columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:

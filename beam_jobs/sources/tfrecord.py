@@ -187,7 +187,9 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
         _check_splits(records, first)
     beside = (root / f"{columns.label}.{labels.LABELS_FILE}", root / labels.LABELS_FILE)  # the first is TFDS's name
     names = next(filter(None, map(labels.read_labels, beside)), ())
-    seen = SeenLabels(f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME")
+    seen = SeenLabels(
+        f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
+    )
 
     def see_label(record: bytes, path: StoragePath) -> None:
         seen.add(_labels_of(record, columns), path)
