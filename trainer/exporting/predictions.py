@@ -24,6 +24,7 @@ from pipeline.commands import commandline
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, line_of, named, reason_of
 from pipeline.files import write
+from pipeline.files.reading import content_of
 from pipeline.images import BadImageError
 from trainer.checkpoint import files
 from trainer.cluster import failures
@@ -203,7 +204,7 @@ class Predictor:
     def _read(self, path: str) -> NDArray[np.uint8] | str:
         """Returns the image of a file, upright and as the model takes it; or why it cannot be read."""
         try:
-            image = images.open_file(pathlib.Path(path).read_bytes())
+            image = images.open_file(content_of(path))
             # Fitted at once: a batch of photographs as they are would need gigabytes.
             return self._fitted(images.pixels(image, self.image_shape[2], upright=True))
         except OSError as error:
@@ -321,7 +322,7 @@ def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
     """
     folder = path if (path / EXPORT).is_file() else path.parent
     try:
-        about = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
+        about = json.loads(content_of(folder / EXPORT))
         made = {name: folder / file["file"] for name, file in about["files"].items()}
         _ = about["preprocessing"]["fits"], about["image_size"]
     except OSError:
