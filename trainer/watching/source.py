@@ -215,7 +215,7 @@ class RunSource:
             data_note=note,
             flags=_flat(self._flags(status)),
             changes=tuple(_changes(self._events.starts)),
-            events=self._all_events(status, beats, evaluations),
+            events=self._all_events(status, beats, evaluations, metric),
             images=len(self._events.images),
             images_step=self._events.images_step,
             problems=self._all_problems(),
@@ -342,7 +342,11 @@ class RunSource:
         return []
 
     def _all_events(
-        self, status: Mapping[str, Any] | None, beats: Mapping[str, Beat], evaluations: Sequence[EvaluationRow]
+        self,
+        status: Mapping[str, Any] | None,
+        beats: Mapping[str, Beat],
+        evaluations: Sequence[EvaluationRow],
+        metric: str | None,
     ) -> tuple[Event, ...]:
         found = list(self._job_events())
         changes = {change.time: change for change in _changes(self._events.starts)}
@@ -359,8 +363,11 @@ class RunSource:
         for row in evaluations:
             if row.rank is not None and row.rank < best:
                 best = row.rank
-                values = ", ".join(f"{name} {value:.4f}" for name, value in row.values.items())
-                found.append(Event(row.time, "best", f"step {row.step:,}: best evaluation so far, {values}"))
+                # The metric that ranks comes first: by accuracy, the best may have a worse loss than an earlier one.
+                others = ", ".join(f"{name} {value:.4f}" for name, value in row.values.items() if name != metric)
+                said = f"best {metric} so far: {row.values.get(str(metric), math.nan):.4f}"
+                also = f" ({others})" if others else ""
+                found.append(Event(row.time, "best", f"step {row.step:,}: {said}{also}"))
         if status is None:
             for name, beat in beats.items():
                 if beat.exit_code is not None:

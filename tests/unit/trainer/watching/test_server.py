@@ -107,6 +107,18 @@ def test_the_straggler_and_the_ledger(local, site, monkeypatch):
     assert "No straggler." not in shown(members=members(5, 0))  # one of them has made no step yet
 
 
+def test_a_stop_on_purpose_is_no_failure(local, site, monkeypatch):
+    def shown(state):
+        found = Snapshot("one", 0.0, state, error="stopped by SIGTERM at step 7")
+        monkeypatch.setattr(site, "snapshots", lambda: [found, found])
+        return ask(local, "/content").text
+
+    assert '<p class="note"><b>Stopped:</b> stopped by SIGTERM at step 7</p>' in shown("stopped")
+    assert "failure" not in shown("stopped")
+    for state in ("failed", "training", "done"):
+        assert '<p class="cause"><b>First cause of the last failure:</b> stopped by' in shown(state)
+
+
 @pytest.mark.parametrize(
     ("files", "group", "said"),
     [(1, 1, "1 file</summary>"), (8, 1, "8 files</summary>"), (1000, 11, "1,000 files; one in 11 is listed</summary>")],

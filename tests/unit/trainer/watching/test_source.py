@@ -254,8 +254,8 @@ def test_a_run_that_is_known_by_its_files_alone(run, flags):
     assert (found.ranked_by, found.checkpoints) == ("accuracy", (4, 8, 12))
     assert (found.examples_per_second, found.input_wait) == (80.0, 0.25)
     assert [one.text for one in found.events if one.kind == "best"] == [
-        "step 4: best evaluation so far, loss 0.5000, accuracy 0.5000",
-        "step 8: best evaluation so far, loss 0.5000, accuracy 0.7500",
+        "step 4: best accuracy so far: 0.5000 (loss 0.5000)",
+        "step 8: best accuracy so far: 0.7500 (loss 0.5000)",
     ]
     curves = RunSource(run).curves()
     assert curves["eval/test/accuracy"]["steps"] == [4, 8, 12]
