@@ -164,8 +164,8 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
         if flags.needs_split:
             names = ", ".join(plan.splits_of(config))
             raise UsageError(
-                f"--split is missing: the run had --eval_split={config.data.eval_split or 'none'}; give one of its data's "
-                f"splits ({names}), or a part of one, such as --split=train[:1000]"
+                f"--split is missing: the run had --eval_split={config.data.eval_split or 'none'}; give one of its "
+                f"data's splits ({names}), or a part of one, such as --split=train[:1000]"
             )
         # The model itself needs no split, but the data's shapes and classes: those that it was trained on.
         config = plan.with_trained_split(config)

@@ -30,6 +30,7 @@ from beam_jobs.sources.streams import Advance
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
+from pipeline.files.reading import opener
 from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -174,7 +175,7 @@ def content(path: bytes, size: int, time: int) -> tuple[bytes, str]:
         return b"", f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
     if extension in UNREADABLE:
         return b"", f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
-    with streams.errors_of(text(path)), open(path, "rb", buffering=0) as stream:
+    with streams.errors_of(text(path)), open(path, "rb", buffering=0, opener=opener) as stream:
         status = os.fstat(stream.fileno())
         data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
     if len(data) != size or status.st_mtime_ns != time:
@@ -456,7 +457,7 @@ class _Scan:
             return True
         # A link that is not to be followed is not read, either.
         if extension not in _OTHERS and entry.is_file() and (self._follows_links or not self._leads_out(entry)):
-            with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0) as file:
+            with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0, opener=opener) as file:
                 if base.image_format(file.read(base.IMAGE_START)):
                     return True
         self.ignored[extension] += 1

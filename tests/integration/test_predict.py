@@ -282,8 +282,8 @@ def test_a_run_without_an_evaluation_is_asked_exported_replayed_and_evaluated_on
     assert done.returncode == 0, done.stderr
     assert "keras: reloaded, on 200 examples of train: largest difference" in done.stdout
     of_export = Predictor.of_export(tmp_path / "out").predict([path])[0]
-    assert [name for name, _ in of_export.classes] == [name for name, _ in of_run.classes]
-    done = forked.run(["-m", "trainer.replay", f"--model_dir={tmp_path}/run", "--from=0", "--to=3"])
+    assert [name for _, name, _ in of_export.best] == [name for _, name, _ in of_run.best]
+    done = forked.run(["-m", "trainer.replay", f"--model_dir={tmp_path}/run", "--step=3", "--from_start"])
     assert done.returncode == 0, done.stderr
     done = forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run"])
     assert (done.returncode, done.stdout) == (2, "")
