@@ -420,7 +420,8 @@ class _Saver(Callback):
 
     def actions(self) -> list[Action]:
         """Returns the actions that save."""
+        steps, seconds, soonest = self._period
         return [
-            Action(self._period.steps, lambda progress: self._save(), seconds=self._period.seconds, pauses=True),
+            Action(steps, lambda progress: self._save(), seconds=seconds, soonest=soonest, pauses=True),
             Action(0, self._save_now, asked=self._asked, pauses=True),
         ]

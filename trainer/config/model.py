@@ -77,6 +77,11 @@ class ModelFlags:
         shapes_training=False,  # a changed model names its changes
     )
 
+    @property
+    def modules(self) -> list[str]:
+        """The full names of the user's modules behind --model and --task."""
+        return [name.partition(":")[0] for name in (self.model, self.task or "") if ":" in name]
+
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
         check_all(lambda: check(self), self._check_model, self._check_task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from typing import ClassVar
 
 from pipeline.commands.flags import check, check_all, flag
 from pipeline.errors import UsageError, unknown
@@ -17,7 +18,13 @@ WEIGHTS = ("raw", "ema")
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFlags:
-    """A trained model. Flags that are not given are those of its run."""
+    """A trained model. Flags that are not given are those of its run.
+
+    Attributes:
+      needs_split: whether a split has to be named if the run evaluated none; else it is the one that was trained on.
+    """
+
+    needs_split: ClassVar[bool] = False
 
     model_dir: str = flag(text="folder of a run of trainer.run; it may be training")
     checkpoint: str | None = flag(None, "ckpt-400, 400, best or best/ckpt-400 (None: the newest)")
@@ -54,6 +61,8 @@ class CheckpointFlags:
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig(CheckpointFlags):
     """What is evaluated, and where the results go. Data flags default to those of the run."""
+
+    needs_split: ClassVar[bool] = True
 
     batch_size: int | None = flag(None, "examples at a time (None: the run's --global_batch_size)", least=1)
     mistakes: int = flag(24, "the worst that are kept and drawn", least=0)

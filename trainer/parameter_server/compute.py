@@ -34,7 +34,7 @@ from trainer.config import TrainConfig
 from trainer.config.steps import Period
 from trainer.step.state import TrainState
 from trainer.step.train_step import COLUMNS, Contribution, Gradients, Traced, clipped, histogram, is_skipped
-from trainer.task import WEIGHT
+from trainer.task import WEIGHT, divisor
 
 _DECODED_TOGETHER = 256  # images
 
@@ -277,7 +277,7 @@ class Compute:
         with tf.name_scope("weights"):
             values = [self.trainable.pull(), self._fixed.pull()]
         with tf.name_scope("worker"):
-            weight = tf.maximum(tf.reduce_sum(batch[-1]), 1.0)
+            weight = divisor(tf.reduce_sum(batch[-1]))
             computed = self._gradients.of(share, weight, values, batch, step)
         with tf.name_scope("send"):
             old = [value for value in values[1] if value.dtype.is_floating]

@@ -36,7 +36,7 @@ def train(tmp_path, capsys):
 )
 def test_images_of_several_sizes(encoding, flags, train):
     lines = train(encoding, "--train_steps=7", "--log_every=7", *flags)
-    assert lines[1].startswith("step 7, loss = ")
+    assert lines[2].startswith("step 7, loss = ")
     assert "(4 examples" in lines[-2]
     assert "step 7 to 9" in train(encoding, "--train_steps=9", *flags)[0]
 

@@ -53,7 +53,7 @@ def test_flags_and_their_defaults_stay():
             "weight_decay": 0.0,
         },
         **{"clip_norm": None, "ema": 0.99},
-        **{"summary_secs": 0.0, "checkpoint_secs": 0.0, "keep_best": 0, "early_stopping": 0, "best_metric": None},
+        **{"summary_secs": 0.0, "checkpoint_secs": None, "keep_best": 0, "early_stopping": 0, "best_metric": None},
         **{
             "best_mode": "auto",
             "histogram_every": 0,
