@@ -414,7 +414,7 @@ class _Scan:
                     "is not in a class folder; images are expected as class/file.png",
                     path=text(entry.path),
                     advice=self._advice(),
-                )
+                ).advised("--splits names the splits to convert, and leaves out others" if folder else "")
         return names
 
     def _images(self, folder: bytes, names: Sequence[bytes], present: Set[bytes]) -> Images:

@@ -244,6 +244,9 @@ def test_folders_of_splits_that_are_left_out_are_not_looked_into(tmp_path):
     (tmp_path / "extra").mkdir()
     with pytest.raises(DataError, check=said("'extra'", "--splits=train,test")):
         opened("image_folder", tmp_path)
+    (tmp_path / "extra").rmdir()
+    with pytest.raises(DataError, check=said("test/1.png", "--splits")):
+        opened("image_folder", tmp_path)
     source = opened("image_folder", tmp_path, splits=("train",))
     assert (source.splits, source.class_names) == ({"train": ROWS}, ("cat",))
     assert pickle.loads(pickle.dumps(source)).read("train", np.array([0])).labels.tolist() == [0]
