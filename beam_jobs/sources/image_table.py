@@ -270,7 +270,7 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
                 if name:
                     parquet_columns.type_of(path, schema, flag, name)
             texts = [field.name for field in schema if parquet_columns.is_text(field.type)]
-            doubtful[:] = splits.suspects(texts, options.split_column)
+            doubtful[:] = splits.suspects(schema.names, texts, options.split_column)
             wanted[:] = dict.fromkeys(name for _, name in [("", used.image_column), *given] if name)
             return list(dict.fromkeys([*wanted, *doubtful]))
 

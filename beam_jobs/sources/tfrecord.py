@@ -266,7 +266,7 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
 def _check_splits(records: Sequence[Mapping[str, Any]], file: str) -> None:
     """Raises DataError if the first records have a feature that looks like the split of each."""
     names = {name: None for record in records for name in record}
-    for name in filter(None, [splits.column_of([*names], ""), *splits.suspects([*names], "")]):
+    for name in filter(None, [splits.column_of([*names], ""), *splits.suspects([*names], [*names], "")]):
         values = [record[name][0] for record in records if name in record and kind(record[name]) == "bytes"]
         texts = {value.decode(errors="replace") for value in values}
         if texts and all(splits.of_value(text, False) for text in texts):
