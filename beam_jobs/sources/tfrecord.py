@@ -230,8 +230,8 @@ def _class_names(root: StoragePath, paths: Sequence[StoragePath], columns: Colum
             f"the class names of {one.name_in(root)} and of {other.name_in(root)} differ, but the labels of both are "
             "numbers",
             path=root,
-            advice=f"write {labels.LABELS_FILE} of all there, or convert each, then both together: converted data sets are "
-            "joined by the names of classes",
+            advice=f"write {labels.LABELS_FILE} of all there, or convert each, then both together: converted data sets "
+            "are joined by the names of classes",
         )
     return next(iter(found.values()))
 
