@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError, named
+from pipeline.errors import DataError, UsageError, name_of, named, to_run
 from pipeline.files.paths import StoragePath, folder, locked
 from pipeline.files.reading import OpenFile
 from pipeline.files.write import sync
@@ -90,8 +90,8 @@ def _compressed_lines(made: Manifest) -> Iterator[str]:
     yield (
         f"read forward only: {count_of(len(forward), 'file')}, such as {forward[0]}: not GZIP members of up to 16 MiB "
         "that end where records do, so RandomAccess and on_corrupt='skip' do not work. To change that, decompress them "
-        "(gunzip) and index them without --compression; or, if they are images, convert them: python -m "
-        "beam_jobs.convert --dataset=tfrecord --compression=GZIP"
+        "(gunzip) and index them without --compression; or, if they are images, convert them: "
+        f"{to_run('beam_jobs.convert')} --dataset=tfrecord --compression=GZIP"
     )
 
 
@@ -110,7 +110,9 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
         refused = UsageError(error.reason, path=error.path, advice=error.advice)
         raise refused.advised("it was not replaced: remove it if the files beside it are to be indexed") from None
     if found.has_images:
-        raise UsageError("belongs to a data set that beam_jobs.convert made; an index never replaces it", path=path)
+        raise UsageError(
+            f"belongs to a data set that {name_of('beam_jobs.convert')} made; an index never replaces it", path=path
+        )
     if not overwrite:
         raise UsageError(
             "the files are already indexed", path=path, advice="--overwrite reads them again and replaces it"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.commands.flags import check, check_all, check_most, flag
-from pipeline.errors import UsageError, to_run
+from pipeline.errors import UsageError, name_of, to_run
 
 KINDS = ("jobset", "trainjob", "tfjob")
 _MEMORY = re.compile(r"([1-9]\d*)([MGT])i")
@@ -389,8 +389,8 @@ class JobFlags:
     )
     page: int | None = flag(
         None,
-        f"port at which to serve a page about the job, too, as trainer.watch does; without a value: {PAGE_PORT}, or if "
-        "that is taken any free one",
+        f"port at which to serve a page about the job, too, as {name_of('trainer.watch')} does; without a value: "
+        f"{PAGE_PORT}, or if that is taken any free one",
         least=0,
         below=1 << 16,
         bare=0,
