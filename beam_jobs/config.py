@@ -39,6 +39,7 @@ class ConvertConfig:
     source: str = flag(
         "", "the data set's files: a folder, an archive, a file or a glob; mnist and cifar are downloaded without it"
     )
+    splits: str = flag("", "the source's splits to convert: train,test; default: all that it has")
     image_column: str = flag(
         "",
         "parquet: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of their "
@@ -52,11 +53,25 @@ class ConvertConfig:
     key_column: str = flag(
         "", "parquet, image_table: the column of unique keys; default: <file>#<row>, in image_table the path"
     )
-    split_column: str = flag("", "image_table: the column of splits; default: split, if there is one")
+    split_column: str = flag(
+        "",
+        "parquet, image_table: the column of splits; default: split, if there is one; none: names of files and folders "
+        "tell the splits, also of tfrecord, whatever columns there are",
+    )
     image_dir: str = flag(
         "",
         "image_table: the folder that the paths begin in; default: the table's; with {} for the path also what "
         "follows it: images/{}.jpg",
+    )
+    na_is_class: bool = flag(
+        False,
+        "parquet, image_table, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
+        "values, and the rows are invalid",
+    )
+    delimiter: str = flag(
+        "",
+        "image_table: the character between the columns of CSV and TSV, or tab; default: a tab in .tsv, else that of "
+        "',', tab, ';' and '|' that the first line has most often",
     )
     keep_columns: str = flag(
         "",

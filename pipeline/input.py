@@ -104,8 +104,9 @@ def input_fn(
 ) -> tf.data.Dataset:
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
-    With `parse`, a pair that your function returns becomes `(x, y, weights)` in the same way; anything else becomes
-    `(parsed, weights)`, for your own loops only, because Keras would take those weights for labels.
+    With `parse`, a pair that your function returns becomes `(x, y, weights)` in the same way, and Keras' three parts
+    become `(x, y, sample_weight * weights)`. Anything else becomes `(parsed, weights)`, for your own loops only: Keras'
+    `fit` and `evaluate` refuse it, because they would take those weights for labels.
 
     Without `shard` an element is a global batch of G rows, for Keras, `strategy.experimental_distribute_dataset` or a
     loop. With `shard`, element i is step i // local_replicas for local replica i % local_replicas, of G / R rows.
@@ -141,7 +142,8 @@ def input_fn(
       features: names of other features to feed. The first component is then a dict of these and `image`.
       parse: for examples that are not images: a function of serialized records, string (rows,), that returns what to
         feed, one row per record: a pair (x, y), each a tensor or a structure of them, which makes the element
-        `(x, y, weights)`; or anything else, which makes it `(parsed, weights)`.
+        `(x, y, weights)`; (x, y, sample_weight), floating-point or bool, which makes it
+        `(x, y, sample_weight * weights)`; or anything else, which makes it `(parsed, weights)` (docs/feeding.md).
       remainder: `pad`: copies of weight 0 fill the last step of an epoch; `drop`: that step is left out.
       weights: `mask`: 1 for real rows, 0 for padding. `mean`: G / real rows instead of 1, so that Keras' mean over the
         batch size is the mean over the real rows; in a mixture this holds per source, so that each keeps its share.
@@ -177,7 +179,9 @@ def input_fn(
 
     Returns:
       A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels
-      int64 (rows,), weights float32 (rows,); with `parse`, of its result and weights.
+      int64 (rows,), weights float32 (rows,); with `parse`, of its result and weights. The weights of dense targets, of
+      rank 3 or more or integers of rank 2, have as many axes, (rows, 1, ..., 1), as Keras' losses need them; those of
+      `distribute` and `StepIterator` are always (rows,).
 
     Raises:
       DataError: no valid data set, or a shard is missing, cut or corrupt. If only iterating finds that, it raises
@@ -187,5 +191,6 @@ def input_fn(
     # All arguments by name. `of` picks the fields, because autograph adds locals inside a user's tf.function.
     request = Request.of(locals())
     from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
+    from pipeline.batch.weights import for_keras  # noqa: PLC0415, likewise
 
-    return make_dataset(request)
+    return for_keras(make_dataset(request), request)

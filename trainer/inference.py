@@ -18,7 +18,7 @@ from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.resolved import ResolvedRequest
 from trainer import lazy_imports, plan
-from trainer.checkpoint import files, reader, structure
+from trainer.checkpoint import files, reader, resume, structure
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags
@@ -106,7 +106,7 @@ def build_first(
     Args:
       paths: one or more.
       flags, **others: as for `build`.
-      say: prints a line about each checkpoint that is skipped.
+      say: prints a line about each checkpoint that is skipped, and about code that has changed since the run.
 
     Raises:
       UnreadableError: none can be read.
@@ -129,10 +129,17 @@ def _build_first(
     *rest, last = reader.best_first(paths)
     for path in rest:
         try:
-            return build(reader.read(path), flags, **others)
+            return _told(build(reader.read(path), flags, **others), say)
         except UnreadableError as error:
             say(error.skipped)
-    return build(reader.read(last), flags, **others)
+    return _told(build(reader.read(last), flags, **others), say)
+
+
+def _told(trained: Trained, say: Callable[[str], object]) -> Trained:
+    """Returns the model, after a line about code that has changed since its checkpoint."""
+    if changes := resume.code_changes(trained.record.content, trained.config):
+        say(f"changed since {trained.record.path.name}: {'; '.join(changes)}")
+    return trained
 
 
 def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:

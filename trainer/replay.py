@@ -150,6 +150,7 @@ class Replay:
           DataError: the data are gone, or have changed.
           UsageError: the run cannot be made again, or a flag cannot work.
         """
+        from trainer.checkpoint import resume  # noqa: PLC0415, as in `main`
         from trainer.checkpoint.manager import CheckpointManager  # noqa: PLC0415, as in `main`
         from trainer.cluster import rendezvous, strategies  # noqa: PLC0415, as in `main`
         from trainer.task import Task  # noqa: PLC0415, as in `main`
@@ -168,6 +169,8 @@ class Replay:
         self._checkpoints = CheckpointManager(
             config, plan, self.run.state, self.run.parts, is_chief=False, say=lambda line: print(line, file=sys.stderr)
         )
+        if changes := resume.code_changes(record.content, config):
+            print(f"changed since {record.path.name}: {'; '.join(changes)}", file=sys.stderr)
         self.origin, self.first = "the first weights", 0
         self._folder = flags.folder.path
 

@@ -14,7 +14,7 @@ from beam_jobs.plan import Plan, make_plan
 from beam_jobs.report.summary import facts_of_manifest, facts_of_plan, summary
 from beam_jobs.runs import entry
 from beam_jobs.sink import Sink, sink_of
-from beam_jobs.sink.present import check_same, existing_manifest, notes
+from beam_jobs.sink.present import check_same, existing_manifest, notes, renumbered
 from beam_jobs.sources import published
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
@@ -140,6 +140,8 @@ def replacing(sink: Sink, plan: Plan, overwrite: bool) -> Iterator[Plan | None]:
             sink.tidy()
             yield None
             return
+        for line in renumbered(plan, present) if present else ():
+            print(line)
         with sink.opened(plan, present) as staged:
             yield staged
 

@@ -1,4 +1,4 @@
-"""The summary that a conversion prints, with warnings about gaps in the labels, turned images and poor mixing.
+"""The summary that a conversion prints, with warnings about gaps in the labels, features beside images and mixing.
 
 Whether the labels of a split are well mixed over its shards is judged against a random assignment of its records. A
 source that is sorted by class and read in chunks is not: each shard holds whole chunks.
@@ -73,6 +73,8 @@ def summary(
         f"  {_image_text(made, images)}",
         f"  {writing_seconds:.1f} s{rate} ({total_seconds:.1f} s with start-up and checks){earlier}",
     ]
+    if images.turned:
+        lines.append(f"  {_turned(made, images)}")
     if rejects := sum(split.num_rejects for split in made.splits.values()):
         lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")
     lines += [f"warning: {notice}" for notice in notices(made, images)]
@@ -105,11 +107,15 @@ class ImageFacts:
 
     Attributes:
       sizes: {(height, width): images}, exact, however many there are.
-      turned: images that are stored with an EXIF orientation, which readers of the records ignore.
+      turned: image files that were written again, upright, because of their EXIF orientation.
+      are_resized: whether the conversion resized them.
+      beside: names of the kept features that may refer to the images' pixels, such as masks and boxes.
     """
 
     sizes: Counter[tuple[int, int]]
     turned: int = 0
+    are_resized: bool = False
+    beside: tuple[str, ...] = ()
 
     @property
     def by_count(self) -> list[str]:
@@ -134,7 +140,7 @@ def facts_of_plan(plan: Plan) -> ImageFacts:
             turned += receipt.turned
             for (height, width, _), count in receipt.sizes:
                 sizes[height, width] += count
-    return ImageFacts(sizes, turned)
+    return ImageFacts(sizes, turned, plan.sample.images.size is not None, plan.sample.beside)
 
 
 def facts_of_manifest(made: Manifest) -> ImageFacts:
@@ -148,7 +154,7 @@ def facts_of_manifest(made: Manifest) -> ImageFacts:
 
 def notices(made: Manifest, images: ImageFacts) -> list[str]:
     """Returns the warnings about a data set: each says what, the consequence and the remedy."""
-    return [notice for notice in (mixing_warning(made), _gaps(made), _turned(images)) if notice]
+    return [notice for notice in (mixing_warning(made), _gaps(made), _alone(images)) if notice]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,13 +252,20 @@ def _class_of(made: Manifest, label: int) -> str:
     return str(label) if name == str(label) else f"{label} ({name})"
 
 
-def _turned(images: ImageFacts) -> str | None:
-    if not images.turned:
+def _turned(made: Manifest, images: ImageFacts) -> str:
+    kind = made.features["image"].encoding
+    how = {"png": "without loss", "jpeg": "encoded again with the quantization that they had"}
+    said = how.get(str(kind), f"PNG {how['png']}, JPEG {how['jpeg']}")
+    return f"{count_of(images.turned, 'image file')} turned upright, as the EXIF orientation says: {said}"
+
+
+def _alone(images: ImageFacts) -> str | None:
+    """Returns a warning if images were changed to which kept features refer by the pixel; else None."""
+    if not images.beside or not (images.are_resized or images.turned):
         return None
-    return (
-        f"{count_of(images.turned, 'image file')} with an EXIF orientation, which readers of the records ignore: they "
-        "see the image turned or mirrored; to store images upright, convert with --image_encoding=raw, png or jpeg"
-    )
+    done = " and ".join([*["resized"] * images.are_resized, *["turned upright"] * (images.turned > 0)])
+    kept = f"kept {'feature' if len(images.beside) == 1 else 'features'} {', '.join(images.beside)}"
+    return f"only the images were {done}: the {kept} may refer to their pixels, and are as in the source"
 
 
 def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> list[str]:

@@ -16,6 +16,7 @@ from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, naming
 
 _MOST_NAMED = 3  # files in a note
+_MOST_CLASSES = 8  # likewise
 
 
 def existing_manifest(data_dir: StoragePath) -> Manifest | None:
@@ -157,6 +158,25 @@ def _sidecars_in(data_dir: StoragePath) -> list[str]:
     return folder.files() if folder.is_dir() else []
 
 
+def renumbered(plan: Plan, present: Manifest) -> list[str]:
+    """Returns a line that says which classes get other labels when a data set replaces one; none if all keep theirs."""
+    new = {name: label for label, name in enumerate(plan.source.class_names)}
+    old = [(name, label) for label, name in enumerate(present.class_names) if new.get(name) != label]
+    if not old or not present.class_names:
+        return []
+    moved = [f"{name!r} {label} -> {new[name]}" for name, label in old if name in new]
+    gone = [f"{name!r} {label} -> none" for name, label in old if name not in new]
+    added = [repr(name) for name in plan.source.class_names if name not in present.class_names]
+    shown = ", ".join([*moved, *gone][:_MOST_CLASSES]) + (", ..." if len(old) > _MOST_CLASSES else "")
+    because = (
+        f" (new: {', '.join(added[:_MOST_CLASSES])}{', ...' if len(added) > _MOST_CLASSES else ''})" if added else ""
+    )
+    return [
+        f"note: {count_of(len(old), 'class has another label', 'classes have other labels')} than in the data set that "
+        f"is replaced: {shown}{because}; models that were trained on it number classes as it did"
+    ]
+
+
 def files_of(present: Manifest | None) -> set[str]:
     """Returns the names that a data set's files may have, with sidecars in their folder or beside the shards.
 
@@ -168,6 +188,14 @@ def files_of(present: Manifest | None) -> set[str]:
     places = (naming.sidecar_names, naming.beside_names)
     sidecars = {name for shard in shards for names in places for name in names(shard)}
     return {*shards, *sidecars, *columns_of(present), *drafts.BESIDE_SHARDS}
+
+
+def files_listed(present: Manifest, data_dir: StoragePath) -> set[str]:
+    """Returns the names of the files that belong to the data set in a folder, relative to it."""
+    beside = {*drafts.BESIDE_SHARDS}
+    if not any(split.num_rejects for split in present.splits.values()):
+        beside.remove(naming.REJECTS)
+    return {*shard_files(present, data_dir), *columns_of(present), *beside}
 
 
 def columns_of(present: Manifest) -> list[str]:

@@ -32,7 +32,7 @@ from pipeline.records.tf_example import Values
 
 _NO_IMAGE = Feature("uint8")  # of records of any kind
 _RAW_AT_ONCE = 64  # images whose pixels are summed together
-_FORMATS = {"png": ("PNG",), "jpeg": ("JPEG",), "any": ("PNG", "JPEG")}
+_FORMATS = {"png": ("png",), "jpeg": ("jpeg",), "any": ("png", "jpeg")}
 _BYTES = ("string", "uint8")  # dtypes of features that are kept as bytes
 _Numbers = TypeVar("_Numbers", np.int64, np.uint32)
 
@@ -477,7 +477,7 @@ class ExampleCheck:
     def _decoded_problem(self, data: bytes) -> str | None:
         try:
             opened = images.open_file(data)
-            if opened.format not in _FORMATS[str(self._image.encoding)]:
+            if images.kept_as(opened, data) not in _FORMATS[str(self._image.encoding)]:
                 return f"its image is of format {opened.format}, the manifest says {self._image.encoding}"
             pixels = images.pixels(opened)
         except BadImageError as error:

@@ -20,7 +20,7 @@ from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Check, Fault
 from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, size_of
-from pipeline.decode import resize
+from pipeline.decode import decode_file, resize
 from pipeline.errors import location
 from pipeline.files.paths import folder
 from pipeline.graph_calls import error_of_input
@@ -35,7 +35,6 @@ _ROWS = 1000  # per worker, about: a third each from the epoch's beginning, its 
 _MOST_BYTES = 4 << 30  # 4 GiB of shards to walk through at most, but at least one shard
 _SIDE = 64  # at most: images that differ in size are resized to this if the run's flags name no size
 _SHOWN = 40  # characters of a value
-_DECODERS = {"png": tf.io.decode_png, "jpeg": tf.io.decode_jpeg}
 
 
 class Fed(NamedTuple):
@@ -186,20 +185,16 @@ def _stored(
                 values = tf_example.example(record, features, decode_image=False)
             except tf_example.BadExampleError as error:
                 raise error.at(path, number, offset, bool(compression)) from None
-            yield where, number, {**values, "image": _pixels(values["image"], features["image"], size)}
+            pixels = _pixels(values["image"], features["image"], source.manifest.pixels.dct, size)
+            yield where, number, {**values, "image": pixels}
 
 
-def _pixels(data: bytes, feature: Feature, size: tuple[int, int] | None) -> Any:
-    """Returns one image, decoded by itself. TensorFlow decodes it, because other decoders round JPEG differently."""
+def _pixels(data: bytes, feature: Feature, dct: str, size: tuple[int, int] | None) -> Any:
+    """Returns one image, decoded by itself, by TensorFlow: other decoders lack its fast DCT."""
     if feature.encoding == "raw":
         pixels = np.frombuffer(data, np.uint8).reshape([n or 0 for n in feature.shape])
     else:
-        decode = _DECODERS.get(feature.encoding or "")
-        channels = feature.shape[2] or 3
-        decoded = (
-            decode(data, channels=channels) if decode else tf.io.decode_image(data, channels, expand_animations=False)
-        )
-        pixels = decoded.numpy()
+        pixels = decode_file(tf.constant(data), feature.shape[2] or 3, feature.encoding or "", dct).numpy()
     return pixels if size is None or pixels.shape[:2] == size else resize(tf.constant(pixels), size).numpy()
 
 

@@ -35,10 +35,13 @@ _USUAL = {
     **dict.fromkeys(("lr", "learningrate", "rate", "base_lr", "initial_learning_rate"), ("learning_rate",)),
     **dict.fromkeys(("learning_rate_decay_factor", "lr_decay", "gamma"), ("decay_factor",)),
     "num_epochs_per_decay": ("decay_epochs",),
+    "staircase": ("decay_staircase",),
     **dict.fromkeys(("moving_average_decay", "ema_decay"), ("ema",)),
     **dict.fromkeys(("batch_size", "batch", "bs", "train_batch_size"), ("global_batch_size",)),
     **dict.fromkeys(("steps", "max_steps", "num_steps", "max_train_steps", "iterations"), ("train_steps",)),
-    **dict.fromkeys(("num_epochs", "max_epochs", "train_epochs", "n_epochs", "nb_epoch"), ("epochs",)),
+    **dict.fromkeys(
+        ("num_epochs", "max_epochs", "train_epochs", "training_epochs", "n_epochs", "nb_epoch"), ("epochs",)
+    ),
     **dict.fromkeys(
         ("train_dir", "output_dir", "logdir", "log_dir", "checkpoint_dir", "save_dir", "job_dir", "ckpt_dir"),
         ("model_dir", "output"),
@@ -51,7 +54,7 @@ _USUAL = {
     **dict.fromkeys(("distribution_strategy", "variable_strategy"), ("strategy",)),
     **dict.fromkeys(("sync_replicas", "issync"), ("sync",)),
     **dict.fromkeys(("num_processes", "nproc", "nproc_per_node", "world_size"), ("num_workers",)),
-    **dict.fromkeys(("hosts", "workers", "num_workers"), ("worker_hosts", "num_workers")),
+    **dict.fromkeys(("hosts", "workers", "num_workers", "total_num_replicas"), ("worker_hosts", "num_workers")),
     **dict.fromkeys(("random_seed", "rng_seed"), ("seed",)),
     **dict.fromkeys(("opt", "optim"), ("optimizer",)),
     **dict.fromkeys(("wd", "decay", "l2"), ("weight_decay",)),

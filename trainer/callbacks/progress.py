@@ -37,7 +37,7 @@ class RunSummary:
         self._cached = cache_counts()  # by earlier runs of this process
 
     def start(self, where: str, here: str, restored: Restored | None, epoch_steps: int) -> None:
-        """Prints where the run computes, what it trains, from which step to which, and what has changed.
+        """Prints where the run computes, what it trains, from which step to which, what has changed, when it saves.
 
         Args:
           where: the devices of the run, in words.
@@ -60,8 +60,10 @@ class RunSummary:
             line(f"changed since {restored.name}: {'; '.join(restored.changes)}")
         for note in self._plan.notes:
             line(f"note: {note}")
-        if step < last and (note := epoch_note(step, steps, epoch_steps)):
-            line(f"note: {note}")
+        if step < last:
+            if note := epoch_note(step, steps, epoch_steps):
+                line(f"note: {note}")
+            line(f"checkpoints: {config.steps.when_saved}")
 
     def _optimizer(self) -> str:
         state = self._state

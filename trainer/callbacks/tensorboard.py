@@ -159,7 +159,7 @@ class TensorBoard(Callback):
             shown.append((self._flags.image_every, IMAGES, self._write_images))
         for every, summary, write in shown:
             if every:
-                steps, seconds = period_of(every, self._steps_per_epoch)
+                steps, seconds, _ = period_of(every, self._steps_per_epoch)
                 pauses = summary == HISTOGRAMS and self._read_histograms is not None
                 found.append(Action(steps, write, seconds=seconds, at=first, needs=frozenset({summary}), pauses=pauses))
         return found

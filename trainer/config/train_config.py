@@ -318,9 +318,11 @@ def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainC
       SystemExit: after --help and --dump_config.
     """
     arguments, dumps = _arguments(argv)
-    named = _values_of(arguments, "model", "task", "optimizer")
+    named = _values_of(arguments, "model", "task", "optimizer", "ps_hosts")
     model = named.model or ModelFlags.model
     defaults = defaults_of(named.model or (None if named.task else model), named.optimizer)
+    if named.ps_hosts:  # it means nothing under another strategy
+        defaults = {**defaults, "strategy": PARAMETER_SERVER}
     config = commandline.parse(
         "trainer.run",
         _DESCRIPTION,

@@ -34,7 +34,7 @@ from trainer.config import TrainConfig
 from trainer.config.steps import Period
 from trainer.step.state import TrainState
 from trainer.step.train_step import COLUMNS, Contribution, Gradients, clipped, histogram, is_skipped
-from trainer.task import WEIGHT
+from trainer.task import WEIGHT, divisor
 
 _DECODED_TOGETHER = 256  # images
 
@@ -275,7 +275,7 @@ class Compute:
         """Returns the contribution of a share's rows to a step, and what to send of it."""
         self.graph = tf.compat.v1.get_default_graph()
         values = [self.trainable.pull(), self._fixed.pull()]
-        weight = tf.maximum(tf.reduce_sum(batch[-1]), 1.0)
+        weight = divisor(tf.reduce_sum(batch[-1]))
         with tf.name_scope("worker"):
             computed = self._gradients.of(share, weight, values, batch, step)
         old = [value for value in values[1] if value.dtype.is_floating]

@@ -21,7 +21,7 @@ from trainer.parameter_server.compute import ColumnBatches, Compute, Sent, Trans
 from trainer.parameter_server.ledger import Ledger, Row, Rows, Tally
 from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
 from trainer.step.state import TrainState
-from trainer.task import WEIGHT
+from trainer.task import WEIGHT, divisor
 
 _POLL_SECONDS = 0.1
 
@@ -114,7 +114,7 @@ class Synchronous:
         """
         # A worker divided its gradient by the weight of its rows; times its part of all weight, the sum is the mean
         # over the rows of the step.
-        parts = weights / tf.maximum(tf.reduce_sum(weights), 1.0)
+        parts = weights / divisor(tf.reduce_sum(weights))
         sent = Sent([_mean(room, places, parts) for room in self._gradients], [])
         equal = tf.ones_like(weights) / tf.cast(tf.size(weights), tf.float32)
         sent = sent._replace(changes=[_mean(room, places, equal) for room in self._changes])

@@ -18,7 +18,7 @@ from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
 from trainer.step.optimizers import Averages, Schedule
-from trainer.task import WEIGHT, CompiledMeasure, Measure, RowMeasure, Sums, Task
+from trainer.task import WEIGHT, CompiledMeasure, Measure, RowMeasure, Sums, Task, divisor
 from trainer.topology import keep_order_of_sums
 
 DECAY = 0.9  # of the losses' moving averages, as in the CIFAR-10 tutorial (cifar10.py)
@@ -297,4 +297,4 @@ def epoch_parts(epoch: tf.Tensor, shapes: Mapping[str, tf.TensorShape]) -> tuple
     """Returns the measure's sums over an epoch, and its mean regularisation, from what `epoch_sums` returned."""
     _, penalty, *parts = tf.split(epoch, [1, 1, *(shape.num_elements() for shape in shapes.values())])
     sums = {name: tf.reshape(part, shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-    return sums, penalty[0] / tf.maximum(sums[WEIGHT], 1.0)
+    return sums, penalty[0] / divisor(sums[WEIGHT])

@@ -27,7 +27,7 @@ from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
 from trainer.step.optimizers import Averages
 from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
-from trainer.task import LOSS, WEIGHT, Sums
+from trainer.task import LOSS, WEIGHT, Sums, divisor
 from trainer.topology import of_virtual_replicas, sum_virtual_replicas
 
 NORM, HISTOGRAMS, ACTIVATIONS, IMAGES = "norm", "histograms", "activations", "images"  # the summaries
@@ -391,10 +391,9 @@ class TrainStep:
         with _replica_scope():
             replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
             # All replicas divide by the weight of the whole batch: a mean of their means would give more weight to the
-            # rows of a replica with more padding. If all rows are skipped corrupt records, the weight is 0, and so are
-            # the sums.
+            # rows of a replica with more padding.
             of_all, waited = self._timed(all_sum, tf.reduce_sum(weights))
-            weight = tf.maximum(of_all, 1.0)
+            weight = divisor(of_all)
             values, rows = state.values(), (features, labels, weights)
             if self.strategy.num_replicas_in_sync > 1:
                 # In a loop TensorFlow makes what takes a tensor from another device wait for the loop, too. oneDNN then

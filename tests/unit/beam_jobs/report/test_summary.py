@@ -162,10 +162,23 @@ def test_labels_with_gaps_are_a_warning():
     assert " 9 and 20 more, although labels go up to 30: " in line
 
 
-def test_images_that_are_stored_turned_are_a_warning():
+def test_images_that_were_turned_are_counted():
     images = ImageFacts(Counter({(8, 6): 3}), turned=1)
     text = summary(made((8, 6, 3), "jpeg"), "out", 1.0, 1.0, images=images)
-    assert re.search("^warning: 1 image file with an EXIF orientation.* --image_encoding=raw, png or jpeg$", text, re.M)
+    assert re.search("^  1 image file turned upright, as the EXIF orientation says: encoded again ", text, re.M)
+    assert "warning" not in text
+    assert "without loss" in summary(made((8, 6, 3), "png"), "out", 1.0, 1.0, images=images)
+    assert "turned" not in summary(made((8, 6, 3), "png"), "out", 1.0, 1.0, images=ImageFacts(Counter({(8, 6): 3})))
+
+
+@pytest.mark.parametrize(
+    ("facts", "done"),
+    [({"are_resized": True}, "resized"), ({"turned": 2}, "turned upright"), ({}, None)],
+)
+def test_masks_beside_images_that_were_changed_are_a_warning(facts, done):
+    images = ImageFacts(Counter({(8, 6): 3}), beside=("mask", "bbox"), **facts)
+    text = summary(made((8, 6, 3), "jpeg"), "out", 1.0, 1.0, images=images)
+    assert (f"warning: only the images were {done}: the kept features mask, bbox may refer" in text) == bool(done)
 
 
 def test_classes_that_are_not_mixed_are_a_warning():

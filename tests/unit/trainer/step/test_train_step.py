@@ -11,6 +11,7 @@ from trainer.models.resnet import resnet20
 from trainer.step import train_step
 
 RATE = 0.5  # of the steppers
+MOMENTUM = 0.75  # of BatchNorm's moving statistics
 LARGE = 2800  # rows and columns of a matrix of 31 MB
 
 
@@ -52,6 +53,28 @@ def test_a_padded_batch_gives_the_gradient_of_its_real_rows(replicas, real, make
     assert values["accuracy"] == pytest.approx(np.sum(correct * weights) / 3, rel=1e-6)
     for variable, value in zip(stepper.state.model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), value, atol=2e-6)
+
+
+def with_batch_norm_alone():
+    layers = [keras.layers.BatchNormalization(momentum=MOMENTUM), keras.layers.Flatten(), keras.layers.Dense(5)]
+    return keras.Sequential([keras.Input((4, 3, 1)), *layers])
+
+
+@pytest.mark.parametrize(("replicas", "virtual"), [(4, 0), (2, 4)])
+def test_the_statistics_of_batch_norm_are_the_means_of_those_of_the_replicas(replicas, virtual, make_stepper, batch):
+    """Each of the four, virtual or not, normalises over its own rows, padding among them."""
+    flags = {"virtual_replicas": virtual, "global_batch_size": 8} if virtual else {}
+    stepper = make_stepper(replicas, build=with_batch_norm_alone, **flags)
+    images, *others = batch
+    images = images + np.arange(8, dtype=np.float32).reshape(8, 1, 1, 1)
+    rows = (images, *others)
+    if virtual:
+        rows = tuple(np.reshape(part, (4, 2, *part.shape[1:])) for part in rows)
+    train(stepper, endless(stepper, rows), 1)
+    mean, variance = (v.numpy().item() for v in stepper.state.model.layers[0].non_trainable_variables)
+    assert mean == pytest.approx((1 - MOMENTUM) * np.mean(images), rel=1e-5)
+    own = [np.var(part) for part in np.split(images, 4)]
+    assert variance == pytest.approx(MOMENTUM + (1 - MOMENTUM) * np.mean(own), rel=1e-5)
 
 
 def test_the_exchange_is_timed_without_changing_a_bit(make_stepper, batch):
