@@ -22,7 +22,7 @@ from beam_jobs.sources.labels import SeenLabels
 from beam_jobs.sources.record_files import DTYPES, Columns, RecordFile, RecordSource, kind
 from pipeline import manifest
 from pipeline.commands.text import count_of, shape_of
-from pipeline.errors import DataError, UsageError, unknown
+from pipeline.errors import DataError, UsageError, name_of, unknown
 from pipeline.files.paths import StoragePath, each, path_of
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
 from pipeline.records import tf_example
@@ -122,8 +122,9 @@ def _open_ours(
             raise UsageError(f"--{flag}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
     if not made.has_images:
         raise UsageError(
-            f"--source={folder}: its {naming.MANIFEST} was written by pipeline.index and mentions no images; if its "
-            f"records hold some, name the files: --source='{folder}/{next(iter(made.shards)).file}', or a glob"
+            f"--source={folder}: its {naming.MANIFEST} was written by {name_of('pipeline.index')} and mentions no "
+            "images; if its records hold some, name the files: "
+            f"--source='{folder}/{next(iter(made.shards)).file}', or a glob"
         )
     columns = Columns(
         *OWN_FEATURES,
