@@ -11,7 +11,7 @@ from beam_jobs import flag_values
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources.base import SourceOptions
 from pipeline.commands.flags import check_all, flag
-from pipeline.errors import UsageError, unknown
+from pipeline.errors import UsageError, name_of, unknown
 from pipeline.index import columns
 from pipeline.manifest import naming
 from pipeline.manifest.columns import FROM_RECORDS, NO_COLUMNS
@@ -115,7 +115,8 @@ class ConvertConfig:
     columns: str = flag(
         FROM_RECORDS,
         "of values to choose and weigh records by: records (label, bytes, features with one value), records:label,id, "
-        "none; a file or function as of pipeline.index --add_columns adds to all of records, in a local data_dir",
+        f"none; a file or function as of {name_of('pipeline.index')} --add_columns adds to all of records, in a local "
+        "data_dir",
     )
     overwrite: bool = flag(
         False,

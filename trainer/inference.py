@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from pipeline import manifest as manifests
 from pipeline.distort.recipes import make_recipe
-from pipeline.errors import DataError, PipelineError, UsageError
+from pipeline.errors import DataError, PipelineError, UsageError, name_of
 from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.resolved import ResolvedRequest
@@ -255,7 +255,11 @@ def _check_data(record: Record, task: Task, data_dir: str) -> None:
     for name, value in here.items():
         if name in record.content and (trained := record.content[name]) != value:
             is_other_size = value and trained and name == "image_shape" and len(value) == len(trained) == 3
-            helps = f"; beam_jobs.convert --resize={trained[0]}x{trained[1]} makes such images" if is_other_size else ""
+            helps = (
+                f"; {name_of('beam_jobs.convert')} --resize={trained[0]}x{trained[1]} makes such images"
+                if is_other_size
+                else ""
+            )
             raise UsageError(
                 f"--data_dir={data_dir}: has {name} {value}, but {record.path} was trained on {trained}{helps}"
             )

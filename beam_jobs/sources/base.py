@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from beam_jobs import flag_values
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, to_run
 from pipeline.manifest import Feature, SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain, splitmix64
@@ -27,7 +27,7 @@ OWN_FEATURES = ("image", "label", "key")  # of every example
 # Advice for data that is not one labelled image per row; errors about a missing image or label end with it.
 OTHER_DATA = (
     "text, tables, boxes, masks and captions are not converted: write them as TFRecords if they are none yet, run "
-    "python -m pipeline.index on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
+    f"{to_run('pipeline.index')} on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
 )
 # {(offset, first bytes there): format} of encoded images; of BMP's two letters, with the zeros that follow the size.
 _IMAGE_STARTS = {

@@ -19,7 +19,7 @@ from pipeline.audit.proof import Runs, check_all, order_checks
 from pipeline.audit.reading import Reading, Topology
 from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError, named
+from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.manifest.sources import VIEWS, Sources, flags_for, own_views, parse_sources, sources_of
 from pipeline.order.order import Order
 from pipeline.order.shares import step_of_unit
@@ -27,7 +27,7 @@ from pipeline.order.views import skips_text
 from pipeline.request import Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, resolve, resolve_all, schedule_of
 
-_GIVEN = "given  the shards hold what the manifest says: beam_jobs.validate checks that"
+_GIVEN = f"given  the shards hold what the manifest says: {name_of('beam_jobs.validate')} checks that"
 _OF_RUN = ("data_dir", "distort", "resize", "mixture_schedule")  # flags that a run has, too, beside the next ones
 _VIEW = (*VIEWS, "skip_steps")  # flags that only change the order if they are given
 _ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")  # flags

@@ -353,7 +353,7 @@ def parse_known(
     """
     with Mistakes() as mistakes:
         parser = _Parser(command, description, kind, default or {})
-        tokens = list(with_data_dir(sys.argv[1:] if argv is None else argv, flags_of(kind)))
+        tokens = list(with_folder(sys.argv[1:] if argv is None else argv, flags_of(kind)))
         for at, token in enumerate(tokens):
             with mistakes.noted():
                 tokens[at] = _with_home(token)
@@ -373,20 +373,21 @@ def parse_known(
     return config, rest, flags
 
 
-def with_data_dir(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Returns the arguments with the data's folder in the form that the command takes.
+def with_folder(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
+    """Returns the arguments with the folder that they begin with in the form that the command takes.
 
-    If the command needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` mean the same.
+    If the command needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` mean the same. If it needs a
+    run alone, `RUN` and `--model_dir=RUN` do.
     """
-    found, flag = list(tokens), flags.get("data_dir")
-    if flag is None:
-        return found
-    if flag.field.metadata.get("positional"):
+    found, data = list(tokens), flags.get("data_dir")
+    if data is not None and data.field.metadata.get("positional"):
         if "--data_dir" in found[:-1]:
             found.remove("--data_dir")
         return [token.removeprefix("--data_dir=") for token in found]
-    if found and not found[0].startswith("-") and flag.field.default is dataclasses.MISSING:
-        found[0] = f"--data_dir={found[0]}"
+    named = [flags[name] for name in ("data_dir", "model_dir") if name in flags]
+    needed = next((flag.name for flag in named if flag.field.default is dataclasses.MISSING), None)
+    if needed and found and not found[0].startswith("-"):
+        found[0] = f"--{needed}={found[0]}"
     return found
 
 

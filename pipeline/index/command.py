@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError, named
+from pipeline.errors import DataError, UsageError, name_of, named, to_run
 from pipeline.files.paths import StoragePath, folder, locked
 from pipeline.files.write import sync
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
@@ -88,8 +88,8 @@ def _compressed_lines(made: Manifest) -> Iterator[str]:
     yield (
         f"read forward only: {count_of(len(forward), 'file')}, such as {forward[0]}: not GZIP members of up to 16 MiB "
         "that end where records do, so RandomAccess and on_corrupt='skip' do not work. To change that, decompress them "
-        "(gunzip) and index them without --compression; or, if they are images, convert them: python -m "
-        "beam_jobs.convert --dataset=tfrecord --compression=GZIP"
+        "(gunzip) and index them without --compression; or, if they are images, convert them: "
+        f"{to_run('beam_jobs.convert')} --dataset=tfrecord --compression=GZIP"
     )
 
 
@@ -108,7 +108,9 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
         refused = UsageError(error.reason, path=error.path, advice=error.advice)
         raise refused.advised("it was not replaced: remove it if the files beside it are to be indexed") from None
     if found.has_images:
-        raise UsageError("belongs to a data set that beam_jobs.convert made; an index never replaces it", path=path)
+        raise UsageError(
+            f"belongs to a data set that {name_of('beam_jobs.convert')} made; an index never replaces it", path=path
+        )
     if not overwrite:
         raise UsageError(
             "the files are already indexed", path=path, advice="--overwrite reads them again and replaces it"
@@ -170,8 +172,8 @@ def _check_packing(files: Sequence[StoragePath]) -> None:
         raise DataError(
             f"{', '.join(kinds)}: the files of an index must all be compressed with GZIP, or none of them",
             path=files[0].parent,
-            advice="write them alike, or choose files of one kind with --split; beam_jobs.convert --dataset=tfrecord "
-            "reads all kinds of images at once",
+            advice="write them alike, or choose files of one kind with --split; "
+            f"{name_of('beam_jobs.convert')} --dataset=tfrecord reads all kinds of images at once",
         )
 
 
@@ -264,7 +266,7 @@ def _parsed(text: str) -> tuple[str, str]:
     if "/" in pattern:
         raise UsageError(
             f"--split={text}: {pattern!r} contains a folder; the files must be in DATA_DIR itself: index each folder, "
-            "or convert all: beam_jobs.convert --dataset=tfrecord --source='DIR/*/*'"
+            f"or convert all: {name_of('beam_jobs.convert')} --dataset=tfrecord --source='DIR/*/*'"
         )
     return split, pattern
 

@@ -19,7 +19,7 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import DataError, UsageError, unknown
+from pipeline.errors import DataError, UsageError, to_run, unknown
 from pipeline.files.paths import PathLike, folder
 from pipeline.manifest import naming
 from pipeline.manifest.manifest import Column, Manifest
@@ -34,7 +34,7 @@ _NOT_IDENTIFIER = re.compile(r"\W")
 _INTEGERS = ("int8", "int16", "int32", "int64")
 _CRC_BLOCK = 4 << 20  # 4 MiB
 _HEADER = 1 << 10  # bytes in which the header of a file ends
-_MADE_BY = "python -m pipeline.index {} --add_columns=" + FROM_RECORDS
+_MADE_BY = to_run("pipeline.index") + " {} --add_columns=" + FROM_RECORDS
 
 
 def column_name(feature: str) -> str:

@@ -23,7 +23,7 @@ from pipeline import images
 from pipeline.commands import commandline
 from pipeline.commands.text import count_of
 from pipeline.decode import decode_file
-from pipeline.errors import DataError, UsageError, line_of, named, reason_of, root_cause
+from pipeline.errors import DataError, UsageError, line_of, named, reason_of, root_cause, to_run
 from pipeline.files import write
 from pipeline.files.reading import content_of
 from pipeline.images import BadImageError
@@ -38,7 +38,7 @@ from trainer.inference import Trained, build_first
 
 # The best first. A StableHLO program is not among them: it takes batches of one size alone.
 _READ = {"saved_model": reading.saved_model, "keras": reading.keras, "onnx": reading.onnx}  # the readers by format
-_AGAIN = "export the run again (trainer.export)"
+_AGAIN = f"export the run again ({to_run('trainer.export')})"
 _RULE = PixelRule()  # of data sets that are converted today
 _BATCH = 64  # files that `predict` reads at a time
 

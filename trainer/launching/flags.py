@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.commands.flags import check, check_all, check_most, flag
-from pipeline.errors import UsageError, to_run
+from pipeline.errors import UsageError, name_of, to_run
 
 KINDS = ("jobset", "trainjob", "tfjob")
 # Sizes as Slurm's users and Kubernetes' write them. 1500M is by 1024 in Slurm and by 1000 in Kubernetes.
@@ -408,8 +408,8 @@ class JobFlags:
     )
     page: int | None = flag(
         None,
-        f"port at which to serve a page about the job, too, as trainer.watch does; without a value: {PAGE_PORT}, or if "
-        "that is taken any free one",
+        f"port at which to serve a page about the job, too, as {name_of('trainer.watch')} does; without a value: "
+        f"{PAGE_PORT}, or if that is taken any free one",
         least=0,
         below=1 << 16,
         bare=0,

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
+from pipeline.errors import EXIT_RERUN, PipelineError, UsageError, name_of
 from pipeline.files.reading import content_of
 from trainer import config as configs
 from trainer.callbacks.heartbeat import Beat
@@ -237,7 +237,7 @@ class RunSource:
         if content is None:
             return None
         if not isinstance(content.get("processes"), list) or not isinstance(content.get("time"), int | float):
-            self._problems[STATUS] = "is not a status of trainer.launch"
+            self._problems[STATUS] = f"is not a status of {name_of('trainer.launch')}"
             return None
         return content
 
