@@ -230,10 +230,17 @@ def _record_bytes(source: Source, split: str, block: Block, options: ImageOption
     if not len(chosen.rows.labels):
         file, row = source.where(split, int(_some_rows(source, split)[0]))
         raise DataError(
-            f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid"
+            f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid",
+            advice=without_split(split, source.splits),
         )
     records = make_records(chosen.rows)
     return len(records.data) / records.count
+
+
+def without_split(split: str, splits: Iterable[str]) -> str:
+    """Returns the advice for a split without a valid row, such as one without labels: to leave it out; "" if alone."""
+    others = [name for name in splits if name != split]
+    return f"--splits={','.join(others)} leaves the split {split!r} out" if others else ""
 
 
 def fastest(

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import tensorflow as tf
 
@@ -392,15 +392,17 @@ class Examples:
     """The rows of a batch.
 
     Attributes:
-      images: uint8, which `Form.as_images` shapes (rows, height, width, channels); or what the user's parser returned,
-        or the first part of it if that is a pair.
-      labels: int64 (rows,); or the second part of the pair that the user's parser returned, None if it was no pair.
+      images: uint8, which `Form.as_images` shapes (rows, height, width, channels); or x of `Supervised`; or what else
+        the user's parser returned.
+      labels: int64 (rows,); or y of `Supervised`; None if the user's parser returned something else.
       features: other features, by name.
+      sample_weight: that of `Supervised`; None: there is none.
     """
 
     images: Any
     labels: tf.Tensor | None
     features: Columns
+    sample_weight: Any = None
 
 
 class Form:
@@ -478,16 +480,51 @@ class UserParsed(Form):
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
         del keys
         given = parsed(self.parse, columns["record"])
-        if not is_pair(given):
+        found = Supervised.of(given)
+        if found is None:
             return Examples(given, None, {})
         # Kept apart: Keras would take ((features, labels), weights) for inputs and labels, and train on the weights.
-        features, labels = given
-        return Examples(features, labels, {})
+        return Examples(found.x, found.y, {}, found.sample_weight)
 
 
-def is_pair(given: Any) -> bool:
-    """Returns whether a parser returned (features, labels), so that an element is (x, y, weights)."""
-    return isinstance(given, tuple | list) and len(given) == 2
+class Supervised(NamedTuple):
+    """What a parser returned, taken as Keras takes a tuple of two or three: inputs, targets and weights.
+
+    Attributes:
+      x: inputs.
+      y: targets.
+      sample_weight: float32, a row per record, in any structure; None: the parser returned a pair.
+    """
+
+    x: Any
+    y: Any
+    sample_weight: Any = None
+
+    @classmethod
+    def of(cls, given: Any, name: str = "parse") -> Supervised | None:
+        """Returns the parts of a tuple or list of two or three; None for anything else.
+
+        Args:
+          given: by the parser.
+          name: of the parser, for messages.
+
+        Raises:
+          UsageError: the third part cannot be weights.
+        """
+        if not isinstance(given, tuple | list) or len(given) not in (2, 3):
+            return None
+        x, y, *weights = given
+        if not weights:
+            return cls(x, y)
+        for leaf in tf.nest.flatten(weights[0]):
+            is_tensor = isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None
+            if not is_tensor or not (leaf.dtype.is_floating or leaf.dtype.is_bool):
+                kind = f"{leaf.dtype.name} {leaf.shape}" if isinstance(leaf, tf.Tensor) else type(leaf).__name__
+                raise UsageError(
+                    f"{name}: the third of three parts is Keras' sample_weight, floating-point or bool, one per row; "
+                    f"it is {kind}; cast weights to tf.float32, or return a dict for a loop of your own"
+                )
+        return cls(x, y, tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float32), weights[0]))
 
 
 def parsed(parse: Callable[[tf.Tensor], Any], records: tf.Tensor) -> Any:

@@ -19,17 +19,19 @@ from pipeline.errors import to_run
 from pipeline.files import remote
 from pipeline.files.paths import each
 from pipeline.manifest import Manifest, SplitInfo, naming
-from pipeline.manifest.splits import EVALUATED
+from pipeline.manifest.splits import to_evaluate
 
 # Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
 # can lack of the expected entropy (0.02 where classes are even); class-sorted ones nearly all of it.
 _MOST_LACKING = 0.1
 _DEVIATIONS = 8.0  # of chi-square: beyond chance for the few records of rare classes, too, whose tail is heavier
 _MOST_LISTED = 10  # labels
-_TRAIN, _TEST = "train", "test"  # the trainer's own defaults
+_TRAIN = "train"  # the trainer's own default
 _TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default distortion crops to 24x24
 _LENET_SIDE = 12  # pixels: what its layers need
-_SIDE = 32  # pixels that images of several sizes are stretched to
+_SIDE = 32  # pixels that larger images, and those of several sizes, are stretched to
+# (images to train on, fewer than; batch; epochs): a few minutes on two cores, and enough updates for few images.
+_SIZES = ((5_000, 32, 40), (25_000, 64, 20), (math.inf, 128, 10))
 _LISTED_SIZES = 3
 
 
@@ -278,14 +280,21 @@ def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> 
 
 
 def _training(made: Manifest, data_dir: str, address: str) -> str:
-    """Returns the trainer's command; images of several sizes are stretched to one."""
+    """Returns the trainer's command, as the README has it; images that are larger or of several sizes are stretched."""
     height, width, channels = made.features["image"].shape
-    resize = "" if height and width else f" --resize={_SIDE}x{_SIDE}"
-    model = _model((height or _SIDE, width or _SIDE, channels or 3))
+    resize = ""
+    if not height or not width or max(height, width) > _SIDE:
+        height = width = _SIDE
+        resize = f" --resize={_SIDE}x{_SIDE}"
+    model = _model((height, width, channels or 3))
+    trained, splits = _split_flags(made)
+    count = made.splits[trained].num_examples
+    size, epochs = next((size, epochs) for most, size, epochs in _SIZES if count < most)
     # Checkpoints lie on a local disk, even if the data set is in a store.
     run = f"{made.dataset}-run" if "://" in data_dir else f"{data_dir.rstrip('/')}-run"
-    where = f"{remote.in_command(address, '--data_dir')} {remote.in_command(run, '--model_dir')}"
-    return f"{to_run('trainer.run')} {where} --model={model}{resize} --strategy=mirrored{_split_flags(made)}"
+    where = f"{remote.in_command(address)} {remote.in_command(run, '--model_dir')}"
+    steps = f"--optimizer=adamw --global_batch_size={size} --epochs={epochs}"
+    return f"{to_run('trainer.run')} {where} --model={model}{resize} {steps}{splits}"
 
 
 def _model(shape: tuple[int, int, int]) -> str:
@@ -295,14 +304,15 @@ def _model(shape: tuple[int, int, int]) -> str:
     return "lenet" if min(height, width) >= _LENET_SIDE else "mlp"
 
 
-def _split_flags(made: Manifest) -> str:
-    """Returns the trainer's flags that name the splits, if its defaults do not fit."""
+def _split_flags(made: Manifest) -> tuple[str, str]:
+    """Returns the split to train on, and the trainer's flags that name the splits, if its defaults do not fit."""
     names = [name for name, _ in by_size(made)]
     trained = _TRAIN if _TRAIN in names else names[0]
-    others = [name for name in (*EVALUATED, *names) if name in made.splits and name != trained]
-    evaluated = others[0] if others else "none"
-    train_flag = f" --train_split={trained}" if trained != _TRAIN else ""
-    return train_flag + (f" --eval_split={evaluated}" if evaluated != _TEST else "")
+    flags = f" --train_split={trained}" if trained != _TRAIN else ""
+    if to_evaluate(made.splits, [trained]) is None:  # else the trainer finds it by itself
+        others = [name for name in names if name != trained]
+        flags += f" --eval_split={others[0] if others else 'none'}"
+    return trained, flags
 
 
 def _inside(data_dir: str, name: str) -> str:

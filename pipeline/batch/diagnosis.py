@@ -80,6 +80,7 @@ def _of_source(part: ResolvedRequest, fed: Fed) -> DataError | None:
         resize=None,
         features=(),
         weights="mask",
+        class_weight=None,
         record_ids=True,
         on_corrupt="raise",
         max_corrupt=0,

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline.errors import DataError, UsageError, to_run, unknown
+from pipeline.errors import DataError, UsageError, name_of, to_run, unknown
 from pipeline.files.paths import PathLike, folder
 from pipeline.files.reading import unreadable
 from pipeline.files.remote import RemotePath
@@ -260,8 +260,9 @@ class Manifest:
         """Raises UsageError if the records are not images, because `pipeline.index` made the manifest."""
         if not self.has_images:
             raise UsageError(
-                f"{self.dataset}: its manifest is from pipeline.index and describes no images; feed its records with "
-                "pipeline.input_fn(..., parse=FUNCTION); for images, convert them: python -m beam_jobs.convert"
+                f"{self.dataset}: its manifest is from {name_of('pipeline.index')} and describes no images; feed its "
+                "records with pipeline.input_fn(..., parse=FUNCTION); for images, convert them: "
+                + to_run("beam_jobs.convert")
             )
 
     @property

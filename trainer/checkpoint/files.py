@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from pipeline import errors
 from pipeline.errors import DataError, UsageError, name_of, unknown
 from pipeline.files.write import replace
+from trainer.config.steps import Period
 from trainer.run_folder import BEST, RunFolder
 
 PREFIX = "ckpt"
 LIST = "checkpoint"  # the file that `tf.train.latest_checkpoint` reads
 SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written
+ALL = Period()  # every checkpoint counts as one of the newest; see `kept`
 _DATA = "is a data set (it has a manifest.json), not the folder of a run"
 _NAME = re.compile(rf"(?:(?P<folder>{BEST})(?:/|$))?(?:{PREFIX}-)?(?P<step>\d+)?")
 
@@ -44,12 +46,13 @@ class CheckpointFiles:
 
     Attributes:
       folder: of the files.
-      max_to_keep, steps_per_epoch: see `kept`.
+      max_to_keep, steps_per_epoch, period: see `kept`.
     """
 
     folder: pathlib.Path
     max_to_keep: int
     steps_per_epoch: int
+    period: Period = ALL
 
     @property
     def paths(self) -> list[str]:
@@ -76,7 +79,7 @@ class CheckpointFiles:
         """Removes older checkpoints that are not kept once this step is saved. Raises as `add`."""
         # Newer ones are there only if they could not be read. They stay until training has passed them.
         steps = [other for other in self.steps if other <= step]
-        self.keep(kept(steps, self.max_to_keep, self.steps_per_epoch), upto=step)
+        self.keep(kept(steps, self.max_to_keep, self.steps_per_epoch, self.period), upto=step)
 
     def write(self, step: int, write: Callable[[str], object]) -> None:
         """Adds a checkpoint, or replaces that of the same step; removes no others. Raises as `add`."""
@@ -180,15 +183,25 @@ class CheckpointFiles:
             path.unlink()
 
 
-def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int) -> list[int]:
-    """Returns which of the steps, ascending, to keep: the newest, and two that are an epoch or more apart."""
+def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: Period = ALL) -> list[int]:
+    """Returns which of the steps, ascending, to keep: the newest, and two that are an epoch or more apart.
+
+    Args:
+      steps: of the checkpoints.
+      max_to_keep: how many of the newest.
+      steps_per_epoch: T.
+      period: of the steps that count. Others stay while fewer count than are kept, or while they are one of the newest
+        two; they take no place of those that count. Without steps, all count.
+    """
     # A slow divergence may be in all of the newest. The older of the two is at least an epoch old, and about two at
     # most if checkpoints are frequent; the younger one takes its place in time.
     apart = [steps[0]]
     for step in steps:
         if step - apart[-1] >= steps_per_epoch:
             apart.append(step)
-    return sorted({*steps[-max_to_keep:], *apart[-2:]})
+    counted = [step for step in steps if not period.steps or period.is_due(step)][-max_to_keep:]
+    newest = max(max_to_keep - len(counted), min(max_to_keep, 2))
+    return sorted({*counted, *steps[-newest:], *apart[-2:]})
 
 
 def check_run_folder(folder: RunFolder) -> None:

@@ -18,7 +18,7 @@ from pipeline import errors
 from pipeline.errors import DataError, UsageError
 from trainer.checkpoint import NotFiniteError, reader
 from trainer.checkpoint.best import BestCheckpoints, Ranking
-from trainer.checkpoint.files import PREFIX, CheckpointFiles, path_of
+from trainer.checkpoint.files import ALL, PREFIX, CheckpointFiles, path_of
 from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
 from trainer.plan import Plan
@@ -136,7 +136,11 @@ class CheckpointManager:
         folder = config.run.folder
         self._config, self._state, self._say, self._is_chief = config, state, say, is_chief
         self._spec = RunSpec.of(state, plan.training, config)
-        self._files = CheckpointFiles(folder.path, config.steps.max_to_keep, plan.training.steps_per_epoch)
+        in_epoch = plan.training.steps_per_epoch
+        period = config.steps.period("checkpoint", in_epoch)
+        # The clock that nobody asked for must not push out the checkpoints of --checkpoint_every.
+        counted = period if period.soonest else ALL
+        self._files = CheckpointFiles(folder.path, config.steps.max_to_keep, in_epoch, counted)
         self._checkpoint = tf.train.Checkpoint(**state.trackable(), record=_Record(self._record_text))
         self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
         flags, data = config.steps, {name: split.spec.manifest_digest for name, split in plan.evaluation.items()}

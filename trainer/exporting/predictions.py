@@ -23,8 +23,9 @@ from pipeline import images
 from pipeline.commands import commandline
 from pipeline.commands.text import count_of
 from pipeline.decode import decode_file
-from pipeline.errors import DataError, UsageError, line_of, named, reason_of, root_cause
+from pipeline.errors import DataError, UsageError, line_of, named, reason_of, root_cause, to_run
 from pipeline.files import write
+from pipeline.files.reading import content_of
 from pipeline.images import BadImageError
 from pipeline.manifest import PixelRule
 from pipeline.manifest.manifest import FAST, UPRIGHT
@@ -37,7 +38,7 @@ from trainer.inference import Trained, build_first
 
 # The best first. A StableHLO program is not among them: it takes batches of one size alone.
 _READ = {"saved_model": reading.saved_model, "keras": reading.keras, "onnx": reading.onnx}  # the readers by format
-_AGAIN = "export the run again (trainer.export)"
+_AGAIN = f"export the run again ({to_run('trainer.export')})"
 _RULE = PixelRule()  # of data sets that are converted today
 _BATCH = 64  # files that `predict` reads at a time
 
@@ -214,9 +215,8 @@ class Predictor:
     def _read(self, path: str) -> NDArray[np.uint8] | str:
         """Returns the image of a file as the model takes it; or why it cannot be read."""
         try:
-            data = pathlib.Path(path).read_bytes()
             # Fitted at once: a batch of photographs as they are would need gigabytes.
-            return self._fitted(pixels_of(data, self.image_shape[2], self.pixel_rule))
+            return self._fitted(pixels_of(content_of(path), self.image_shape[2], self.pixel_rule))
         except OSError as error:
             return reason_of(error)
         except BadImageError as error:
@@ -355,7 +355,7 @@ def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
     """
     folder = path if (path / EXPORT).is_file() else path.parent
     try:
-        about = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
+        about = json.loads(content_of(folder / EXPORT))
         made = {name: folder / file["file"] for name, file in about["files"].items()}
         _ = about["preprocessing"]["fits"], about["image_size"]
     except OSError:

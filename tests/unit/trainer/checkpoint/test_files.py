@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import DataError, UsageError
 from trainer.checkpoint.files import CheckpointFiles, candidates, check_run_folder, kept, steps_in
+from trainer.config.steps import Period
 from trainer.run_folder import RunFolder
 
 KILLED = 9
@@ -179,6 +180,17 @@ def test_the_newest_are_kept_and_one_that_is_one_to_two_epochs_old(gaps, steps_p
         if step - saved[0] >= steps_per_epoch:
             ages = [step - other for other in steps]
             assert any(steps_per_epoch <= age < 2 * (steps_per_epoch + max(gaps)) for age in ages), (step, steps)
+
+
+def test_what_a_clock_saves_between_the_steps_of_a_flag_pushes_out_none_of_theirs():
+    steps, every = [], Period(1000)
+    for step in [70, 150, 310, 620, 930, 1000, 1300, 1600, 1900, 2000, 2300, 3000, 3300, 4000, 4300, 4600]:
+        steps = kept([*steps, step], 3, 10**6, every)
+        assert steps[-1] == step
+        if step == 930:
+            assert steps == [70, 310, 620, 930]  # the first is the one that is an epoch old, in time
+    assert steps == [70, 2000, 3000, 4000, 4300, 4600]
+    assert kept([70, 1000, 1300], 1, 10**6, every) == [70, 1000, 1300]
 
 
 def test_a_newer_one_that_could_not_be_read_does_not_displace_what_is_saved(tmp_path):
