@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import tensorflow as tf
 
@@ -17,11 +17,13 @@ from pipeline import graph_calls, operations
 from pipeline.distort.base import Crop
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature, Manifest
+from pipeline.manifest.manifest import EXACT, FAST
 
 _IMAGE_AND_LABEL = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 _DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
 Columns = dict[str, tf.Tensor]
 PLACES, SIZES = "places", "sizes"  # columns of `Kept`: the bounds and sizes of `InMemory`
+_DCT_METHODS = {FAST: "", EXACT: "INTEGER_ACCURATE"}  # TensorFlow's names
 _RATIOS = (2, 4, 8)  # at which TensorFlow decodes a JPEG, besides 1
 _BLOCK = 16  # pixels, of the blocks that JPEG decodes together; few files have larger ones
 
@@ -204,6 +206,22 @@ class Stretched:
         return tf.stack([tf.zeros_like(height), tf.zeros_like(width), height, width], axis=-1)
 
 
+def decode_file(image: tf.Tensor, channels: int, encoding: str, dct: str) -> tf.Tensor:
+    """Returns the pixels of an image file: uint8 (height, width, channels).
+
+    Args:
+      image: the file, string scalar.
+      channels: 1 or 3.
+      encoding: `png`, `jpeg`, or `any` of these.
+      dct: of the data set's `PixelRule`: `exact` or `fast`.
+    """
+    if encoding == "png":
+        return tf.io.decode_png(image, channels=channels)
+    if encoding == "any" and dct == FAST:
+        return tf.io.decode_image(image, channels=channels, expand_animations=False)
+    return tf.io.decode_jpeg(image, channels=channels, dct_method=_DCT_METHODS[dct])  # decodes PNG, too
+
+
 @dataclasses.dataclass(frozen=True)
 class ImageDecoder:
     """Decodes the images of a batch.
@@ -215,6 +233,7 @@ class ImageDecoder:
       by_operation: whether the compiled operation resizes; not in a dataset that another process runs.
       mirrored: says of keys, uint64 (rows,), which images to mirror from left to right, bool (rows,), while they are
         resized by the operation; None: none of them.
+      dct: of the data set's `PixelRule`: `exact` or `fast`.
     """
 
     encoding: str
@@ -222,6 +241,7 @@ class ImageDecoder:
     crop: Crop | None
     by_operation: bool = False
     mirrored: Callable[[tf.Tensor], tf.Tensor] | None = None
+    dct: str = EXACT
 
     @property
     def channels(self) -> int:
@@ -233,6 +253,11 @@ class ImageDecoder:
         """(height, width, channels) of the result."""
         height, width = self.crop.size if self.crop else self.shape[:2]
         return int(height or 0), int(width or 0), self.channels
+
+    @property
+    def dct_method(self) -> str:
+        """The transform by TensorFlow's name; its default is the fast one."""
+        return _DCT_METHODS[self.dct]
 
     @property
     def in_place(self) -> bool:
@@ -273,12 +298,12 @@ class ImageDecoder:
         """Returns a part of what lies around it in a file, as of `_places`, in the size of the result."""
 
         def whole() -> tf.Tensor:
-            pixels = tf.image.decode_and_crop_jpeg(image, around, channels=self.channels)
+            pixels = tf.image.decode_and_crop_jpeg(image, around, channels=self.channels, dct_method=self.dct_method)
             return self._resized(pixels, part, mirrored)
 
         def scaled(ratio: int) -> tf.Tensor:
             box = tf.stack([around[0], around[1] + part[1], part[2], part[3]])
-            pixels = tf.io.decode_jpeg(image, channels=self.channels, ratio=ratio)
+            pixels = tf.io.decode_jpeg(image, channels=self.channels, ratio=ratio, dct_method=self.dct_method)
             first, end = box[:2] // ratio, -(-(box[:2] + box[2:]) // ratio)
             return self._resized(pixels, tf.concat([first, end - first], axis=0), mirrored)
 
@@ -306,11 +331,7 @@ class ImageDecoder:
     def _decoded(self, image: tf.Tensor) -> tf.Tensor:
         if self.encoding == "raw":
             return tf.reshape(tf.io.decode_raw(image, tf.uint8), self.shape)
-        if self.encoding == "jpeg":
-            return tf.io.decode_jpeg(image, channels=self.channels)
-        if self.encoding == "png":
-            return tf.io.decode_png(image, channels=self.channels)
-        return tf.io.decode_image(image, channels=self.channels, expand_animations=False)
+        return decode_file(image, self.channels, self.encoding, self.dct)
 
     def _resized(self, image: tf.Tensor, part: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
         """Returns a part of an image, (top, left, height, width), in the size of the result."""
@@ -327,15 +348,17 @@ class Examples:
     """The rows of a batch.
 
     Attributes:
-      images: uint8, which `Form.as_images` shapes (rows, height, width, channels); or what the user's parser returned,
-        or the first part of it if that is a pair.
-      labels: int64 (rows,); or the second part of the pair that the user's parser returned, None if it was no pair.
+      images: uint8, which `Form.as_images` shapes (rows, height, width, channels); or x of `Supervised`; or what else
+        the user's parser returned.
+      labels: int64 (rows,); or y of `Supervised`; None if the user's parser returned something else.
       features: other features, by name.
+      sample_weight: that of `Supervised`; None: there is none.
     """
 
     images: Any
     labels: tf.Tensor | None
     features: Columns
+    sample_weight: Any = None
 
 
 class Form:
@@ -413,16 +436,51 @@ class UserParsed(Form):
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
         del keys
         given = parsed(self.parse, columns["record"])
-        if not is_pair(given):
+        found = Supervised.of(given)
+        if found is None:
             return Examples(given, None, {})
         # Kept apart: Keras would take ((features, labels), weights) for inputs and labels, and train on the weights.
-        features, labels = given
-        return Examples(features, labels, {})
+        return Examples(found.x, found.y, {}, found.sample_weight)
 
 
-def is_pair(given: Any) -> bool:
-    """Returns whether a parser returned (features, labels), so that an element is (x, y, weights)."""
-    return isinstance(given, tuple | list) and len(given) == 2
+class Supervised(NamedTuple):
+    """What a parser returned, taken as Keras takes a tuple of two or three: inputs, targets and weights.
+
+    Attributes:
+      x: inputs.
+      y: targets.
+      sample_weight: float32, a row per record, in any structure; None: the parser returned a pair.
+    """
+
+    x: Any
+    y: Any
+    sample_weight: Any = None
+
+    @classmethod
+    def of(cls, given: Any, name: str = "parse") -> Supervised | None:
+        """Returns the parts of a tuple or list of two or three; None for anything else.
+
+        Args:
+          given: by the parser.
+          name: of the parser, for messages.
+
+        Raises:
+          UsageError: the third part cannot be weights.
+        """
+        if not isinstance(given, tuple | list) or len(given) not in (2, 3):
+            return None
+        x, y, *weights = given
+        if not weights:
+            return cls(x, y)
+        for leaf in tf.nest.flatten(weights[0]):
+            is_tensor = isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None
+            if not is_tensor or not (leaf.dtype.is_floating or leaf.dtype.is_bool):
+                kind = f"{leaf.dtype.name} {leaf.shape}" if isinstance(leaf, tf.Tensor) else type(leaf).__name__
+                raise UsageError(
+                    f"{name}: the third of three parts is Keras' sample_weight, floating-point or bool, one per row; "
+                    f"it is {kind}; cast weights to tf.float32, or return a dict for a loop of your own"
+                )
+        return cls(x, y, tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float32), weights[0]))
 
 
 def parsed(parse: Callable[[tf.Tensor], Any], records: tf.Tensor) -> Any:

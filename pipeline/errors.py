@@ -16,8 +16,10 @@ from typing import Any, Self
 EXIT_DATA = 1
 EXIT_USAGE = 2
 EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same command
-# The name of a command in messages, by its module, if the user started it as `stepfeed NAME`.
-SUBCOMMANDS: dict[str, str] = {}
+# The name of a command in messages, by its module, if the user started it as `stepfeed NAME`, which sets the variable
+# before this module is imported, here and in the processes that it starts: workers of a job, and Beam's.
+_SUBCOMMANDS = (pair.partition("=") for pair in os.environ.get("STEPFEED_COMMANDS", "").split(";") if pair)
+SUBCOMMANDS: dict[str, str] = {module: name for module, _, name in _SUBCOMMANDS}
 _MOST_LISTED = 20  # names in one line
 _MOST_CHARACTERS = 300  # of a message of TensorFlow
 _MOST_OF_REASON = 400  # characters of a message of the system or a store: without Java, HDFS lists 100 folders

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pipeline import manifest as manifests
@@ -86,6 +86,7 @@ def input_fn(
     parse: UserParse | None = None,
     remainder: str = "pad",
     weights: str = "mask",
+    class_weight: Mapping[int, float] | None = None,
     streams: int | None = None,
     shuffle_bytes: int = SHUFFLE_BYTES,
     shard: Shard | InputContext | None = None,
@@ -104,8 +105,9 @@ def input_fn(
 ) -> tf.data.Dataset:
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
-    With `parse`, a pair that your function returns becomes `(x, y, weights)` in the same way; anything else becomes
-    `(parsed, weights)`, for your own loops only, because Keras would take those weights for labels.
+    With `parse`, a pair that your function returns becomes `(x, y, weights)` in the same way, and Keras' three parts
+    become `(x, y, sample_weight * weights)`. Anything else becomes `(parsed, weights)`, for your own loops only: Keras'
+    `fit` and `evaluate` refuse it, because they would take those weights for labels.
 
     Without `shard` an element is a global batch of G rows, for Keras, `strategy.experimental_distribute_dataset` or a
     loop. With `shard`, element i is step i // local_replicas for local replica i % local_replicas, of G / R rows.
@@ -141,12 +143,16 @@ def input_fn(
       features: names of other features to feed. The first component is then a dict of these and `image`.
       parse: for examples that are not images: a function of serialized records, string (rows,), that returns what to
         feed, one row per record: a pair (x, y), each a tensor or a structure of them, which makes the element
-        `(x, y, weights)`; or anything else, which makes it `(parsed, weights)`.
+        `(x, y, weights)`; (x, y, sample_weight), floating-point or bool, which makes it
+        `(x, y, sample_weight * weights)`; or anything else, which makes it `(parsed, weights)` (docs/feeding.md).
       remainder: `pad`: copies of weight 0 fill the last step of an epoch; `drop`: that step is left out.
       weights: `mask`: 1 for real rows, 0 for padding. `mean`: G / real rows instead of 1, so that Keras' mean over the
         batch size is the mean over the real rows; in a mixture this holds per source, so that each keeps its share.
         `none`, in evaluation: the element is (images, labels), each record is one row and nothing is padding, so that
         Keras' `loss`, `metrics` and `predict` are exact. The last batches have fewer rows; give each replica 4 or more.
+      class_weight: factors of the weights of rows by class, `{0: 1.0, 3: 2.5}`, in training; 1 for the classes that it
+        leaves out. Keras' rule: losses and weighted metrics see it, and the batch size that divides the loss does not
+        change. It takes the place of the argument of `fit`, which refuses data with weights (docs/porting.md).
       streams: K; None: 1 if the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64, or more
         for G > 8,192 (docs/order.md, Defaults). Evaluation always has 1.
       shuffle_bytes: decoded bytes that are shuffled together, over the whole job.
@@ -177,7 +183,9 @@ def input_fn(
 
     Returns:
       A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels
-      int64 (rows,), weights float32 (rows,); with `parse`, of its result and weights.
+      int64 (rows,), weights float32 (rows,); with `parse`, of its result and weights. The weights of dense targets, of
+      rank 3 or more or integers of rank 2, have as many axes, (rows, 1, ..., 1), as Keras' losses need them; those of
+      `distribute` and `StepIterator` are always (rows,).
 
     Raises:
       DataError: no valid data set, or a shard is missing, cut or corrupt. If only iterating finds that, it raises
@@ -187,5 +195,6 @@ def input_fn(
     # All arguments by name. `of` picks the fields, because autograph adds locals inside a user's tf.function.
     request = Request.of(locals())
     from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
+    from pipeline.batch.weights import for_keras  # noqa: PLC0415, likewise
 
-    return make_dataset(request)
+    return for_keras(make_dataset(request), request)

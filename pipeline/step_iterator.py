@@ -93,7 +93,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         """
         if not self._open:
             dataset = make_dataset(dataclasses.replace(self._request, start_step=self._first), stacked=True)
-            self._open.append(_cut(dataset) if is_stacked(dataset) else _whole(dataset))
+            self._open.append(_cut(dataset) if is_stacked(dataset, self._request) else _whole(dataset))
         try:
             element: tuple[Any, ...] = next(self._open[0])
         except tf.errors.OpError as error:

@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import importlib
 import io
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -32,6 +33,7 @@ COMMANDS = {
     "export": ("trainer.export", "write a trained model as SavedModel, Keras, ONNX or StableHLO"),
 }
 _SHELLS = ("bash", "zsh", "fish")
+_NAMES = "STEPFEED_COMMANDS"  # `pipeline.errors` reads it
 _EXIT_USAGE, _EXIT_INTERRUPTED = 2, 130
 
 
@@ -74,14 +76,13 @@ def _help() -> str:
 def _run(name: str, arguments: list[str]) -> NoReturn:
     """Runs a command as `python -m` does, except that its messages begin with `stepfeed NAME`."""
     module = COMMANDS[name][0]
+    # Before our modules are imported, and for the processes that they start: messages name commands as the user does.
+    os.environ[_NAMES] = ";".join(f"{module}=stepfeed {name}" for name, (module, _) in COMMANDS.items())
     try:
         command = _loaded(module)
     except KeyboardInterrupt:
         print(f"stepfeed {name}: interrupted", file=sys.stderr)
         sys.exit(_EXIT_INTERRUPTED)
-    from pipeline import errors  # noqa: PLC0415, it is loaded
-
-    errors.SUBCOMMANDS.update({module: f"stepfeed {name}" for name, (module, _) in COMMANDS.items()})
     sys.argv = [f"stepfeed {name}", *arguments]
     command.entry_point()
     raise AssertionError(f"{module} returned")

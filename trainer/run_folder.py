@@ -32,6 +32,11 @@ class RunFolder:
         return f"--model_dir={self.path}"
 
     @property
+    def is_trained(self) -> bool:
+        """Whether it has checkpoints; a run may have kept its best ones alone."""
+        return any(True for place in (self.path, self.best) for _ in place.glob("ckpt-*.index"))
+
+    @property
     def best(self) -> pathlib.Path:
         """Folder of the checkpoints that --keep_best keeps."""
         return self.path / BEST

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
@@ -16,7 +17,8 @@ import keras
 import tensorflow as tf
 
 from pipeline import graph_calls
-from pipeline.decode import is_pair
+from pipeline.batch.weights import of_classes, of_targets
+from pipeline.decode import Supervised
 from pipeline.distort.base import Recipe, output_spec
 from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe
@@ -29,6 +31,7 @@ from trainer.config import TrainConfig
 Model = Callable[..., Any]  # features, training=bool -> outputs
 Rows = tuple[tf.Tensor, dict[str, tf.Tensor]]  # the loss of each row, and metrics of each row: float (rows,)
 WEIGHT, LOSS = "weight", "loss"
+ROWS = "weighted rows"  # whose weight is not 0: how many there are, where a task has sample weights
 Sums = dict[str, tf.Tensor]  # by name, float32: `weight` (), `loss` (), and the sums that the metrics need
 _KERAS_FILES = (".weights.h5", ".keras")
 
@@ -39,7 +42,7 @@ class Evaluation:
 
     Attributes:
       split: its name.
-      num_examples: how many the means are over: all but corrupt ones that were skipped.
+      num_examples: how many the means are over: all but corrupt ones that were skipped, and those of sample weight 0.
       num_skipped: corrupt examples that were skipped.
       loss: without regularisation.
       metrics: by name, such as `accuracy`.
@@ -94,11 +97,13 @@ class DataSpec:
       labels: TensorSpec, int64 (None,); if --distort mixes rows, float32 (None, classes), also in evaluations; or of
         what `Task.parse` returns.
       class_names: names of the labels; empty if the data set has none.
+      has_sample_weights: whether `Task.parse` returns weights of rows, too.
     """
 
     features: Any
     labels: Any
     class_names: tuple[str, ...]
+    has_sample_weights: bool = False
 
 
 class Task:
@@ -109,7 +114,8 @@ class Task:
 
     Attributes:
       parse: for data that are not images, a static method `parse(records)` from serialized records, string (rows,), to
-        a pair (features, labels), as `parse` of `pipeline.input_fn`; None: the data set's images and labels.
+        (features, labels) or (features, labels, sample weights (rows,)), as `parse` of `pipeline.input_fn`; None: the
+        data set's images and labels.
       config: all flags.
       data: the shapes of the batches that the model gets.
     """
@@ -181,6 +187,28 @@ class Task:
         """
 
 
+def uncalled(task: type[Task]) -> str | None:
+    """Returns a line about public methods of a task that override nothing, since the trainer calls none of them.
+
+    Args:
+      task: the class; methods that it has from bases of another kind are not looked at. None: it has no such methods.
+    """
+    own = [name for base in task.__mro__ if issubclass(base, Task) for name in vars(base)]
+    known = {name for base in task.__mro__ if base is Task or not issubclass(base, Task) for name in vars(base)}
+    odd = [
+        name for name in dict.fromkeys(own) if name[0] != "_" and name not in known and callable(getattr(task, name))
+    ]
+    if not odd:
+        return None
+    methods = [name for name in vars(Task) if name[0] != "_"]
+    near = {name: difflib.get_close_matches(name, methods, n=1) for name in odd}
+    hints = [f"{name} (did you mean {like[0]}?)" if like else name for name, like in near.items()]
+    return (
+        f"{task.__name__}: the trainer does not call {', '.join(hints)}: no method of Task has "
+        f"{'this name' if len(odd) == 1 else 'these names'}; a _ in front of a name says that it is your own"
+    )
+
+
 def load_first_weights(model: keras.Model, path: str) -> None:
     """Loads the weights of a checkpoint (their average if it has one), or of a file that Keras has saved.
 
@@ -220,16 +248,17 @@ class Measure(Protocol):
 class RowMeasure:
     """Weighted means of a task's losses and metrics."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, task: Task, class_losses: ClassLosses | None = None) -> None:
+        self._task, self._class_losses = task, class_losses
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns weighted sums of what `Task.train_step` returns."""
-        return self._sums("train_step", self._task.train_step(model, features, labels), weights)
+        return self._sums("train_step", self._task.train_step(model, features, labels), weights, labels)
 
     def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
         """Returns the losses of `Task.train_step`."""
-        return tf.cast(self._task.train_step(model, features, labels)[0], tf.float32)
+        losses = tf.cast(self._task.train_step(model, features, labels)[0], tf.float32)
+        return self._class_losses(losses, labels) if self._class_losses else losses
 
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns weighted sums of what `Task.evaluate` returns."""
@@ -237,15 +266,67 @@ class RowMeasure:
 
     def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Divides the sums by the sum of the weights."""
-        weight = tf.maximum(sums[WEIGHT], 1.0)  # it is 0 if all rows of a step are skipped corrupt records
-        return {name: value / weight for name, value in sums.items() if name != WEIGHT}
+        weight = divisor(sums[WEIGHT])
+        return {name: value / weight for name, value in sums.items() if name not in (WEIGHT, ROWS)}
 
-    def _sums(self, method: str, given: Any, weights: tf.Tensor) -> Sums:
+    def _sums(self, method: str, given: Any, weights: tf.Tensor, trained: Any = None) -> Sums:
         values = _checked(f"{type(self._task).__name__}.{method}", given, weights.shape[0])
+        if self._class_losses and trained is not None:
+            values[LOSS] = self._class_losses(tf.cast(values[LOSS], tf.float32), trained)
         return {
-            WEIGHT: tf.reduce_sum(weights),
+            **_counts(weights, self._task.data),
             **{name: tf.reduce_sum(weights * tf.cast(rows, tf.float32)) for name, rows in values.items()},
         }
+
+
+class ClassLosses:
+    """The losses of rows in training, times the factors of their classes (--class_weight).
+
+    The sum of the weights, which divides them, does not change; nor do metrics and evaluations.
+    """
+
+    def __init__(self, factors: Mapping[int, float], labels: Any) -> None:
+        """Checks the labels.
+
+        Args:
+          factors: by class numbers.
+          labels: as in `DataSpec`.
+
+        Raises:
+          UsageError: they are not one class per row, or probabilities of all classes.
+        """
+        rank = labels.shape.rank if isinstance(labels, tf.TensorSpec) else None
+        if rank not in (1, 2) or (rank == 2 and labels.dtype.is_integer and labels.shape[1] != 1):
+            raise UsageError(
+                "--class_weight: needs labels that are a class per row, (rows,), or probabilities, (rows, classes); "
+                f"they are {labels}"
+            )
+        self._factors = factors
+
+    @classmethod
+    def of(cls, task: Task) -> ClassLosses | None:
+        """Returns those that a task's flags ask for; None: they ask for none."""
+        factors = task.config.model.class_weights
+        return cls(factors, task.data.labels) if factors else None
+
+    def __call__(self, losses: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Returns the losses, float32 (rows,), times the factors."""
+        return losses * of_classes(self._factors, labels, is_image=False)
+
+
+def divisor(weight: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of weights that sums are divided by; 1 if it is 0, as are the sums.
+
+    It is 0 if all rows of a step are skipped corrupt records. Sample weights may add up to less than 1.
+    """
+    return tf.where(weight > 0, weight, tf.ones_like(weight))
+
+
+def _counts(weights: tf.Tensor, data: DataSpec | None) -> Sums:
+    """Returns the sum of the weights of rows; with sample weights, from which it does not follow, their number, too."""
+    if data is None or not data.has_sample_weights:
+        return {WEIGHT: tf.reduce_sum(weights)}
+    return {WEIGHT: tf.reduce_sum(weights), ROWS: tf.reduce_sum(tf.cast(tf.not_equal(weights, 0.0), tf.float32))}
 
 
 def _checked(method: str, given: Any, rows: int) -> dict[str, tf.Tensor]:
@@ -257,7 +338,7 @@ def _checked(method: str, given: Any, rows: int) -> dict[str, tf.Tensor]:
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict)):
         raise UsageError(f"{method}: must return losses (rows,) and a dict of metrics (rows,); returned {given!r}")
     losses, metrics = given
-    if {WEIGHT, LOSS} & set(metrics):
+    if {WEIGHT, LOSS, ROWS} & set(metrics):
         raise UsageError(f"{method}: a metric is called weight or loss, which are the trainer's own names")
     values = {LOSS: losses, **metrics}
     for name, value in values.items():
@@ -291,12 +372,16 @@ def result_of(
       averaged: whether the weights were averages over the steps.
 
     Raises:
+      DataError: no row of a split has a sample weight above 0.
       PipelineError: the weights do not sum to a split's number of examples.
     """
     parts = []
     for name, split in splits.items():
         count, weight = split.order.num_records, float(totals[name][WEIGHT])
-        if not 0 <= count - int(weight) <= may_skip or weight == 0:
+        if ROWS in totals[name]:  # of weight 0 are rows that the user's weights leave out, beside padding
+            if weight <= 0:
+                raise DataError(f"the sample weights of the split {name!r} add up to {weight:g}: must be above 0")
+        elif not 0 <= count - int(weight) <= may_skip or weight == 0:
             raise PipelineError(f"evaluation saw {weight} examples of {name!r}, which has {count}")
         parts.append(_means(name, count, totals[name], measure, averaged))
     if len(parts) == 1:
@@ -309,8 +394,10 @@ def result_of(
 
 
 def _means(name: str, count: int, sums: Mapping[str, tf.Tensor], measure: Measure, averaged: bool) -> Evaluation:
-    values, weight = {key: float(value) for key, value in measure.results(sums).items()}, int(float(sums[WEIGHT]))
-    return Evaluation(name, weight, count - weight, values.pop(LOSS), values, averaged)
+    values = {key: float(value) for key, value in measure.results(sums).items()}
+    seen = int(float(sums.get(ROWS, sums[WEIGHT])))
+    skipped = 0 if ROWS in sums else count - seen
+    return Evaluation(name, seen, skipped, values.pop(LOSS), values, averaged)
 
 
 def data_spec_of(training: ResolvedRequest) -> DataSpec:
@@ -341,12 +428,22 @@ def _images(training: ResolvedRequest, recipe: Recipe) -> tf.TensorSpec:
 def _parsed(parse: Any, classes: tuple[str, ...]) -> DataSpec:
     with tf.Graph().as_default():
         given = graph_calls.call_user("Task.parse", graph_calls.as_given(parse), tf.zeros([1], tf.string))
-    if not is_pair(given):
-        raise UsageError(f"Task.parse: must return (features, labels), returned {given!r}")
+    found = Supervised.of(given, "Task.parse")
+    if found is None:
+        raise UsageError(
+            f"Task.parse: must return (features, labels) or (features, labels, sample weights), returned {given!r}"
+        )
+    own = found.sample_weight
+    if own is not None and not (isinstance(own, tf.Tensor) and own.shape.rank == 1):
+        shapes = tf.nest.map_structure(lambda leaf: f"(rows, {', '.join(map(str, leaf.shape[1:]))})", own)
+        raise UsageError(
+            f"Task.parse: sample weights must be one number per row, (rows,); they are {shapes}; multiply what lies "
+            "within a row by weights in Task.loss"
+        )
     features, labels = tf.nest.map_structure(
-        lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype), tuple(given)
+        lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype), (found.x, found.y)
     )
-    return DataSpec(features, labels, classes)
+    return DataSpec(features, labels, classes, own is not None)
 
 
 def shape_of(model: keras.Model, data: DataSpec) -> Any:
@@ -405,13 +502,14 @@ class CompiledMeasure:
     IoU are exact for the whole batch or split, not means over replicas.
     """
 
-    def __init__(self, model: keras.Model, data: DataSpec, flag: str) -> None:
+    def __init__(self, model: keras.Model, data: DataSpec, flag: str, class_losses: ClassLosses | None = None) -> None:
         """Builds the metrics.
 
         Args:
           model: compiled.
           data: its features and labels.
           flag: names the model in messages.
+          class_losses: those in training; None: as the compiled loss gives them.
 
         Raises:
           UsageError: it is not compiled with one loss of one output, or the loss or a metric does not fit the labels.
@@ -423,6 +521,7 @@ class CompiledMeasure:
             raise UsageError(f"{flag}: compiled, with {len(shape)} outputs; one loss of one output is supported")
         with _in_one_line(flag):
             self._loss = keras.losses.get(model.loss)
+        self._data, self._class_losses = data, class_losses
         reduction = getattr(self._loss, "reduction", "sum_over_batch_size")
         if reduction != "sum_over_batch_size":
             raise UsageError(f"{flag}: its loss has reduction={reduction!r}; the trainer takes means over rows")
@@ -435,12 +534,13 @@ class CompiledMeasure:
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns the sums over a replica's rows; `loss` has gradients."""
-        return self._sums(labels, model(features, training=True), weights)
+        return self._sums(labels, model(features, training=True), weights, self._class_losses)
 
     def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
         """Returns the loss of each row in training, float32 (rows,)."""
         outputs = model(features, training=True)
-        return self._losses(self._as_outputs(labels, outputs), outputs)
+        losses = self._losses(self._as_outputs(labels, outputs), outputs)
+        return self._class_losses(losses, labels) if self._class_losses else losses
 
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns the sums over rows in an evaluation."""
@@ -448,16 +548,20 @@ class CompiledMeasure:
 
     def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns the mean loss, and the metrics computed from their summed states."""
-        found = {LOSS: sums[LOSS] / tf.maximum(sums[WEIGHT], 1.0)}
+        found = {LOSS: sums[LOSS] / divisor(sums[WEIGHT])}
         for name, metric in self._metrics.items():
             state = [tf.cast(sums[_key(name, i)], v.dtype) for i, v in enumerate(metric.variables)]
             found[name] = tf.cast(metric.stateless_result(state), tf.float32)
         return found
 
-    def _sums(self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor) -> Sums:
+    def _sums(
+        self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor, class_losses: ClassLosses | None = None
+    ) -> Sums:
         labels = self._as_outputs(labels, outputs)
-        loss = tf.reduce_sum(weights * self._losses(labels, outputs))
-        sums = {WEIGHT: tf.reduce_sum(weights), LOSS: loss}
+        losses = self._losses(labels, outputs)
+        loss = tf.reduce_sum(weights * (class_losses(losses, labels) if class_losses else losses))
+        sums = {**_counts(weights, self._data), LOSS: loss}
+        weights = of_targets(weights, labels)
         for name, metric in self._metrics.items():
             zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
             state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=weights)

@@ -37,6 +37,7 @@ from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.rendezvous import Ties
 from trainer.cluster.strategies import Agreement
 from trainer.cluster.tf_config import Cluster
+from trainer.cluster.watchdog import Watchdog
 from trainer.config import TrainConfig
 from trainer.config.steps import Period
 from trainer.loop import Action, InnerLoop, Progress
@@ -44,7 +45,7 @@ from trainer.loss_log import LossLog
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
 from trainer.step.train_step import TrainStep
-from trainer.task import Evaluation, Task, data_spec_of
+from trainer.task import Evaluation, Task, data_spec_of, uncalled
 
 _STOP = 0  # workers agree on numbers: this one to stop, 1 + its number for each action that is due
 _ANSWER = 0  # number of the action that answers SIGUSR1
@@ -144,6 +145,8 @@ class Run(abc.ABC):
 
     def run(self, task: type[Task]) -> Evaluation | None:
         """Builds the model, restores or initializes it, trains, evaluates."""
+        if odd := uncalled(task):
+            self.output.line(odd)
         self.build(task)
         self._restore()
         self._attach_callbacks()
@@ -302,6 +305,12 @@ class AllReduceRun(Run):
     ) -> None:
         super().__init__(config, plan, interrupt, output, callbacks, cluster.is_chief)
         self.cluster, self.ties = cluster, ties
+        self._watchdog = Watchdog(config.run.collective_timeout, cluster)
+
+    def run(self, task: type[Task]) -> Evaluation | None:
+        """Makes the run, and gives up workers that no longer answer."""
+        with self._watchdog:
+            return super().run(task)
 
     def connect(self) -> None:
         """Makes the strategy. With several workers that joins TensorFlow's cluster: no other thread runs meanwhile."""
@@ -312,6 +321,8 @@ class AllReduceRun(Run):
             self.callbacks.phase("joining the cluster", quiet=quiet, shown="building the model")
         with self.interrupt.left_to_the_system() if joins else contextlib.nullcontext():
             self.strategy = strategies.create(config.run, config.order.global_batch_size, self.cluster)
+        if joins and self.strategy.num_replicas_in_sync > 1:
+            self._watchdog.watch(self.strategy)
         self.agreement = Agreement(self.strategy, self.cluster)
 
     def build_step(self) -> None:

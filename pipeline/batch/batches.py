@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from pipeline import graph_calls
 from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
+from pipeline.batch.weights import of_classes, times
 from pipeline.decode import Examples, Form, PixelRows
 from pipeline.distort.base import ImageStatistics, Recipe, Undistorted, UserDistorted
 from pipeline.distort.composed import Distortion, cropping_of
@@ -49,7 +50,7 @@ class Batches:
     def element(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
         """Returns an element of a window: (x, labels, weights), and record ids if wanted.
 
-        If the user's parser does not return a pair, it is (parsed, weights).
+        If the user's parser returns neither (x, y) nor (x, y, sample_weight), it is (parsed, weights).
 
         Args:
           taken: its rows, by column.
@@ -63,17 +64,20 @@ class Batches:
             return (number[..., None] + tf.zeros([records.shape[-1]], tf.int64),)
         if self.until == GATHER:
             return tuple(taken.values())
-        rest = self._rest(real, tf.gather(plan.real_rows, number), records, has_skipped=window.GOOD in taken)
+        weights = self._weights(real, tf.gather(plan.real_rows, number), has_skipped=window.GOOD in taken)
         if self.until == WEIGHTS:
-            return tuple(rest)
+            return (*weights, *self._ids(records))
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
         examples = self.form.examples(taken, lambda: self.keys_of(plan.epoch, records))
         if self.until == DECODE:
             return examples.images, examples.labels, records
-        if self.recipe is None:
-            return (examples.images, *rest) if examples.labels is None else (examples.images, examples.labels, *rest)
-        x, labels = self._distorted(examples, plan.epoch, records, real)
-        return (x, labels, records) if self.until == DISTORT else (x, labels, *rest)
+        x, labels = examples.images, examples.labels
+        if self.recipe is not None:
+            x, labels = self._distorted(examples, plan.epoch, records, real)
+            if self.until == DISTORT:
+                return x, labels, records
+        targets = [] if labels is None else [labels]
+        return (x, *targets, *self._of_examples(weights, labels, examples.sample_weight), *self._ids(records))
 
     @property
     def are_stored(self) -> bool:
@@ -96,10 +100,11 @@ class Batches:
         }
         real = together.pop(window.GOOD, tf.ones([stop - first, rows], tf.bool))
         records = together.pop(window.RECORD_ID)
-        rest = self._rest(real, plan.real_rows[first:stop], records, has_skipped=window.GOOD in columns)
+        weights = self._weights(real, plan.real_rows[first:stop], has_skipped=window.GOOD in columns)
         images, labels = self.form.as_images(together.pop("image")), together.pop("label")
         together = {**together, **self._for_device(plan.epoch, records)} if self.on_device else together
-        return {"image": images, **together} if together else images, labels, *rest
+        weights = self._of_examples(weights, labels)
+        return {"image": images, **together} if together else images, labels, *weights, *self._ids(records)
 
     def _distorted(
         self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
@@ -142,13 +147,12 @@ class Batches:
         """Returns the key of each record in an epoch, uint64. All its distortions are drawn from it."""
         return tensors.derive_key(Domain.DISTORT, self.resolved.order.seed, epoch, records)
 
-    def _rest(self, real: tf.Tensor, real_rows: tf.Tensor, records: tf.Tensor, has_skipped: bool) -> list[tf.Tensor]:
-        """Returns the weights, float32, of one or several elements, and their record ids if wanted.
+    def _weights(self, real: tf.Tensor, real_rows: tf.Tensor, has_skipped: bool) -> list[tf.Tensor]:
+        """Returns the weights, float32, of the rows of one or several elements, in a list; none if none are wanted.
 
         Args:
           real: which rows are neither padding nor skipped, bool (rows,) or (elements, rows).
           real_rows: rows of each element's global batch that are not padding.
-          records: record ids, int64, of the shape of `real`.
           has_skipped: whether rows may be skipped; then the element is a global batch.
         """
         request, weights = self.resolved.request, tf.cast(real, tf.float32)
@@ -160,11 +164,25 @@ class Batches:
             if has_skipped or request.skip_steps:  # a step may have no row
                 count = tf.maximum(count, 1.0)
             weights *= (self.resolved.order.global_batch_size / count)[..., None]
-        given = [] if request.weights == "none" else [weights]
-        if not request.record_ids:
-            return given
+        return [] if request.weights == "none" else [weights]
+
+    def _of_examples(self, weights: list[tf.Tensor], labels: Any, sample_weight: Any = None) -> list[Any]:
+        """Returns the weights of rows, times the factors of their classes, times the user's own sample weights."""
+        class_weight = self.resolved.request.class_weight
+        if class_weight:
+            weights = [times(weights[0], of_classes(class_weight, labels, is_image=self.recipe is not None))]
+        if sample_weight is None:
+            return weights
+        if not weights:
+            return [sample_weight]
+        return [tf.nest.map_structure(lambda own: times(own, weights[0]), sample_weight)]
+
+    def _ids(self, records: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the record ids of rows, given those in the order, in a list; none if none are wanted."""
+        if not self.resolved.request.record_ids:
+            return []
         order = self.resolved.order
-        return [*given, records % order.num_stored if order.repeats else records]
+        return [records % order.num_stored if order.repeats else records]
 
 
 def recipe_of(resolved: ResolvedRequest) -> Recipe | None:

@@ -108,7 +108,8 @@ def _scheduled(request: Request, shard: Shard | None, replicas: int | None) -> t
             for number, units in enumerate(taken):
                 if units:
                     begin, end = (units_before(schedule, number, step) for step in (first, stop))
-                    datasets[number] = _of_units(makers[number](begin, min(end, MAX_STEP)), units, stop - first)
+                    made = makers[number](begin, min(end, MAX_STEP))
+                    datasets[number] = _of_units(made, request, units, stop - first)
             kinds |= {number: dataset.element_spec for number, dataset in datasets.items()}
             _check_elements_alike(resolved, kinds)  # also of sources that no segment joins
             found.append(joined(resolved, datasets, local if local > 1 else replicas, [n for n in taken if n]))
@@ -119,9 +120,9 @@ def _scheduled(request: Request, shard: Shard | None, replicas: int | None) -> t
 
 
 @tf.autograph.experimental.do_not_convert
-def _of_units(made: tf.data.Dataset, units: int, steps: int) -> tf.data.Dataset:
+def _of_units(made: tf.data.Dataset, request: Request, units: int, steps: int) -> tf.data.Dataset:
     """Returns the dataset of `steps` elements that have the rows of some units each, which lie one after the other."""
-    if is_stacked(made):  # then no unit is an element of its own, which would cost most where units are small
+    if is_stacked(made, request):  # then no unit is an element of its own, which would cost most where units are small
         together = made.rebatch(units, drop_remainder=True).take(steps)
         return together.map(lambda *e: tf.nest.map_structure(lambda c: tf.reshape(c, [-1, *c.shape[2:]]), e))
     rows = tf.nest.flatten(made.element_spec)[-1].shape[0]
@@ -134,10 +135,11 @@ def _one_by_one(*elements: tuple[Any, ...]) -> tf.data.Dataset:
     )
 
 
-def is_stacked(dataset: tf.data.Dataset) -> bool:
-    """Returns whether each element of a dataset of `make_dataset` is several, with one axis more in front."""
-    # Weights or record ids come last, which have a number per row.
-    return bool(tf.nest.flatten(dataset.element_spec)[-1].shape.rank == 2)
+def is_stacked(dataset: tf.data.Dataset, request: Request) -> bool:
+    """Returns whether each element of a request's dataset is several, with one axis more in front."""
+    # Weights or record ids come last, which have a number per row. What a user's function returns is parsed one batch
+    # at a time, and its sample weights may have any rank.
+    return request.parse is None and bool(tf.nest.flatten(dataset.element_spec)[-1].shape.rank == 2)
 
 
 def _maker(resolved: ResolvedRequest, replicas: int | None, stacked: bool) -> Callable[[int, int], tf.data.Dataset]:
@@ -304,7 +306,8 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
         if by_operation and request.distort_on == HOST:
             mirrored = cropping.mirrored if resolved.order.training else None
             recipe = of_flipped(recipe)
-    return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop, by_operation, mirrored)), recipe
+    decoder = ImageDecoder(image.encoding or "", image.shape, crop, by_operation, mirrored, made.pixels.dct)
+    return Serialized(parser, decoder), recipe
 
 
 @tf.autograph.experimental.do_not_convert
@@ -326,7 +329,7 @@ def joined(
       UsageError: the user's function does not return the same types for all sources.
     """
     numbered, datasets = mixture.request.record_ids, tuple(of_sources.values())
-    sizes = [dataset.element_spec[-2 if numbered else -1].shape[0] for dataset in datasets]
+    sizes = [tf.nest.flatten(dataset.element_spec)[-1].shape[0] for dataset in datasets]
     rows = [size // count for size, count in zip(sizes, units or [1] * len(sizes), strict=True) for _ in range(count)]
     _check_elements_alike(mixture, {number: dataset.element_spec for number, dataset in of_sources.items()})
     counts = [part.selection.num_examples for part in mixture.parts]

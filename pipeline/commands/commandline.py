@@ -35,10 +35,13 @@ _USUAL = {
     **dict.fromkeys(("lr", "learningrate", "rate", "base_lr", "initial_learning_rate"), ("learning_rate",)),
     **dict.fromkeys(("learning_rate_decay_factor", "lr_decay", "gamma"), ("decay_factor",)),
     "num_epochs_per_decay": ("decay_epochs",),
+    "staircase": ("decay_staircase",),
     **dict.fromkeys(("moving_average_decay", "ema_decay"), ("ema",)),
     **dict.fromkeys(("batch_size", "batch", "bs", "train_batch_size"), ("global_batch_size",)),
     **dict.fromkeys(("steps", "max_steps", "num_steps", "max_train_steps", "iterations"), ("train_steps",)),
-    **dict.fromkeys(("num_epochs", "max_epochs", "train_epochs", "n_epochs", "nb_epoch"), ("epochs",)),
+    **dict.fromkeys(
+        ("num_epochs", "max_epochs", "train_epochs", "training_epochs", "n_epochs", "nb_epoch"), ("epochs",)
+    ),
     **dict.fromkeys(
         ("train_dir", "output_dir", "logdir", "log_dir", "checkpoint_dir", "save_dir", "job_dir", "ckpt_dir"),
         ("model_dir", "output"),
@@ -51,7 +54,7 @@ _USUAL = {
     **dict.fromkeys(("distribution_strategy", "variable_strategy"), ("strategy",)),
     **dict.fromkeys(("sync_replicas", "issync"), ("sync",)),
     **dict.fromkeys(("num_processes", "nproc", "nproc_per_node", "world_size"), ("num_workers",)),
-    **dict.fromkeys(("hosts", "workers", "num_workers"), ("worker_hosts", "num_workers")),
+    **dict.fromkeys(("hosts", "workers", "num_workers", "total_num_replicas"), ("worker_hosts", "num_workers")),
     **dict.fromkeys(("random_seed", "rng_seed"), ("seed",)),
     **dict.fromkeys(("opt", "optim"), ("optimizer",)),
     **dict.fromkeys(("wd", "decay", "l2"), ("weight_decay",)),
@@ -346,7 +349,7 @@ def parse_known(
     """
     with Mistakes() as mistakes:
         parser = _Parser(command, description, kind, default or {})
-        tokens = list(with_data_dir(sys.argv[1:] if argv is None else argv, flags_of(kind)))
+        tokens = list(with_folder(sys.argv[1:] if argv is None else argv, flags_of(kind)))
         for at, token in enumerate(tokens):
             with mistakes.noted():
                 tokens[at] = _with_home(token)
@@ -366,20 +369,21 @@ def parse_known(
     return config, rest, flags
 
 
-def with_data_dir(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Returns the arguments with the data's folder in the form that the command takes.
+def with_folder(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
+    """Returns the arguments with the folder that they begin with in the form that the command takes.
 
-    If the command needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` mean the same.
+    If the command needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` mean the same. If it needs a
+    run alone, `RUN` and `--model_dir=RUN` do.
     """
-    found, flag = list(tokens), flags.get("data_dir")
-    if flag is None:
-        return found
-    if flag.field.metadata.get("positional"):
+    found, data = list(tokens), flags.get("data_dir")
+    if data is not None and data.field.metadata.get("positional"):
         if "--data_dir" in found[:-1]:
             found.remove("--data_dir")
         return [token.removeprefix("--data_dir=") for token in found]
-    if found and not found[0].startswith("-") and flag.field.default is dataclasses.MISSING:
-        found[0] = f"--data_dir={found[0]}"
+    named = [flags[name] for name in ("data_dir", "model_dir") if name in flags]
+    needed = next((flag.name for flag in named if flag.field.default is dataclasses.MISSING), None)
+    if needed and found and not found[0].startswith("-"):
+        found[0] = f"--{needed}={found[0]}"
     return found
 
 

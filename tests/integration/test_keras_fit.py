@@ -160,6 +160,14 @@ def test_without_weights_what_cannot_be_is_refused(folder, wrong):
         distribute(tf.distribute.get_strategy(), folder, global_batch_size=8, training=False, weights="none")
 
 
+def test_images_that_a_step_should_distort_are_refused_by_fit(folder):
+    data = input_fn(folder, global_batch_size=8, training=True, distort="shift(pixels=1)", distort_on="device")
+    model = linear_model()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(UsageError, match="^distort_on='device': Keras does not call distort_fn"):
+        model.fit(data, steps_per_epoch=1)
+
+
 def test_fit_sees_another_order_and_other_distortions_in_its_second_epoch(folder):
     seen = []
 

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 
 from pipeline.errors import RerunError, UsageError, named
+from pipeline.files.reading import content_of, opened
 from pipeline.files.write import replaced, sync
 from trainer import run_folder
 from trainer.checkpoint.files import FILE, LIST, SCRATCH
@@ -45,7 +46,7 @@ def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
         return settled
     check_file(folder.fresh_note)
     with named(folder.fresh_note, "cannot be written or read"):
-        text = folder.fresh_note.read_text(encoding="utf-8") if folder.fresh_note.exists() else ""
+        text = content_of(folder.fresh_note).decode() if folder.fresh_note.exists() else ""
         state, _, job = text.strip().partition(" ")
         now = os.environ.get(VARIABLE, "")
         if config.run.fresh and not (now and now == job):
@@ -120,11 +121,11 @@ def _metrics(folder: RunFolder) -> list[pathlib.Path]:
     """Returns the files of --metrics_jsonl in the folder, which begin as the run has noted."""
     if not folder.metrics_note.exists():
         return []
-    first = set(folder.metrics_note.read_bytes().splitlines(keepends=True))
+    first = set(content_of(folder.metrics_note).splitlines(keepends=True))
     found = []
     for path in folder.path.iterdir():
         if path.is_file() and not path.name.startswith("."):
-            with path.open("rb") as lines:
+            with opened(path) as lines:
                 found += [path] if lines.readline(1 << 16) in first else []
     return found
 

@@ -209,8 +209,9 @@ def code_changes(stored: Mapping[str, Any], config: TrainConfig) -> list[str]:
 
 
 def data_in_words(part: ResolvedRequest) -> str:
-    """Returns a data set in words: `digits:train, 1,429 records`."""
-    return f"{part.manifest.dataset}:{part.spec.split}, {count_of(sum(part.order.counts), 'record')}"
+    """Returns a data set in words: `photos:train, 1,429 records, images upright, exact DCT`."""
+    rule = "" if part.manifest.pixel_rule is None else f", {part.manifest.pixel_rule}"
+    return f"{part.manifest.dataset}:{part.spec.split}, {count_of(sum(part.order.counts), 'record')}{rule}"
 
 
 def _data(digest: str, content: Mapping[str, Any]) -> str:

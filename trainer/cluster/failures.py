@@ -28,6 +28,7 @@ OWN = (
 _OWN_FRAMES = 2  # `in_one_line`, and the block inside it, which is the trainer's
 _OTHER_SHAPE = re.compile(r"expected shape (\[[\d,]*\]) but another member in the group expected shape (\[[\d,]*\])")
 _PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
+_ABORTED = "Collective ops is aborted by: "  # before the reason: common_runtime/base_collective_executor.cc
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
@@ -116,4 +117,5 @@ def first_line(error: tf.errors.OpError) -> str:
     """Returns what an error says happened, in one line, without its place in the graph and the Python code."""
     if said := message_of_input(error.message):
         return " ".join(said.split("] ["))  # tf.debugging.assert_* adds values to its message
-    return root_cause(error.message)[1] or kind(error).__name__
+    said = root_cause(error.message)[1].removeprefix(_ABORTED)
+    return said or kind(error).__name__

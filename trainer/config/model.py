@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.commands.flags import check, check_all, check_name
 from pipeline.commands.text import parse_call
 from pipeline.errors import UsageError, of_user
+from pipeline.request import class_weights
 from trainer.config.meaning import flag
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -59,6 +60,9 @@ class ModelFlags:
         below=1,
         by_model=True,
     )
+    class_weight: str | None = flag(
+        None, "factors of the losses of a class's rows in training, such as 0:1,3:2.5; 1 for other classes"
+    )
     eval_flip: bool = flag(
         False,
         "evaluations and exports take the mean of the outputs for an image and its mirror image",
@@ -84,7 +88,27 @@ class ModelFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_model, self._check_task)
+        check_all(lambda: check(self), self._check_model, self._check_task, lambda: self.class_weights)
+
+    @property
+    def class_weights(self) -> dict[int, float]:
+        """The factors of --class_weight by class numbers; empty if there are none."""
+        if self.class_weight is None:
+            return {}
+        found: dict[int, float] = {}
+        for part in self.class_weight.split(","):
+            number, _, factor = part.partition(":")
+            try:
+                key, value = int(number), float(factor)
+            except ValueError:
+                raise UsageError(
+                    f"--class_weight={self.class_weight}: {part.strip()!r} must be a class number and a factor, as in "
+                    "0:1,3:2.5"
+                ) from None
+            if key in found:
+                raise UsageError(f"--class_weight={self.class_weight}: gives class {key} twice")
+            found[key] = value
+        return class_weights(found, "--class_weight")
 
     def _check_task(self) -> None:
         if self.task is not None and ":" not in self.task:
@@ -112,7 +136,7 @@ class OptimizerFlags:
     momentum: float = flag(0.9, "of --optimizer=momentum and nesterov", least=0, below=1)
     schedule: str = flag(
         "exponential",
-        "of the rate: exponential (a staircase), piecewise, cosine, linear or constant",
+        "of the rate: exponential (a staircase, or smooth), piecewise, cosine, linear or constant",
         known=SCHEDULES,
         by_model=True,
     )
@@ -124,6 +148,9 @@ class OptimizerFlags:
         by_model=True,
     )
     decay_epochs: float = flag(1.0, "exponential: epochs of a stair", above=0, below=_EPOCHS, by_model=True)
+    decay_staircase: bool = flag(
+        True, "exponential: the rate falls in stairs; false: smoothly, a little with each step"
+    )
     decay_at: str = flag("", "piecewise: the epochs at which a stair begins, such as 91,136.5", by_model=True)
     end_factor: float = flag(
         0.0, "cosine, linear: the rate at the last step, as a share of --learning_rate", least=0, most=_FLOAT32
@@ -159,7 +186,7 @@ class OptimizerFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_optimizer, self._check_stairs)
+        check_all(lambda: check(self), self._check_optimizer, self._check_stairs, self._check_smooth)
 
     def _check_optimizer(self) -> None:
         check_name("optimizer", self.optimizer.partition("(")[0].strip(), OPTIMIZERS)
@@ -170,6 +197,13 @@ class OptimizerFlags:
             raise UsageError(
                 f"--schedule={self.schedule} with --decay_at={self.decay_at!r}: the piecewise schedule, and no other, "
                 "takes the epochs at which its stairs begin, such as --decay_at=91,136"
+            )
+
+    def _check_smooth(self) -> None:
+        if not self.decay_staircase and self.schedule != "exponential":
+            raise UsageError(
+                f"--decay_staircase=false with --schedule={self.schedule}: the exponential schedule alone has stairs "
+                "to leave out; use --schedule=exponential, or leave it out"
             )
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from pipeline.commands.flags import check, check_all
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, name_of
 from trainer.config.meaning import flag
 
 Every: TypeAlias = int | str  # the value of a flag: a number of steps, or the text of an interval: `1 epoch`, `30s`
@@ -266,7 +266,8 @@ class OutputFlags:
     )
     log_time: bool | None = flag(
         None,
-        "date and time in front of each line (None: in the files and pipes of a job that trainer.launch started)",
+        f"date and time in front of each line (None: in the files and pipes of a job that {name_of('trainer.launch')} "
+        "started)",
         per_machine=True,
     )
     log_device_placement: bool = flag(False, "TensorFlow says on which device it computes each operation")

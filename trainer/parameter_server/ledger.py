@@ -52,7 +52,7 @@ class Rows:
     def loss(self, row: Row) -> float:
         """Returns the mean loss of a step without regularisation."""
         sums = self._sums(row)
-        return float(sums[LOSS]) / max(float(sums[WEIGHT]), 1.0)
+        return float(sums[LOSS]) / (float(sums[WEIGHT]) or 1.0)
 
     def weight(self, row: Row) -> float:
         """Returns the sum of the weights of a step's examples."""
@@ -120,7 +120,7 @@ class EpochSums:
         """Returns the means over the epoch, in the order of `LoopResult.values`; NaN if its steps were all skipped."""
         total = Row(0.0, 0.0, self._sums[_OWN:])
         weight = rows.weight(total)
-        means = rows.values(total._replace(penalty=float(self._sums[1]) / max(weight, 1.0)))
+        means = rows.values(total._replace(penalty=float(self._sums[1]) / (weight or 1.0)))
         return list(means.values()) if weight > 0 else [math.nan] * len(means)
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
 from trainer.step.optimizers import Averages
 from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
-from trainer.task import LOSS, WEIGHT, Sums
+from trainer.task import LOSS, WEIGHT, Sums, divisor
 from trainer.topology import of_virtual_replicas, sum_virtual_replicas
 
 NORM, HISTOGRAMS, ACTIVATIONS, IMAGES = "norm", "histograms", "activations", "images"  # the summaries
@@ -98,6 +98,20 @@ class Logged(NamedTuple):
     losses: Any = None
 
 
+class Traced(NamedTuple):
+    """A graph for TensorBoard.
+
+    Attributes:
+      graph: of a step, or of a part of one.
+      scope: that its nodes stand in; empty: they stand alone.
+      device: of the nodes that name none; empty: of this process.
+    """
+
+    graph: tf.Graph
+    scope: str = ""
+    device: str = ""
+
+
 class _Updated(NamedTuple):
     """What an update passes on to the next one: the first seven attributes of a `LoopResult`."""
 
@@ -142,7 +156,7 @@ class TrainStep:
       times_exchange: whether to measure `LoopResult.exchanged`.
       value_names: see `LoopResult.names`; known once an update has been traced.
       averages, epoch: those of the last `LoopResult`; before the first, NaN and an empty tensor.
-      graph: of an update, once it has been traced.
+      graphs: of an update, once it has been traced, by name.
     """
 
     strategy: tf.distribute.Strategy
@@ -159,7 +173,7 @@ class TrainStep:
         self.value_names: tuple[str, ...] = ()
         self.averages = tf.Variable([math.nan] * len(AVERAGED), trainable=False, dtype=tf.float32)
         self.epoch = tf.Variable(tf.zeros([0], tf.float64), trainable=False, shape=tf.TensorShape([None]))
-        self.graph: tf.Graph | None = None
+        self.graphs: dict[str, Traced] = {}
         self._sum_shapes: dict[str, tf.TensorShape] = {}
 
     def run(self, iterator: Iterator[Any], steps: int, summaries: frozenset[str] = frozenset()) -> LoopResult:
@@ -309,7 +323,7 @@ class TrainStep:
 
     def _update(self, batch: tuple[Any, ...], before: _Updated) -> tuple[_Updated, _Reduced]:
         """Runs one step on all replicas. Its scopes are those that TensorBoard shows."""
-        state, self.graph = self.state, tf.compat.v1.get_default_graph()
+        state, self.graphs["step"] = self.state, Traced(tf.compat.v1.get_default_graph())
         if state.schedule:
             with tf.name_scope("learning_rate"):
                 state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
@@ -391,10 +405,9 @@ class TrainStep:
         with _replica_scope():
             replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
             # All replicas divide by the weight of the whole batch: a mean of their means would give more weight to the
-            # rows of a replica with more padding. If all rows are skipped corrupt records, the weight is 0, and so are
-            # the sums.
+            # rows of a replica with more padding.
             of_all, waited = self._timed(all_sum, tf.reduce_sum(weights))
-            weight = tf.maximum(of_all, 1.0)
+            weight = divisor(of_all)
             values, rows = state.values(), (features, labels, weights)
             if self.strategy.num_replicas_in_sync > 1:
                 # In a loop TensorFlow makes what takes a tensor from another device wait for the loop, too. oneDNN then

@@ -8,11 +8,14 @@ import sys
 import pytest
 
 from pipeline import errors
+from pipeline.commands import commandline
 from stepfeed import command
 from stepfeed.command import COMMANDS
 from tests.datasets import write_dataset
 from tests.forked import ROOT
+from trainer.config.trained import EvaluateConfig, ExportConfig, PredictConfig
 from trainer.launching.local.screen import Screen
+from trainer.replay import ReplayConfig
 
 
 def stepfeed(*arguments, cwd=ROOT):
@@ -178,3 +181,48 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, f"stepfeed {name}: interrupted\n")
+
+
+def test_child_processes_use_the_names_that_were_typed(tmp_path):
+    """Their environment says so: workers of a job, and Beam's."""
+    code = "from pipeline import errors; print(errors.name_of('trainer.run'), errors.to_run('beam_jobs.validate'))"
+    names = "trainer.run=stepfeed train;beam_jobs.validate=stepfeed validate"
+    for given, said in ((names, "stepfeed train stepfeed validate"), ("", "trainer.run python -m beam_jobs.validate")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"STEPFEED_COMMANDS": given},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == said
+    write_dataset(tmp_path / "data", (20, 7))
+    (tmp_path / "data" / "train-00000-of-00002.tfrecord").write_bytes(b"")
+    for flags in (["audit", "data", "--content", "--global_batch_size=9"], ["validate", "data", "--deep"]):
+        done = stepfeed(*flags, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "python -m" not in done.stdout + done.stderr
+        assert flags[0] == "validate" or "(stepfeed convert ... --overwrite)" in done.stderr
+
+
+def test_the_folder_of_a_run_may_come_first(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ckpt-7.index").touch()
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "export.json").touch()
+    monkeypatch.chdir(tmp_path)
+    for kind in (EvaluateConfig, ExportConfig, ReplayConfig):
+        more = {ExportConfig: ["--output=out"], ReplayConfig: ["--step=3"]}.get(kind, [])
+        given = [commandline.parse("x", "x", kind, [first, *more]) for first in ("run", "--model_dir=run")]
+        assert given[0] == given[1]
+        assert given[0].model_dir == "run"
+    found = commandline.parse("x", "x", PredictConfig, ["run", "a.png", "b.png", "--top=2"])
+    assert (found.model_dir, found.exported, found.images) == ("run", None, ["a.png", "b.png"])
+    found = commandline.parse("x", "x", PredictConfig, ["exported", "a.png"])
+    assert (found.model_dir, found.exported, found.images) == (None, "exported", ["a.png"])
+    found = commandline.parse("x", "x", PredictConfig, ["run", "a.png", "--model_dir=run"])
+    assert (found.model_dir, found.images) == ("run", ["run", "a.png"])
+    for wrong in (["run"], ["a.png", "b.png"]):
+        with pytest.raises(errors.UsageError, match="missing"):
+            commandline.parse("x", "x", PredictConfig, wrong)

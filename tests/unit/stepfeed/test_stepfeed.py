@@ -120,7 +120,7 @@ class Editable:
     def find_spec(name, path=None, target=None):
         return importlib.machinery.PathFinder.find_spec(name, [{str(ROOT)!r}], target)
 
-sys.path.remove({str(ROOT)!r})
+sys.path[:] = [path for path in sys.path if path != {str(ROOT)!r}]
 sys.meta_path.append(Editable)
 """
     assert f"but {tmp_path}/pipeline has the same name" in last_line(run("train.py", train=finder + PROGRAM))

@@ -88,6 +88,20 @@ class Kept(Task):
         Kept.weights = [variable.numpy() for variable in model.trainable_variables]
 
 
+class Misnamed(Task):
+    """Means to compute the sums of a step."""
+
+    def train_sums(self, model, features, labels, weights):
+        raise SystemExit
+
+
+def test_a_method_that_the_trainer_never_calls_is_told(tmp_path, capsys):
+    write_dataset(tmp_path / "data", (25, 15), (8, 6, 3))
+    flags = {"data_dir": str(tmp_path / "data"), "model_dir": str(tmp_path / "model"), "model": "mlp"}
+    run.train(TrainConfig.of(**flags, train_steps=1, global_batch_size=8, eval_split="none"), task=Misnamed)
+    assert capsys.readouterr().out.startswith("Misnamed: the trainer does not call train_sums (")
+
+
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_after_the_training_a_task_gets_the_averaged_weights_where_there_are(ema, tmp_path):
     write_dataset(tmp_path / "data", (25, 15), (8, 6, 3))

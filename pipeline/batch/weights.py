@@ -1,0 +1,186 @@
+"""The weights of rows as Keras takes them: one axis per axis of the target, and nothing else in their place.
+
+Keras reads an element by its length, `x`, `(x, y)` or `(x, y, sample_weight)`, and multiplies losses by weights as
+NumPy broadcasts: the weights (rows,) of masks (rows, height, width, 1) would weigh columns of pixels.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops  # datasets that only hand on are public nowhere
+
+from pipeline.errors import UsageError
+from pipeline.request import DEVICE, Request
+
+_UNCHANGED = ("cache", "prefetch", "repeat", "shuffle", "skip", "take", "with_options")  # methods that keep elements
+
+
+def of_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
+    """Returns the weights of rows, (rows,), with axes of length 1 up to a rank: (rows, 1, ..., 1)."""
+    return tf.reshape(weights, [-1, *[1] * (rank - 1)]) if rank > 1 else weights
+
+
+def of_targets(weights: tf.Tensor, targets: Any) -> Any:
+    """Returns the weights of rows as Keras' losses and metrics multiply them.
+
+    A loss has the rank of its target, or one axis less. Weights of the target's rank fit both, because Keras drops a
+    last axis of length 1. Only where a loss has one number per row in any case do they stay (rows,).
+
+    Args:
+      weights: float32 (rows,).
+      targets: a tensor, or a structure of them, then with a structure of weights if any needs more axes.
+    """
+    if not any(_is_dense(leaf) for leaf in tf.nest.flatten(targets)):
+        return weights
+    return tf.nest.map_structure(
+        lambda leaf: of_rank(weights, leaf.shape.rank) if _is_dense(leaf) else weights, targets
+    )
+
+
+def _is_dense(target: Any) -> bool:
+    """Returns whether a loss of a target may have several numbers per row."""
+    if not isinstance(target, tf.Tensor | tf.TensorSpec) or target.shape.rank is None:
+        return False
+    # Numbers of rank 2 are regressed, or are the probabilities of a row's classes; integers may be classes of tokens.
+    return target.shape.rank > 2 or (target.shape.rank == 2 and target.dtype.is_integer)
+
+
+def of_classes(class_weight: Mapping[int, float], labels: Any, is_image: bool) -> tf.Tensor:
+    """Returns the factors of rows by their classes, by Keras' rule: 1 for a class without one.
+
+    A class is a number, or the greatest of several probabilities. Masks (rows, height, width, 1) or
+    (rows, height, width, classes) have a factor per pixel.
+
+    Args:
+      class_weight: factors by class numbers.
+      labels: of rows, or of several elements of rows.
+      is_image: whether they are labels of images: classes if they are integers, else probabilities.
+
+    Returns:
+      float32, of the shape of the labels without the axis of probabilities.
+
+    Raises:
+      UsageError: the labels are not classes.
+    """
+    if not isinstance(labels, tf.Tensor) or not (labels.dtype.is_integer or labels.dtype.is_floating):
+        kind = labels.dtype.name if isinstance(labels, tf.Tensor) else type(labels).__name__
+        raise UsageError(f"class_weight: needs one target per example, classes or their probabilities; it is {kind}")
+    are_numbers = labels.dtype.is_integer if is_image else labels.shape.rank == 1
+    if not are_numbers and labels.shape[-1] == 1:
+        labels, are_numbers = tf.squeeze(labels, axis=-1), True
+    if not are_numbers and labels.dtype.is_integer:
+        raise UsageError(
+            f"class_weight: the target is {labels.dtype.name} {labels.shape}: give classes as (rows,) or "
+            "(rows, ..., 1), probabilities as tf.float32"
+        )
+    if are_numbers and labels.dtype.is_floating:
+        labels = tf.round(labels)
+    numbers = tf.cast(labels, tf.int64) if are_numbers else tf.argmax(labels, axis=-1)
+    factors = [class_weight.get(number, 1.0) for number in range(max(class_weight) + 2)]  # the last is that of others
+    last = len(factors) - 1
+    places = tf.where((numbers >= 0) & (numbers < last), numbers, last)
+    return tf.gather(tf.constant(factors, tf.float32), places)
+
+
+def times(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns the product of weights of the same rows, of which one may have more axes within a row."""
+    while one.shape.rank < other.shape.rank:
+        one = one[..., None]
+    while other.shape.rank < one.shape.rank:
+        other = other[..., None]
+    return one * other
+
+
+@tf.autograph.experimental.do_not_convert
+def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
+    """Returns the dataset of a request, with weights of the rank of the targets; Keras refuses what it would misread.
+
+    Args:
+      dataset: of `make_dataset`, not split for replicas.
+      request: whose dataset it is.
+    """
+    spec, has_weights = dataset.element_spec, request.weights != "none"
+    own_parts = len(spec) - request.record_ids - has_weights
+    if own_parts == 1:
+        # With weights="none" it is (parsed,), which Keras takes for x: that is right.
+        parts = "(parsed, weights)" if has_weights else "(parsed, record ids)"
+        problem = (
+            f"parse returns neither (x, y) nor (x, y, sample_weight), so that an element is {parts}: Keras would take "
+            "its second part for labels; return one of the two, or feed a loop of your own"
+        )
+        return NotForKeras(dataset, problem) if len(spec) > 1 else dataset
+    if has_weights and any(_is_dense(leaf) for leaf in tf.nest.flatten(spec[1])):
+        dataset = dataset.map(_widened)
+    if request.record_ids:
+        problem = "record_ids=True: Keras would take the ids for weights or refuse them; leave it out"
+        return NotForKeras(dataset, problem)
+    if request.distort_on == DEVICE:
+        problem = f"distort_on={DEVICE!r}: Keras does not call distort_fn in its step; leave it out"
+        return NotForKeras(dataset, problem)
+    return dataset
+
+
+def _widened(x: Any, y: Any, weights: Any, *ids: tf.Tensor) -> tuple[Any, ...]:
+    if isinstance(weights, tf.Tensor) and weights.shape.rank == 1:  # else the user's own weights have more axes
+        weights = of_targets(weights, y)
+    return (x, y, weights, *ids)
+
+
+class NotForKeras(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[misc]
+    """A dataset for loops: Keras' `fit` and `evaluate` refuse it, `predict` takes its first part.
+
+    Methods that keep the elements as they are keep this, too.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, problem: str) -> None:
+        """Makes it.
+
+        Args:
+          dataset: to hand on.
+          problem: what Keras would do, and what to do instead.
+        """
+        self._problem = problem
+        super().__init__(dataset, dataset._variant_tensor)
+
+    def cardinality(self) -> tf.Tensor:
+        """Returns the number of elements. Keras asks for it before it reads any.
+
+        Raises:
+          UsageError: Keras asks, for another method than `predict`.
+        """
+        self._check(sys._getframe(1))
+        return super().cardinality()
+
+    def map(self, *arguments: Any, **named: Any) -> tf.data.Dataset:
+        """Returns the elements mapped, as by `tf.data.Dataset`. Keras maps class weights before it asks for anything.
+
+        Raises:
+          UsageError: as `cardinality`.
+        """
+        self._check(sys._getframe(1))
+        return super().map(*arguments, **named)
+
+    def _check(self, frame: Any) -> None:
+        names = []
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("keras."):
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        if names and "predict" not in names:
+            raise UsageError(self._problem)
+
+
+def _handing_on(name: str) -> Callable[..., tf.data.Dataset]:
+    def method(self: NotForKeras, *arguments: Any, **named: Any) -> tf.data.Dataset:
+        return NotForKeras(getattr(super(NotForKeras, self), name)(*arguments, **named), self._problem)
+
+    method.__name__ = name
+    method.__doc__ = f"Returns `tf.data.Dataset.{name}` of this dataset, which Keras refuses as well."
+    return method
+
+
+for _name in _UNCHANGED:
+    setattr(NotForKeras, _name, _handing_on(_name))

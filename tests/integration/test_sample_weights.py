@@ -1,0 +1,342 @@
+"""What a `parse` function may return, and the weights that Keras' `fit`, loops and the trainer make of it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline import Shard, StepIterator, distribute, input_fn
+from pipeline.errors import UsageError
+from pipeline.index import __main__ as index
+from pipeline.records import framing, tf_example
+from tests import forked
+
+COUNT, SIZE = 13, 8
+FACTORS = {"mask": 1.0, "mean": SIZE / (COUNT - SIZE)}  # of a real row of the second step
+PAIRS, TRIPLES, OTHERS = ["a pair", "a list of two"], ["three", "three columns"], ["a tensor", "a dict", "four", "one"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "rows"
+    path.mkdir()
+    records = [framing.frame(tf_example.encode({"id": number})) for number in range(COUNT)]
+    (path / "all.rec").write_bytes(b"".join(records))
+    index.main([str(path), "--split=train:all.rec"])
+    return path
+
+
+def ids(records):
+    return tf.io.parse_example(records, {"id": tf.io.FixedLenFeature([], tf.int64)})["id"]
+
+
+def parser(shape):
+    """Returns a function of records: x is the number, y its half, the weight of a row 1 + its number."""
+
+    def parse(records):
+        x = tf.cast(ids(records)[:, None], tf.float32)
+        y, weight = x[:, 0] / 2, 1 + x[:, 0]
+        return {
+            "a tensor": x,
+            "a dict": {"x": x, "y": y},
+            "a pair": (x, y),
+            "a list of two": [x, y],
+            "three": (x, y, weight),
+            "three columns": [x, y, weight[:, None]],
+            "four": (x, x, y, y),
+            "one": (x,),
+        }[shape]
+
+    return tf.autograph.experimental.do_not_convert(parse)
+
+
+def model_of(shape=(1,)):
+    """Returns a model that gives 0: the loss of a row is y squared."""
+    model = keras.Sequential([keras.Input(shape), keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(0.0), "mse", weighted_metrics=["mse"])
+    return model
+
+
+NUMBERS = np.arange(COUNT)
+LOSSES = (NUMBERS / 2) ** 2
+
+
+@pytest.mark.parametrize("weights", ["mask", "mean", "none"])
+@pytest.mark.parametrize("shape", [*PAIRS, *TRIPLES, *OTHERS])
+def test_keras_takes_what_it_reads_rightly_and_refuses_the_rest(folder, shape, weights):
+    """The table of docs/feeding.md; an evaluation of 13 rows in batches of 8."""
+    given = {"global_batch_size": SIZE, "training": False, "parse": parser(shape), "weights": weights}
+    data, model = input_fn(folder, **given), model_of()
+    if shape in OTHERS:
+        if weights == "none":
+            assert len(data.element_spec) == 1  # x alone, as `predict` takes it
+            return
+        for change in (lambda data: data, lambda data: data.prefetch(1).take(2).repeat(1)):
+            with pytest.raises(UsageError, match=r"^parse returns neither \(x, y\) nor \(x, y, sample_weight\)"):
+                model.fit(change(input_fn(folder, **given)), verbose=0)
+            with pytest.raises(UsageError, match=r"^parse returns neither \(x, y\) nor \(x, y, sample_weight\)"):
+                model.evaluate(change(input_fn(folder, **given)), verbose=0)
+        assert len(list(data)) == 2  # a loop takes it
+        if shape == "a tensor":
+            assert model.predict(data, verbose=0).shape == (2 * SIZE, 1)
+        return
+    own = 1.0 + NUMBERS if shape in TRIPLES else np.ones(COUNT)
+    got = model.evaluate(data, verbose=0, return_dict=True)
+    np.testing.assert_allclose(got["mse"], expected_metric(own, weights), rtol=1e-5)
+    # Keras' loss is the mean over the batches, each of the sum over its rows divided by their number.
+    factors = np.where(NUMBERS < SIZE, 1.0, FACTORS.get(weights, 1.0))
+    rows = COUNT if weights == "none" else 2 * SIZE
+    np.testing.assert_allclose(got["loss"], (own * factors * LOSSES).sum() / rows, rtol=1e-5)
+    assert model.predict(data, verbose=0).shape == (rows, 1)
+
+
+def expected_metric(own, weights):
+    weighted = own * np.where(NUMBERS < SIZE, 1.0, FACTORS.get(weights, 1.0))
+    return (weighted * LOSSES).sum() / weighted.sum()
+
+
+def test_fit_of_a_triple_makes_the_update_of_keras_on_the_arrays(folder):
+    """13 rows in a batch of 16, in one step: with weights="mean" the padding changes nothing."""
+    model, other = (keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]) for _ in range(2))
+    other.set_weights(model.get_weights())
+    for one in (model, other):
+        one.compile(keras.optimizers.SGD(0.001), "mse", weighted_metrics=["mae"])
+    given = {"global_batch_size": 16, "training": True, "parse": parser("three"), "weights": "mean"}
+    found = model.fit(input_fn(folder, **given), steps_per_epoch=1, verbose=0).history
+    numbers = NUMBERS.astype(np.float32)
+    same = other.fit(numbers[:, None], numbers / 2, sample_weight=1 + numbers, batch_size=13, verbose=0).history
+    np.testing.assert_allclose(found["loss"], same["loss"], rtol=1e-5)
+    np.testing.assert_allclose(found["mae"], same["mae"], rtol=1e-5)
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4)
+
+
+@pytest.mark.parametrize("weights", ["mask", "mean"])
+@pytest.mark.parametrize("shape", [*PAIRS, *TRIPLES, *OTHERS])
+def test_loops_get_as_many_parts_however_they_are_fed(folder, shape, weights):
+    given = {"global_batch_size": SIZE, "training": True, "parse": parser(shape), "weights": weights}
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(2)])
+    feeds = {
+        "input_fn": input_fn(folder, **given),
+        "record ids": input_fn(folder, record_ids=True, **given),
+        "portable": input_fn(folder, portable=True, **given),
+        "a shard": input_fn(folder, shard=Shard(1, 2), **given),
+        "NumPy": StepIterator(folder, **given),
+        "a mixture": input_fn([(str(folder), 1), (str(folder), 1)], **given),
+        "replicas": distribute(strategy, folder, **given),
+        "virtual replicas": distribute(strategy, folder, virtual_replicas=4, **given),
+    }
+    for name, feed in feeds.items():
+        element = next(iter(feed))
+        first = tf.nest.map_structure(lambda part: np.asarray(strategy.experimental_local_results(part)[0]), element)
+        parts = first[:-1] if name == "record ids" else first
+        if shape in OTHERS:
+            assert len(parts) == 2, name
+            assert (parts[1] == 1).all(), name
+            continue
+        x, y, found = parts
+        assert (x[..., 0] == 2 * y).all(), name
+        expected = 1 + x[..., 0] if shape in TRIPLES else np.ones(y.shape)
+        assert found.shape == (*y.shape, 1)[: y.ndim + (shape == "three columns")], name
+        np.testing.assert_array_equal(found.reshape(expected.shape), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("third", ["labels", "names", "ragged"])
+def test_a_third_part_that_is_no_weight_is_refused_by_name(folder, third):
+    def parse(records):
+        x = ids(records)
+        return x, x, {"labels": x, "names": records, "ragged": tf.strings.split(records)}[third]
+
+    with pytest.raises(UsageError, match=r"^parse: the third of three parts is Keras' sample_weight, .*; it is "):
+        input_fn(folder, global_batch_size=SIZE, training=True, parse=parse)
+
+
+@pytest.mark.parametrize("options", [{"record_ids": True}, {"record_ids": True, "weights": "none"}])
+def test_record_ids_are_not_taken_for_weights(folder, options):
+    """With weights="none", (x, y, ids) has three parts, as Keras' (x, y, sample_weight)."""
+    data = input_fn(folder, global_batch_size=SIZE, training=False, parse=parser("a pair"), **options)
+    with pytest.raises(UsageError, match="^record_ids=True: "):
+        model_of().evaluate(data, verbose=0)
+    with pytest.raises(UsageError, match="^record_ids=True: "):
+        model_of().fit(data, class_weight={0: 1.0}, verbose=0)
+
+
+ROWS = 5  # of a batch; and the width of masks
+HEIGHT, CLASSES = 4, 3
+DENSE = {  # target, probabilities, loss, metrics
+    "masks (rows, h, w, 1)": ((HEIGHT, ROWS, 1), 1, "binary_crossentropy", ["accuracy", "AUC", "Precision"]),
+    "classes (rows, h, w, 1)": ((HEIGHT, ROWS, 1), CLASSES, "sparse_categorical_crossentropy", ["accuracy"]),
+    "classes (rows, h, w)": ((HEIGHT, ROWS), CLASSES, "sparse_categorical_crossentropy", ["accuracy"]),
+    "probabilities (rows, h, w, classes)": (
+        (HEIGHT, ROWS, CLASSES),
+        CLASSES,
+        "categorical_crossentropy",
+        ["accuracy", "AUC"],
+    ),
+    "tokens (rows, time)": ((ROWS,), CLASSES, "sparse_categorical_crossentropy", ["accuracy"]),
+    "numbers (rows, time, values)": ((ROWS, CLASSES), CLASSES, "mse", ["mae"]),
+    "probabilities (rows, classes)": ((CLASSES,), CLASSES, "categorical_crossentropy", ["accuracy", "AUC"]),
+}
+
+
+def dense(name):
+    """Returns the targets and outputs of 13 rows."""
+    shape, outputs, *_ = DENSE[name]
+    draw = np.random.default_rng(7)
+    probabilities = draw.random(
+        (COUNT, *shape[: None if name == "classes (rows, h, w)" or "tokens" in name else -1], outputs)
+    )
+    if outputs > 1:
+        probabilities /= probabilities.sum(-1, keepdims=True)
+    if "classes)" in name or "values" in name:
+        hot = np.eye(CLASSES)[draw.integers(0, CLASSES, (COUNT, *shape[:-1]))]
+        return hot.astype(np.float32), probabilities.astype(np.float32)
+    targets = draw.integers(0, max(2, outputs), (COUNT, *shape))
+    return targets.astype(np.float32 if outputs == 1 else np.int64), probabilities.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_weights_of_dense_targets_weigh_rows_where_they_are_as_many_as_columns(folder, name):
+    """The padded last step of `fit` and of `evaluate`: losses and metrics are those of the 13 rows."""
+    targets, outputs = dense(name)
+    _, _, loss, metrics = DENSE[name]
+
+    class Looked(keras.Model):
+        """Gives the outputs of the row whose number it gets."""
+
+        def __init__(self):
+            super().__init__()
+            self.scale = self.add_weight(shape=(), initializer="ones")
+
+        def call(self, numbers):
+            return self.scale * tf.gather(tf.constant(outputs), tf.cast(numbers[:, 0], tf.int32))
+
+    def parse(records):
+        numbers = ids(records)
+        return tf.cast(numbers[:, None], tf.float32), tf.gather(tf.constant(targets), numbers)
+
+    def compiled():
+        model = Looked()
+        model.compile(keras.optimizers.SGD(0.0), loss, weighted_metrics=[known(metric) for metric in metrics])
+        return model
+
+    known = lambda metric: getattr(keras.metrics, metric)(name=metric) if metric[0].isupper() else metric  # noqa: E731
+    alone = compiled().evaluate(NUMBERS[:, None], targets, batch_size=COUNT, verbose=0, return_dict=True)
+    given = {"global_batch_size": ROWS, "parse": parse}
+    exact = compiled().evaluate(input_fn(folder, training=False, **given), verbose=0, return_dict=True)
+    for key in alone.keys() - {"loss"}:
+        assert exact[key] == pytest.approx(alone[key], rel=1e-4), key
+    # The loss that Keras reports is a mean over batches: 3 of 5 rows, of which the last has 3 real ones.
+    assert exact["loss"] == pytest.approx(alone["loss"] * COUNT / 15, rel=1e-5)
+    whole = {"global_batch_size": 15, "parse": parse, "weights": "mean"}
+    fitted = compiled().fit(input_fn(folder, training=True, **whole), steps_per_epoch=1, verbose=0).history
+    for key in alone:
+        assert fitted[key][0] == pytest.approx(alone[key], rel=1e-4), key
+
+
+def test_weights_of_loops_have_one_number_per_row(folder):
+    """Only the data set that Keras takes has weights of more axes."""
+
+    def parse(records):
+        return ids(records), tf.ones((records.shape[0], 4, 5, 1))
+
+    given = {"global_batch_size": SIZE, "training": True, "parse": parse}
+    assert input_fn(folder, **given).element_spec[2].shape == (SIZE, 1, 1, 1)
+    assert next(StepIterator(folder, **given))[2].shape == (SIZE,)
+    assert next(iter(distribute(tf.distribute.get_strategy(), folder, **given)))[2].shape == (SIZE,)
+
+
+def test_several_targets_have_weights_each(folder):
+    def parse(records):
+        rows = records.shape[0]
+        return ids(records), {"mask": tf.ones((rows, 4, 5, 1)), "label": tf.ones((rows,))}
+
+    spec = input_fn(folder, global_batch_size=SIZE, training=True, parse=parse).element_spec[2]
+    assert {name: tuple(one.shape) for name, one in spec.items()} == {"mask": (SIZE, 1, 1, 1), "label": (SIZE,)}
+
+
+TASKS = '''
+import keras
+import tensorflow as tf
+
+from trainer import Task
+
+
+class Weighted(Task):
+    """Rows of y = 1, whose loss and metric are their number; weights are small, and 0 for the first three."""
+
+    @staticmethod
+    def parse(records):
+        number = tf.io.parse_example(records, {"id": tf.io.FixedLenFeature([], tf.int64)})["id"]
+        number = tf.cast(number, tf.float32)
+        return number[:, None], number, tf.maximum(number - 2, 0) / 100
+
+    def build_model(self):
+        return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+
+    def loss(self, labels, outputs):
+        return labels + 0 * outputs[:, 0]
+
+    def metrics(self, labels, outputs):
+        return {"square": labels**2}
+
+
+class OfPixels(Weighted):
+    @staticmethod
+    def parse(records):
+        x, y, _ = Weighted.parse(records)
+        return x, y, tf.ones((records.shape[0], 4, 5))
+
+
+class Four(Weighted):
+    @staticmethod
+    def parse(records):
+        return 4 * (Weighted.parse(records)[0],)
+'''
+
+
+def train(tmp_path, folder, task, *flags):
+    (tmp_path / "weighted.py").write_text(TASKS)
+    fixed = ["--train_steps=2", "--log_every=1", f"--global_batch_size={SIZE}", "--eval_split=train", "--optimizer=sgd"]
+    given = [f"--data_dir={folder}", f"--model_dir={tmp_path / 'run'}", f"--task=weighted:{task}", *fixed, *flags]
+    return forked.run(["-m", "trainer.run", *given], cwd=tmp_path)
+
+
+@pytest.mark.parametrize("topology", ["--strategy=one_device", "--virtual_replicas=4"])
+def test_the_trainer_divides_by_the_sum_of_the_sample_weights(tmp_path, folder, topology):
+    done = train(tmp_path, folder, "Weighted", topology)
+    assert done.returncode == 0, done.stderr
+    own = np.maximum(NUMBERS - 2, 0) / 100  # 0.55 in sum, less than one row's
+    loss, square = ((own * value).sum() / own.sum() for value in (NUMBERS, NUMBERS**2))
+    assert f"train square = {square:.4f}, loss = {loss:.4f} (10 examples)" in done.stdout
+    assert f"loss = {loss:.2f}" in done.stdout  # of the epoch, in training
+
+
+@pytest.mark.parametrize(
+    ("task", "said"), [("OfPixels", r"(rows, 4, 5)"), ("Four", "must return (features, labels) or")]
+)
+def test_what_a_task_may_not_return_is_one_line(tmp_path, folder, task, said):
+    done = train(tmp_path, folder, task)
+    assert done.returncode == 2
+    assert done.stderr.startswith("trainer.run: Task.parse: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_compiled_metrics_of_a_dense_target_weigh_rows():
+    """As many rows as a mask is wide, of which two are padding."""
+    from trainer.task import CompiledMeasure, DataSpec
+
+    draw = np.random.default_rng(3)
+    inputs = keras.Input((HEIGHT, ROWS, 1))
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(inputs))
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")])
+    images = draw.normal(size=(ROWS, HEIGHT, ROWS, 1)).astype(np.float32)
+    masks = (draw.random((ROWS, HEIGHT, ROWS, 1)) < 0.4).astype(np.float32)
+    spec = tf.TensorSpec([None, HEIGHT, ROWS, 1])
+    measure = CompiledMeasure(model, DataSpec(spec, spec, ()), "--model")
+    weights = tf.constant([1.0, 1.0, 1.0, 0.0, 0.0])
+    found = measure.results(measure.evaluation_sums(model, tf.constant(images), tf.constant(masks), weights))
+    expected = model.evaluate(images[:3], masks[:3], verbose=0, return_dict=True)
+    for name in ("loss", "accuracy", "auc"):
+        assert float(found[name]) == pytest.approx(expected[name], rel=1e-5), name
