@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pipeline import manifest as manifests
@@ -86,6 +86,7 @@ def input_fn(
     parse: UserParse | None = None,
     remainder: str = "pad",
     weights: str = "mask",
+    class_weight: Mapping[int, float] | None = None,
     streams: int | None = None,
     shuffle_bytes: int = SHUFFLE_BYTES,
     shard: Shard | InputContext | None = None,
@@ -149,6 +150,9 @@ def input_fn(
         batch size is the mean over the real rows; in a mixture this holds per source, so that each keeps its share.
         `none`, in evaluation: the element is (images, labels), each record is one row and nothing is padding, so that
         Keras' `loss`, `metrics` and `predict` are exact. The last batches have fewer rows; give each replica 4 or more.
+      class_weight: factors of the weights of rows by class, `{0: 1.0, 3: 2.5}`, in training; 1 for the classes that it
+        leaves out. Keras' rule: losses and weighted metrics see it, and the batch size that divides the loss does not
+        change. It takes the place of the argument of `fit`, which refuses data with weights (docs/porting.md).
       streams: K; None: 1 if the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64, or more
         for G > 8,192 (docs/order.md, Defaults). Evaluation always has 1.
       shuffle_bytes: decoded bytes that are shuffled together, over the whole job.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,8 @@ _LEAST = {  # options that are whole numbers, and the smallest value of each
     "cache_bytes": 1,
 }
 _OPTIONAL = ("streams", "epochs", "cache_bytes")  # those of them that may be None
+_MOST_CLASSES = 1 << 20  # that can have factors: they are a table
+_MOST_FACTOR = 3.4e38  # of a class, as float32
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
@@ -82,6 +85,7 @@ class JobOptions(OrderOptions, total=False):
     start_step: int
     epochs: int | None
     weights: str
+    class_weight: Mapping[int, float] | None
     on_corrupt: str
     max_corrupt: int
     record_ids: bool
@@ -121,6 +125,7 @@ class Request:
     parse: UserParse | None = None
     remainder: str = "pad"
     weights: str = "mask"
+    class_weight: Mapping[int, float] | None = None
     streams: int | None = None
     shuffle_bytes: int = SHUFFLE_BYTES
     shard: Shard | InputContext | None = None
@@ -212,6 +217,8 @@ class Request:
                 "weights='mean' with on_corrupt='skip' and shard: a worker does not know how many rows the others "
                 "skip; use weights='mask' and divide by the sum of the weights"
             )
+        if self.class_weight is not None:
+            self._check_class_weight()
         self._set("shard", as_shard(self.shard))
         if self.weights == "none":
             self._check_unweighted()
@@ -220,6 +227,16 @@ class Request:
         if self.cache_dir is not None and self.portable:
             raise UsageError(
                 "cache_dir with portable=True: TensorFlow's own reader reads no copies; leave out one of them"
+            )
+
+    def _check_class_weight(self) -> None:
+        self._set("class_weight", class_weights(self.class_weight))
+        if not self.training:
+            raise UsageError("class_weight with training=False: an evaluation counts each row once; leave it out")
+        if self.distort_on == DEVICE and self.mixes:
+            raise UsageError(
+                f"class_weight with distort_on={DEVICE!r} and distort={self.distort!r}: the class of a mixed row is "
+                "known only after it is mixed; use distort_on='host'"
             )
 
     def _check_unweighted(self) -> None:
@@ -284,6 +301,39 @@ class Request:
     def mixes(self) -> bool:
         """Whether the recipe mixes the rows of a batch, and their labels."""
         return isinstance(self.distort, str) and recipes.mixes(self.distort)
+
+
+def class_weights(given: Any, name: str = "class_weight") -> dict[int, float]:
+    """Returns the factors of some classes, by their numbers.
+
+    Args:
+      given: a mapping from class numbers to factors.
+      name: of the argument or flag, for messages.
+
+    Raises:
+      UsageError: a class is no number from 0 on, or a factor is not a finite number of 0 or more.
+    """
+    if not isinstance(given, Mapping) or not given:
+        raise UsageError(f"{name}={given!r}: must map class numbers to factors, as in {{0: 1.0, 3: 2.5}}")
+    found: dict[int, float] = {}
+    for number, factor in given.items():
+        is_number = isinstance(number, numbers.Integral) and not isinstance(number, bool)
+        if not is_number or not 0 <= int(number) < _MOST_CLASSES:
+            raise UsageError(f"{name}: the class {number!r} must be a number from 0 to {_MOST_CLASSES - 1:,}")
+        is_factor = isinstance(factor, numbers.Real) and not isinstance(factor, bool)
+        if not is_factor or not 0 <= float(factor) <= _MOST_FACTOR:
+            raise UsageError(f"{name}: the factor of class {number} is {factor!r}: must be a number, 0 or more")
+        found[int(number)] = float(factor)
+    return found
+
+
+def check_classes(given: Mapping[int, float], class_names: Sequence[str], name: str = "class_weight") -> None:
+    """Raises UsageError if factors are of classes that a data set with named classes does not have."""
+    unknown_ones = [str(number) for number in given if number >= len(class_names)] if class_names else []
+    if unknown_ones:
+        raise UsageError(
+            f"{name}: there is no class {', '.join(unknown_ones)}; the data set has 0 to {len(class_names) - 1}"
+        )
 
 
 def check_cache(data_dir: PathLike, cache_dir: Any, cache_bytes: Any) -> None:

@@ -29,7 +29,7 @@ from pipeline.order.order import MAX_STEP, MixtureSpec, Order, OrderSpec, Spec
 from pipeline.order.sharding import check_pairs
 from pipeline.order.shares import Segments
 from pipeline.order.views import Times
-from pipeline.request import Request
+from pipeline.request import Request, check_classes
 
 _ADVICE = "the rows of a step must be alike (resize stretches images to one size)"
 
@@ -162,6 +162,8 @@ def _check(request: Request, manifest: Manifest) -> None:
 
     Without images the order is still known, so only options that need images are an error.
     """
+    if request.class_weight:
+        check_classes(request.class_weight, manifest.class_names)
     if request.parse is not None:
         return
     if not manifest.has_images:

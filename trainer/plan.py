@@ -14,7 +14,7 @@ from pipeline.manifest.sources import Source, Sources, parse_sources, sources_of
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
-from pipeline.request import HOST, Request, UserParse, ViewOptions
+from pipeline.request import HOST, Request, UserParse, ViewOptions, check_classes
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, check_replicas, resolve, resolve_all
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
@@ -63,6 +63,7 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
     check_replicas(request, replicas)
     training = resolve_all(request)
     training.check_pairs(replicas)
+    check_classes(config.model.class_weights, training.first.manifest.class_names, "--class_weight")
     evaluation = _evaluation(config, parse) if config.data.evaluates else {}
     may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
     notes = [*_sharing(training, cluster.size), *_left_out(config, evaluation), *_repeated(training)]

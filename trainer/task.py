@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from pipeline import graph_calls
-from pipeline.batch.weights import of_targets
+from pipeline.batch.weights import of_classes, of_targets
 from pipeline.decode import Supervised
 from pipeline.distort.base import Recipe, output_spec
 from pipeline.distort.composed import cropping_of
@@ -248,16 +248,17 @@ class Measure(Protocol):
 class RowMeasure:
     """Weighted means of a task's losses and metrics."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, task: Task, class_losses: ClassLosses | None = None) -> None:
+        self._task, self._class_losses = task, class_losses
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns weighted sums of what `Task.train_step` returns."""
-        return self._sums("train_step", self._task.train_step(model, features, labels), weights)
+        return self._sums("train_step", self._task.train_step(model, features, labels), weights, labels)
 
     def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
         """Returns the losses of `Task.train_step`."""
-        return tf.cast(self._task.train_step(model, features, labels)[0], tf.float32)
+        losses = tf.cast(self._task.train_step(model, features, labels)[0], tf.float32)
+        return self._class_losses(losses, labels) if self._class_losses else losses
 
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns weighted sums of what `Task.evaluate` returns."""
@@ -268,12 +269,49 @@ class RowMeasure:
         weight = divisor(sums[WEIGHT])
         return {name: value / weight for name, value in sums.items() if name not in (WEIGHT, ROWS)}
 
-    def _sums(self, method: str, given: Any, weights: tf.Tensor) -> Sums:
+    def _sums(self, method: str, given: Any, weights: tf.Tensor, trained: Any = None) -> Sums:
         values = _checked(f"{type(self._task).__name__}.{method}", given, weights.shape[0])
+        if self._class_losses and trained is not None:
+            values[LOSS] = self._class_losses(tf.cast(values[LOSS], tf.float32), trained)
         return {
             **_counts(weights, self._task.data),
             **{name: tf.reduce_sum(weights * tf.cast(rows, tf.float32)) for name, rows in values.items()},
         }
+
+
+class ClassLosses:
+    """The losses of rows in training, times the factors of their classes (--class_weight).
+
+    The sum of the weights, which divides them, does not change; nor do metrics and evaluations.
+    """
+
+    def __init__(self, factors: Mapping[int, float], labels: Any) -> None:
+        """Checks the labels.
+
+        Args:
+          factors: by class numbers.
+          labels: as in `DataSpec`.
+
+        Raises:
+          UsageError: they are not one class per row, or probabilities of all classes.
+        """
+        rank = labels.shape.rank if isinstance(labels, tf.TensorSpec) else None
+        if rank not in (1, 2) or (rank == 2 and labels.dtype.is_integer and labels.shape[1] != 1):
+            raise UsageError(
+                "--class_weight: needs labels that are a class per row, (rows,), or probabilities, (rows, classes); "
+                f"they are {labels}"
+            )
+        self._factors = factors
+
+    @classmethod
+    def of(cls, task: Task) -> ClassLosses | None:
+        """Returns those that a task's flags ask for; None: they ask for none."""
+        factors = task.config.model.class_weights
+        return cls(factors, task.data.labels) if factors else None
+
+    def __call__(self, losses: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Returns the losses, float32 (rows,), times the factors."""
+        return losses * of_classes(self._factors, labels, is_image=False)
 
 
 def divisor(weight: tf.Tensor) -> tf.Tensor:
@@ -464,13 +502,14 @@ class CompiledMeasure:
     IoU are exact for the whole batch or split, not means over replicas.
     """
 
-    def __init__(self, model: keras.Model, data: DataSpec, flag: str) -> None:
+    def __init__(self, model: keras.Model, data: DataSpec, flag: str, class_losses: ClassLosses | None = None) -> None:
         """Builds the metrics.
 
         Args:
           model: compiled.
           data: its features and labels.
           flag: names the model in messages.
+          class_losses: those in training; None: as the compiled loss gives them.
 
         Raises:
           UsageError: it is not compiled with one loss of one output, or the loss or a metric does not fit the labels.
@@ -482,7 +521,7 @@ class CompiledMeasure:
             raise UsageError(f"{flag}: compiled, with {len(shape)} outputs; one loss of one output is supported")
         with _in_one_line(flag):
             self._loss = keras.losses.get(model.loss)
-        self._data = data
+        self._data, self._class_losses = data, class_losses
         reduction = getattr(self._loss, "reduction", "sum_over_batch_size")
         if reduction != "sum_over_batch_size":
             raise UsageError(f"{flag}: its loss has reduction={reduction!r}; the trainer takes means over rows")
@@ -495,12 +534,13 @@ class CompiledMeasure:
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns the sums over a replica's rows; `loss` has gradients."""
-        return self._sums(labels, model(features, training=True), weights)
+        return self._sums(labels, model(features, training=True), weights, self._class_losses)
 
     def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
         """Returns the loss of each row in training, float32 (rows,)."""
         outputs = model(features, training=True)
-        return self._losses(self._as_outputs(labels, outputs), outputs)
+        losses = self._losses(self._as_outputs(labels, outputs), outputs)
+        return self._class_losses(losses, labels) if self._class_losses else losses
 
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns the sums over rows in an evaluation."""
@@ -514,9 +554,12 @@ class CompiledMeasure:
             found[name] = tf.cast(metric.stateless_result(state), tf.float32)
         return found
 
-    def _sums(self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor) -> Sums:
+    def _sums(
+        self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor, class_losses: ClassLosses | None = None
+    ) -> Sums:
         labels = self._as_outputs(labels, outputs)
-        loss = tf.reduce_sum(weights * self._losses(labels, outputs))
+        losses = self._losses(labels, outputs)
+        loss = tf.reduce_sum(weights * (class_losses(losses, labels) if class_losses else losses))
         sums = {**_counts(weights, self._data), LOSS: loss}
         weights = of_targets(weights, labels)
         for name, metric in self._metrics.items():

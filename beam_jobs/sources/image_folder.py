@@ -109,6 +109,14 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
     listing = scan(os.fsencode(folder), options.follow_links, options.splits)
     if listing.ignored:
         print(f"{folder}: {skipped(listing.ignored)}", file=sys.stderr, flush=True)
+    if len(listing.splits) == 1 and (lists := _lists_of_splits(os.fsencode(folder))):
+        (split,) = listing.splits
+        print(
+            f"{folder}: {', '.join(lists)} may list splits, but are not read: all images are of {split!r}; "
+            "a table with a column of splits keeps them apart (--dataset=image_table)",
+            file=sys.stderr,
+            flush=True,
+        )
     labels.say_alike(listing.class_names, folder)
     if inner := _folders_of_only_class(listing):
         names = f"{text(inner[0])!r}, {text(inner[1])!r}"
@@ -129,6 +137,17 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
         follow_links=options.follow_links,
         wanted=options.splits,
     )
+
+
+def _lists_of_splits(folder: bytes) -> list[str]:
+    """Returns the names of files in a folder that seem to say which images are of which split, as `train.txt` does."""
+    found: dict[str, set[str]] = {}
+    for entry in _entries(folder):
+        stem, extension = os.path.splitext(text(entry.name))
+        if extension.lower().encode() in _ANNOTATIONS and entry.is_file():
+            means = {splits.SPLIT_OF_WORD[word] for word in splits.words(stem) if word in splits.SPLIT_OF_WORD}
+            found |= {text(entry.name): means} if means else {}
+    return list(found) if len(set().union(*found.values())) > 1 else []
 
 
 def _folders_of_only_class(listing: Listing) -> list[bytes]:
@@ -414,7 +433,7 @@ class _Scan:
                     "is not in a class folder; images are expected as class/file.png",
                     path=text(entry.path),
                     advice=self._advice(),
-                )
+                ).advised("--splits names the splits to convert, and leaves out others" if folder else "")
         return names
 
     def _images(self, folder: bytes, names: Sequence[bytes], present: Set[bytes]) -> Images:

@@ -270,7 +270,7 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
                 if name:
                     parquet_columns.type_of(path, schema, flag, name)
             texts = [field.name for field in schema if parquet_columns.is_text(field.type)]
-            doubtful[:] = splits.suspects(texts, options.split_column)
+            doubtful[:] = splits.suspects(schema.names, texts, options.split_column)
             wanted[:] = dict.fromkeys(name for _, name in [("", used.image_column), *given] if name)
             return list(dict.fromkeys([*wanted, *doubtful]))
 
@@ -287,6 +287,10 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
         if found[-1].schema.types != found[0].schema.types:
             pairs = [f"{field.name} ({field.type})" for field in found[0].schema]
             raise DataError(f"does not have the columns {', '.join(pairs)} of {files[0].path}", path=file.path)
+        own, first = (parquet_columns.class_names(table.schema) for table in (found[-1], found[0]))
+        if any(own.get(name) != first.get(name) for name in found[0].schema.names):
+            problem = f"its class names differ from those of {files[0].path}, but labels are numbers"
+            raise DataError(problem, path=file.path, advice="convert each, then both together by --dataset=tfrecord")
     names = tuple(file.path.name_in(folder) for file in files)
     rows = _Rows(folder, Files(names, tuple(map(len, found))), used, pa.concat_tables(found))
     if not len(rows.table):

@@ -157,9 +157,8 @@ def _by_column(folder: StoragePath, source: ParquetSource, first: _Opened, optio
     column = splits.column_of(first.names, options.split_column)
     files = tuple(itertools.chain.from_iterable(source.tables.values()))
     if not column:
-        for name in splits.suspects(first.names, options.split_column):
-            if name in first.texts:
-                splits.check_suspect(files[0].path, name, _different(files, name), source.splits)
+        for name in splits.suspects(first.names, first.texts, options.split_column) if len(source.splits) == 1 else ():
+            splits.check_suspect(files[0].path, name, _different(files, name), source.splits)
         return source
     is_given = bool(options.split_column)
     found = _rows_by_split(files, column, is_given)

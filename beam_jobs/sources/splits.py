@@ -31,6 +31,9 @@ _LIKE = (
     *("splits", "splitname", "datasplit", "set", "subset", "setname", "dataset", "datatype", "partition", "usage"),
     *("phase", "stage", "mode", "fold", "purpose", "traintest", "traintestsplit", "trainvaltest"),
 )
+# Names of columns that say of each row whether it is of one split: is_train, is_training_image.
+_IS = re.compile(r"is(a|in)?(train|training|test|testing|val|valid|validation|eval)(image|set|split|sample|row)?")
+_TRUTHS = ({"true", "yes", "1", "1.0", "t", "y"}, {"false", "no", "0", "0.0", "f", "n"})
 _SHARD = re.compile(r"(?:.*-)?(?P<word>[^-]+)-\d{5,}-of-\d{5,}(?:-[0-9a-f]+)?(?:\..*)?")
 _PARTITION = re.compile(r"(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 _MOST_VALUES = 1000  # of a column that could be one of splits
@@ -86,12 +89,20 @@ def column_of(columns: Sequence[str], given: str) -> str:
     return next((name for name in columns if _plain(name) == _COLUMN), "")
 
 
-def suspects(columns: Sequence[str], given: str) -> list[str]:
-    """Returns the names of columns that may have splits although they are not called `split`."""
-    return [] if given or column_of(columns, "") else [name for name in columns if _plain(name) in _LIKE]
+def suspects(columns: Sequence[str], texts: Sequence[str], given: str) -> list[str]:
+    """Returns the names of columns that may have splits although they are not called `split`.
+
+    Args:
+      columns: the names of all columns.
+      texts: the names of those that hold strings.
+      given: the value of --split_column.
+    """
+    if given or column_of(columns, ""):
+        return []
+    return [name for name in columns if _IS.fullmatch(_plain(name)) or (name in texts and _plain(name) in _LIKE)]
 
 
-def check_suspect(path: object, column: str, values: Iterable[str], named: Iterable[str]) -> None:
+def check_suspect(path: object, column: str, values: Iterable[object], named: Iterable[str]) -> None:
     """Raises DataError if a column that is not used as one of splits looks like it.
 
     Args:
@@ -100,7 +111,14 @@ def check_suspect(path: object, column: str, values: Iterable[str], named: Itera
       values: the column's different values.
       named: the splits that the names of the files tell.
     """
-    texts = sorted({value.strip() for value in values if value and value.strip()})[:_MOST_VALUES]
+    texts = sorted({str(value).strip() for value in values if value is not None} - {""})[:_MOST_VALUES]
+    is_true, is_false = ({text for text in texts if text.lower() in truths} for truths in _TRUTHS)
+    if _IS.fullmatch(_plain(column)) and is_true and is_false and len(set(named)) < 2:
+        raise DataError(
+            f"column {column!r} has {', '.join(map(repr, texts[:3]))}, which looks like splits",
+            path=path,
+            advice=f"write a column {_COLUMN!r} of train and test instead, or give --split_column={NO_COLUMN}",
+        )
     found = {text: {SPLIT_OF_WORD[word] for word in words(text) if word in SPLIT_OF_WORD} for text in texts}
     if len(set(named)) > 1 or not all(len(means) == 1 for means in found.values()):
         return

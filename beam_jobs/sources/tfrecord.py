@@ -186,8 +186,7 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
     columns = _infer(records, first, options)
     if len(by_split) == 1 and not options.split_column:
         _check_splits(records, first)
-    beside = (root / f"{columns.label}.{labels.LABELS_FILE}", root / labels.LABELS_FILE)  # the first is TFDS's name
-    names = next(filter(None, map(labels.read_labels, beside)), ())
+    names = _class_names(root, paths, columns)
     seen = SeenLabels(
         f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
     )
@@ -205,6 +204,37 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
         files=entries,
         unique_keys=not columns.key,
     )
+
+
+def _class_names(root: StoragePath, paths: Sequence[StoragePath], columns: Columns) -> tuple[str, ...]:
+    """Returns the class names that lie beside the files, or in the folder of all; none if there are none.
+
+    Raises:
+      DataError: labels are numbers, and files in different folders would count different classes by them.
+    """
+
+    def beside(place: StoragePath) -> tuple[str, ...]:
+        files = (
+            place / f"{columns.label}.{labels.LABELS_FILE}",
+            place / labels.LABELS_FILE,
+        )  # the first is TFDS's name
+        return next(filter(None, map(labels.read_labels, files)), ())
+
+    if (names := beside(root)) or columns.has_text_labels:
+        return names
+    found = {place: beside(place) for place in dict.fromkeys(path.parent for path in paths)}
+    if len(set(found.values())) > 1:
+        one, other = sorted(found, key=lambda place: (not found[place], str(place)))[:2]
+        if found[one] == found[other]:
+            other = next(place for place in found if found[place] != found[one])
+        raise DataError(
+            f"the class names of {one.name_in(root)} and of {other.name_in(root)} differ, but the labels of both are "
+            "numbers",
+            path=root,
+            advice=f"write {labels.LABELS_FILE} of all there, or convert each, then both together: converted data sets "
+            "are joined by the names of classes",
+        )
+    return next(iter(found.values()))
 
 
 def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
@@ -267,7 +297,7 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
 def _check_splits(records: Sequence[Mapping[str, Any]], file: str) -> None:
     """Raises DataError if the first records have a feature that looks like the split of each."""
     names = {name: None for record in records for name in record}
-    for name in filter(None, [splits.column_of([*names], ""), *splits.suspects([*names], "")]):
+    for name in filter(None, [splits.column_of([*names], ""), *splits.suspects([*names], [*names], "")]):
         values = [record[name][0] for record in records if name in record and kind(record[name]) == "bytes"]
         texts = {value.decode(errors="replace") for value in values}
         if texts and all(splits.of_value(text, False) for text in texts):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from pipeline import graph_calls
 from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
-from pipeline.batch.weights import of_rank
+from pipeline.batch.weights import of_classes, times
 from pipeline.decode import Examples, Form, PixelRows
 from pipeline.distort.base import ImageStatistics, Recipe, Undistorted, UserDistorted
 from pipeline.distort.composed import Distortion, cropping_of
@@ -77,7 +77,7 @@ class Batches:
             if self.until == DISTORT:
                 return x, labels, records
         targets = [] if labels is None else [labels]
-        return (x, *targets, *self._of_examples(weights, examples.sample_weight), *self._ids(records))
+        return (x, *targets, *self._of_examples(weights, labels, examples.sample_weight), *self._ids(records))
 
     @property
     def are_stored(self) -> bool:
@@ -103,6 +103,7 @@ class Batches:
         weights = self._weights(real, plan.real_rows[first:stop], has_skipped=window.GOOD in columns)
         images, labels = self.form.as_images(together.pop("image")), together.pop("label")
         together = {**together, **self._for_device(plan.epoch, records)} if self.on_device else together
+        weights = self._of_examples(weights, labels)
         return {"image": images, **together} if together else images, labels, *weights, *self._ids(records)
 
     def _distorted(
@@ -165,14 +166,16 @@ class Batches:
             weights *= (self.resolved.order.global_batch_size / count)[..., None]
         return [] if request.weights == "none" else [weights]
 
-    @staticmethod
-    def _of_examples(weights: list[tf.Tensor], sample_weight: Any) -> list[Any]:
-        """Returns the weights of rows, times their sample weights if the user's parser returned some."""
+    def _of_examples(self, weights: list[tf.Tensor], labels: Any, sample_weight: Any = None) -> list[Any]:
+        """Returns the weights of rows, times the factors of their classes, times the user's own sample weights."""
+        class_weight = self.resolved.request.class_weight
+        if class_weight:
+            weights = [times(weights[0], of_classes(class_weight, labels, is_image=self.recipe is not None))]
         if sample_weight is None:
-            return list(weights)
+            return weights
         if not weights:
             return [sample_weight]
-        return [tf.nest.map_structure(lambda own: own * of_rank(weights[0], own.shape.rank), sample_weight)]
+        return [tf.nest.map_structure(lambda own: times(own, weights[0]), sample_weight)]
 
     def _ids(self, records: tf.Tensor) -> list[tf.Tensor]:
         """Returns the record ids of rows, given those in the order, in a list; none if none are wanted."""

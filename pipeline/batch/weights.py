@@ -7,7 +7,7 @@ NumPy broadcasts: the weights (rows,) of masks (rows, height, width, 1) would we
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -47,6 +47,52 @@ def _is_dense(target: Any) -> bool:
         return False
     # Numbers of rank 2 are regressed, or are the probabilities of a row's classes; integers may be classes of tokens.
     return target.shape.rank > 2 or (target.shape.rank == 2 and target.dtype.is_integer)
+
+
+def of_classes(class_weight: Mapping[int, float], labels: Any, is_image: bool) -> tf.Tensor:
+    """Returns the factors of rows by their classes, by Keras' rule: 1 for a class without one.
+
+    A class is a number, or the greatest of several probabilities. Masks (rows, height, width, 1) or
+    (rows, height, width, classes) have a factor per pixel.
+
+    Args:
+      class_weight: factors by class numbers.
+      labels: of rows, or of several elements of rows.
+      is_image: whether they are labels of images: classes if they are integers, else probabilities.
+
+    Returns:
+      float32, of the shape of the labels without the axis of probabilities.
+
+    Raises:
+      UsageError: the labels are not classes.
+    """
+    if not isinstance(labels, tf.Tensor) or not (labels.dtype.is_integer or labels.dtype.is_floating):
+        kind = labels.dtype.name if isinstance(labels, tf.Tensor) else type(labels).__name__
+        raise UsageError(f"class_weight: needs one target per example, classes or their probabilities; it is {kind}")
+    are_numbers = labels.dtype.is_integer if is_image else labels.shape.rank == 1
+    if not are_numbers and labels.shape[-1] == 1:
+        labels, are_numbers = tf.squeeze(labels, axis=-1), True
+    if not are_numbers and labels.dtype.is_integer:
+        raise UsageError(
+            f"class_weight: the target is {labels.dtype.name} {labels.shape}: give classes as (rows,) or "
+            "(rows, ..., 1), probabilities as tf.float32"
+        )
+    if are_numbers and labels.dtype.is_floating:
+        labels = tf.round(labels)
+    numbers = tf.cast(labels, tf.int64) if are_numbers else tf.argmax(labels, axis=-1)
+    factors = [class_weight.get(number, 1.0) for number in range(max(class_weight) + 2)]  # the last is that of others
+    last = len(factors) - 1
+    places = tf.where((numbers >= 0) & (numbers < last), numbers, last)
+    return tf.gather(tf.constant(factors, tf.float32), places)
+
+
+def times(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns the product of weights of the same rows, of which one may have more axes within a row."""
+    while one.shape.rank < other.shape.rank:
+        one = one[..., None]
+    while other.shape.rank < one.shape.rank:
+        other = other[..., None]
+    return one * other
 
 
 @tf.autograph.experimental.do_not_convert

@@ -309,7 +309,7 @@ def test_a_stopped_worker_is_given_up_and_gives_up(digits, tmp_path, workers, vi
         assert end.is_one_line(75, LOST)
     stopped.send_signal(signal.SIGCONT)
     name = WORKER_1.replace("1", str(victim), 1) if victim else r"the chief \(localhost:\d+\)"
-    said = rf"{name} was stopped, or stuck, for \d+ s, and the others have given it up; {ALL}"
+    said = rf"{name} was stopped, or stuck, for \d+ s, and has lost the others since \(.+\); {ALL}"
     assert ends(stopped)[0].is_one_line(75, said)
 
 

@@ -107,6 +107,7 @@ SEEN: dict[str, dict[str, str]] = {
         "initialize_from": "unit/trainer/test_task.py::test_a_new_run_begins_with_them_and_so_does_the_average",
         "dropout": "unit/trainer/models/test_models.py::test_dropout_is_that_of_the_flag",
         "label_smoothing": "unit/trainer/test_task.py::test_label_smoothing_is_that_of_keras",
+        "class_weight": "integration/test_class_weight.py::test_the_trainer_weighs_losses_and_nothing_else",
         "eval_flip": "integration/test_evaluate.py::test_mirrored_images_count_in_evaluations",
         "precision": "unit/trainer/step/test_train_step.py::test_less_precision_comes_to_about_the_same",
         "jit_compile": "unit/trainer/step/test_train_step.py::test_xla_compiles_the_step_where_that_is_asked_for",
@@ -404,6 +405,7 @@ SEEN: dict[str, dict[str, str]] = {
         "features": "unit/pipeline/batch/test_on_device.py::test_features_are_handed_on",
         "parse": "unit/pipeline/test_step_iterator.py::test_what_a_parser_gives_keeps_its_structure",
         "remainder": "unit/pipeline/test_input.py::test_batches_are_the_orders_records_with_their_pixels_and_labels",
+        "class_weight": "integration/test_class_weight.py::test_fit_makes_the_update_of_keras_with_its_class_weight",
         "weights": (
             "unit/pipeline/test_input.py::test_mean_weights_make_the_mean_over_the_batch_the_mean_over_real_rows"
         ),

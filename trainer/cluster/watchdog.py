@@ -74,10 +74,11 @@ class Watchdog:
         self._thread.join()
         stopped = self._stops.recent(min(self._timeout, _MISSED))
         if stopped and isinstance(error, tf.errors.OpError) and not failures.is_own(error):
+            name = self._cluster.name(self._cluster.rank)
             raise LostError(
-                f"{self._cluster.name(self._cluster.rank)} was stopped, or stuck, for {stopped:.0f} s, and the others "
-                f"have given it up; rerun the same commands on all {self._cluster.size} to resume from the last "
-                "checkpoint"
+                f"{name} was stopped, or stuck, for {stopped:.0f} s, and has lost the "
+                f"others since ({failures.first_line(error)}); rerun the same commands on all {self._cluster.size} to "
+                "resume from the last checkpoint"
             ) from None
 
     def _counted(self, operation: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.commands.flags import check, check_all, check_name
 from pipeline.commands.text import parse_call
 from pipeline.errors import UsageError, of_user
+from pipeline.request import class_weights
 from trainer.config.meaning import flag
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -59,6 +60,9 @@ class ModelFlags:
         below=1,
         by_model=True,
     )
+    class_weight: str | None = flag(
+        None, "factors of the losses of a class's rows in training, such as 0:1,3:2.5; 1 for other classes"
+    )
     eval_flip: bool = flag(
         False,
         "evaluations and exports take the mean of the outputs for an image and its mirror image",
@@ -84,7 +88,27 @@ class ModelFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_model, self._check_task)
+        check_all(lambda: check(self), self._check_model, self._check_task, lambda: self.class_weights)
+
+    @property
+    def class_weights(self) -> dict[int, float]:
+        """The factors of --class_weight by class numbers; empty if there are none."""
+        if self.class_weight is None:
+            return {}
+        found: dict[int, float] = {}
+        for part in self.class_weight.split(","):
+            number, _, factor = part.partition(":")
+            try:
+                key, value = int(number), float(factor)
+            except ValueError:
+                raise UsageError(
+                    f"--class_weight={self.class_weight}: {part.strip()!r} must be a class number and a factor, as in "
+                    "0:1,3:2.5"
+                ) from None
+            if key in found:
+                raise UsageError(f"--class_weight={self.class_weight}: gives class {key} twice")
+            found[key] = value
+        return class_weights(found, "--class_weight")
 
     def _check_task(self) -> None:
         if self.task is not None and ":" not in self.task:

@@ -116,7 +116,9 @@ class ClusterFlags:
     shapes_training: ClassVar[bool] = False
 
     worker_hosts: str | None = flag(None, "host:port of each worker, separated by commas", per_process=True)
-    ps_hosts: str | None = flag(None, "host:port of each parameter server, likewise", per_process=True)
+    ps_hosts: str | None = flag(
+        None, "host:port of each parameter server, likewise; implies --strategy=parameter_server", per_process=True
+    )
     chief_host: str | None = flag(
         None,
         "host:port of a chief that is not a worker (None: the process of worker 0 is the chief)",

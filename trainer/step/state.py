@@ -18,7 +18,7 @@ from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
 from trainer.step.optimizers import Averages, Schedule
-from trainer.task import WEIGHT, CompiledMeasure, Measure, RowMeasure, Sums, Task, divisor
+from trainer.task import WEIGHT, ClassLosses, CompiledMeasure, Measure, RowMeasure, Sums, Task, divisor
 from trainer.topology import keep_order_of_sums
 
 DECAY = 0.9  # of the losses' moving averages, as in the CIFAR-10 tutorial (cifar10.py)
@@ -132,10 +132,10 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
         _check_inputs(flag, model, task)
         if model.compiled:
             _check_compiled(flag, model, config)
-            measure: Measure = CompiledMeasure(model, task.data, flag)
+            measure: Measure = CompiledMeasure(model, task.data, flag, ClassLosses.of(task))
             optimizer, own_schedule = model.optimizer, None
         else:
-            measure, own_schedule = RowMeasure(task), schedule
+            measure, own_schedule = RowMeasure(task, ClassLosses.of(task)), schedule
             optimizer = optimizers.create(config.optimizer, config.model.precision)
         optimizers.build(optimizer, model.trainable_variables)
         step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="global_step")

@@ -53,7 +53,7 @@ def test_the_rows_of_parameter_servers_offer_nothing_that_they_refuse():
 
 @pytest.mark.parametrize(("towers", "epochs"), [(1, 350), (2, 700), (4, 1400)])
 def test_the_stairs_of_the_towers_are_those_of_the_program(towers, epochs):
-    """50,000 / 128 batches per epoch of one tower, times 350, on any number of towers; ours are whole steps per epoch."""
+    """50,000 / 128 batches per epoch of one tower, times 350, on any number of towers; ours has whole steps."""
     stair = epochs * -(-50_000 // (towers * 128))
     assert stair == pytest.approx(136_718, rel=0.005)
     assert str(epochs) in TEXT

@@ -411,6 +411,10 @@ def test_class_names_of_hugging_face_are_known(root):
     table = pa.table({"file_name": ["a.png"], "label": [1]})
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), root / "a.parquet")
     assert opened(root / "a.parquet").class_names == ("ape", "bee")
+    info["info"]["features"]["label"]["names"] = ["bee", "ape"]
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), root / "b.parquet")
+    with pytest.raises(DataError, check=at("b.parquet", "a.parquet", "class names differ")):
+        opened(root / "*.parquet")
 
 
 @pytest.mark.parametrize("change", ["the table", "gone", "longer", "touched", "the classes"])

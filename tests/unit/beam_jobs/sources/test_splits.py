@@ -99,6 +99,16 @@ def test_folders_of_images_are_splits_by_the_same_words(names, found, tmp_path):
     assert (source.splits, source.class_names) == (dict.fromkeys(splits.in_order(found), ROWS), ("cat",))
 
 
+def test_lists_of_splits_beside_folders_of_images_are_named(tmp_path, capsys):
+    images(tmp_path)
+    (tmp_path / "train.txt").write_text("cat/0.png\n")
+    opened("image_folder", tmp_path)
+    assert "may list splits" not in capsys.readouterr().err
+    (tmp_path / "Test.txt").write_text("cat/1.png\n")
+    opened("image_folder", tmp_path)
+    assert "Test.txt, train.txt may list splits" in capsys.readouterr().err
+
+
 def test_words_for_splits_in_names_of_classes_are_classes(tmp_path):
     for name in ("train_station", "test_tube", "train", "bus"):
         (tmp_path / name).mkdir()
@@ -151,6 +161,11 @@ def test_what_looks_like_splits_or_contradicts_itself_is_refused_with_the_flag_t
         opened(dataset, usage)
     assert opened(dataset, usage, split_column="Usage").splits == {"train": 3, "PublicTest": 1}
     assert opened(dataset, usage, split_column="none").splits == {"train": 4}
+    is_train = write("i", "is_training_image", "1", "0", "1", "1")
+    with pytest.raises(DataError, check=said(is_train, "'is_training_image' has '0', '1'", "'split'", "=none")):
+        opened(dataset, is_train)
+    assert opened(dataset, is_train, split_column="none").splits == {"train": 4}
+    assert opened(dataset, write("j", "is_train", "1", "1", "1", "1")).splits == {"train": 4}
     other = write("b", "set", "red", "train", "green", "red")  # no words for splits
     assert opened(dataset, other).splits == {"train": 4}
     odd = write("c", "split", "0", "1", "0", "0")
@@ -244,9 +259,23 @@ def test_folders_of_splits_that_are_left_out_are_not_looked_into(tmp_path):
     (tmp_path / "extra").mkdir()
     with pytest.raises(DataError, check=said("'extra'", "--splits=train,test")):
         opened("image_folder", tmp_path)
+    (tmp_path / "extra").rmdir()
+    with pytest.raises(DataError, check=said("test/1.png", "--splits")):
+        opened("image_folder", tmp_path)
     source = opened("image_folder", tmp_path, splits=("train",))
     assert (source.splits, source.class_names) == ({"train": ROWS}, ("cat",))
     assert pickle.loads(pickle.dumps(source)).read("train", np.array([0])).labels.tolist() == [0]
+
+
+def test_a_split_without_labels_is_refused_with_the_flag_that_leaves_it_out(tmp_path, capsys):
+    parquet(tmp_path / "in" / "train.parquet")
+    parquet(tmp_path / "in" / "test.parquet", label=pa.array([-1] * ROWS))
+    flags = ["--dataset=parquet", f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}"]
+    for more in (["--max_rejects=100"], ["--max_rejects=100", "--dry_run"]):
+        with pytest.raises(DataError, check=said("--splits=train")):
+            convert.main([*flags, *more])
+    convert.main([*flags, "--splits=train"])
+    assert manifest.load(tmp_path / "out").splits.keys() == {"train"}
 
 
 def test_splits_of_any_source_may_be_left_out(tmp_path, capsys):

@@ -561,3 +561,17 @@ def test_a_record_that_is_too_long_is_no_damage(tmp_path, monkeypatch):
     with pytest.raises(DataError, check=said("a.tfrecord, record 0", "above 2,000", "write it as several")) as error:
         opened(path)
     assert "corrupt" not in str(error.value)
+
+
+def test_numbers_of_different_classes_are_not_joined(tmp_path):
+    for name, classes in (("a", "cat\ndog\n"), ("b", "dog\ncat\n")):
+        write(tmp_path / name / "train.tfrecord", [{"image": png(pixels_of(row)), "label": row} for row in range(2)])
+        (tmp_path / name / "labels.txt").write_text(classes)
+    with pytest.raises(DataError, check=said(tmp_path, "a and of b", "names of classes")):
+        opened(f"{tmp_path}/*/*.tfrecord")
+    assert opened(f"{tmp_path}/b/*.tfrecord").class_names == ("dog", "cat")
+    (tmp_path / "b" / "labels.txt").write_text("cat\ndog\n")
+    assert opened(f"{tmp_path}/*/*.tfrecord").class_names == ("cat", "dog")
+    (tmp_path / "b" / "labels.txt").unlink()
+    with pytest.raises(DataError, check=said(tmp_path, "a and of b")):
+        opened(f"{tmp_path}/*/*.tfrecord")

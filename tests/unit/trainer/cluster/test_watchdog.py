@@ -113,7 +113,8 @@ def test_a_worker_that_was_stopped_says_so_instead_of_blaming_another_one(monkey
     assert isinstance(found, LostError)
     assert not found.lost
     assert re.match(
-        r"the chief \(.*\) was stopped, or stuck, for [89] s, and the others have given it up; ", str(found)
+        r"the chief \(.*\) was stopped, or stuck, for [89] s, and has lost the others since \(Socket closed\); ",
+        str(found),
     )
     assert isinstance(raised_after(3.0, monkeypatch), tf.errors.UnavailableError)
 

@@ -43,7 +43,14 @@ def test_flags_and_their_defaults_stay():
             "fresh": False,
         },
         **{"virtual_replicas": None, "cpu_threads": 8, "dropout": 0.0, "eval_flip": False},
-        **{"task": None, "initialize_from": None, "label_smoothing": 0.0, "precision": "float32", "jit_compile": False},
+        **{
+            "task": None,
+            "initialize_from": None,
+            "label_smoothing": 0.0,
+            "class_weight": None,
+            "precision": "float32",
+            "jit_compile": False,
+        },
         **{
             "schedule": "exponential",
             "decay_staircase": True,
