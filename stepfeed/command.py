@@ -34,8 +34,8 @@ COMMANDS = {
     "export": ("trainer.export", "write a trained model as SavedModel, Keras, ONNX or StableHLO"),
 }
 _SHELLS = ("bash", "zsh", "fish")
-_EXIT_DATA, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
 _NAMES = "STEPFEED_COMMANDS"  # `pipeline.errors` reads it
+_EXIT_DATA, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main() -> NoReturn:

@@ -22,6 +22,7 @@ from trainer.checkpoint.files import ALL, PREFIX, CheckpointFiles, path_of
 from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
 from trainer.plan import Plan
+from trainer.run_folder import check_file
 
 _RANKING = "ranking"  # its name among the parts of a checkpoint
 
@@ -148,6 +149,7 @@ class CheckpointManager:
         self._ranking, self._saved = ranking, (0, 0)
         self._parts: dict[str, Stateful] = {**parts, _RANKING: ranking}  # a run that ranks nothing hands it on
         if is_chief:
+            check_file(folder.config)
             for path in self._files.tidy():
                 say(f"skipped {path}, which is damaged: its .index file is missing")
         self.best = BestCheckpoints(ranking, folder, is_chief, self._write_with) if flags.ranks else None
@@ -205,6 +207,11 @@ class CheckpointManager:
     def _read(self, path: str) -> dict[str, Any]:
         """Restores the variables from a checkpoint; returns the content of its record."""
         record = reader.read(pathlib.Path(path))
+        if path != str(path_of(self._files.folder, record.step)):  # its batches would be those of another step
+            raise DataError(
+                f"{path}: is a copy of {PREFIX}-{record.step} under another name: it holds step {record.step}; move it "
+                "away, or give it its own name back"
+            )
         stored = {**record.content, STEP: record.step}
         self._spec.check(path, stored)
         with reader.readable(pathlib.Path(path)):

@@ -31,7 +31,7 @@ from trainer.config.meaning import (
 from trainer.config.model import DEFAULT_EPOCHS, ENDING, OWN_EPOCHS, ModelFlags, OptimizerFlags, defaults_of
 from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import Interval, OutputFlags, StepFlags
-from trainer.run_folder import RunFolder
+from trainer.run_folder import RunFolder, check_file
 
 _DESCRIPTION = (
     "Trains a model on one device or many; resumes where it stopped. --config=FILE.yaml takes flags from a file, which "
@@ -360,6 +360,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
     has_file = any(token.split("=")[0] == "--config" for token in given)
     if named.data_dir is None and named.model_dir and not has_file:
         stored = RunFolder(pathlib.Path(named.model_dir).expanduser()).config
+        check_file(stored)
         if stored.is_file():
             places = tuple(f"--{field.name}=" for field in dataclasses.fields(ClusterFlags))
             of_run = [one for one in file.flags(stored, flags_of(TrainConfig)) if not one.startswith(places)]
