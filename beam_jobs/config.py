@@ -11,7 +11,7 @@ from beam_jobs import flag_values
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources.base import SourceOptions
 from pipeline.commands.flags import check_all, flag
-from pipeline.errors import UsageError, unknown
+from pipeline.errors import UsageError, name_of, unknown
 from pipeline.index import columns
 from pipeline.manifest import naming
 from pipeline.manifest.columns import FROM_RECORDS, NO_COLUMNS
@@ -39,6 +39,7 @@ class ConvertConfig:
     source: str = flag(
         "", "the data set's files: a folder, an archive, a file or a glob; mnist and cifar are downloaded without it"
     )
+    splits: str = flag("", "the source's splits to convert: train,test; default: all that it has")
     image_column: str = flag(
         "",
         "parquet: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of their "
@@ -52,11 +53,25 @@ class ConvertConfig:
     key_column: str = flag(
         "", "parquet, image_table: the column of unique keys; default: <file>#<row>, in image_table the path"
     )
-    split_column: str = flag("", "image_table: the column of splits; default: split, if there is one")
+    split_column: str = flag(
+        "",
+        "parquet, image_table: the column of splits; default: split, if there is one; none: names of files and folders "
+        "tell the splits, also of tfrecord, whatever columns there are",
+    )
     image_dir: str = flag(
         "",
         "image_table: the folder that the paths begin in; default: the table's; with {} for the path also what "
         "follows it: images/{}.jpg",
+    )
+    na_is_class: bool = flag(
+        False,
+        "parquet, image_table, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
+        "values, and the rows are invalid",
+    )
+    delimiter: str = flag(
+        "",
+        "image_table: the character between the columns of CSV and TSV, or tab; default: a tab in .tsv, else that of "
+        "',', tab, ';' and '|' that the first line has most often",
     )
     keep_columns: str = flag(
         "",
@@ -100,7 +115,8 @@ class ConvertConfig:
     columns: str = flag(
         FROM_RECORDS,
         "of values to choose and weigh records by: records (label, bytes, features with one value), records:label,id, "
-        "none; a file or function as of pipeline.index --add_columns adds to all of records, in a local data_dir",
+        f"none; a file or function as of {name_of('pipeline.index')} --add_columns adds to all of records, in a local "
+        "data_dir",
     )
     overwrite: bool = flag(
         False,

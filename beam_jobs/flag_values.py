@@ -85,6 +85,14 @@ def names(flag: str, text: str) -> tuple[str, ...]:
     return values
 
 
+def delimiter(flag: str, text: str) -> str:
+    """Returns the character that stands between the columns of a table; `tab` is one. "" of an empty text."""
+    found = "\t" if text in ("tab", "\\t") else text
+    if len(found) > 1 or found in ('"', "\n", "\r") or not found.isascii():
+        raise UsageError(f"--{flag}={text}: must be one character such as ';', or tab")
+    return found
+
+
 def pairs(flag: str, text: str) -> tuple[tuple[str, str], ...]:
     """Returns the pairs of a text like image:image_raw,label:label, each first name once; none of an empty text."""
     if not text:

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
-from pipeline.manifest import SourceFile, naming
+from pipeline.manifest import Feature, PixelRule, SourceFile, naming
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
@@ -92,7 +92,14 @@ class Plan:
         files = [dataclasses.asdict(file) for file in self.source.files]
         content = [self.format_version, self.source.dataset, self.source.class_names, files, self.options]
         images = [*dataclasses.astuple(self.sample.images), self.config.compression]
+        if self.pixel_rule is not None:
+            images.append(dataclasses.astuple(self.pixel_rule))
         return hashlib.sha256(json.dumps([*content, images], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def pixel_rule(self) -> PixelRule | None:
+        """The manifest's: how the files become pixels; None if pixels are stored."""
+        return None if self.sample.images.encoding == "raw" else PixelRule()
 
     @property
     def format_version(self) -> int:
@@ -163,12 +170,14 @@ class Sample:
       record_bytes: {split: mean size of a framed record}.
       source_bytes: {split: mean size of an image in the source}; images of a missing split count as small.
       seconds: processor time that all rows take.
+      beside: names of the kept features that are images or several numbers, such as masks and boxes.
     """
 
     images: ImageOptions
     record_bytes: dict[str, float]
     source_bytes: dict[str, float]
     seconds: float
+    beside: tuple[str, ...] = ()
 
 
 def take_sample(
@@ -206,7 +215,14 @@ def take_sample(
         / len(block.labels)
         for split, block in blocks.items()
     }
-    return Sample(options, sizes, source_bytes, seconds)
+    return Sample(options, sizes, source_bytes, seconds, _beside(source.features, blocks.values()))
+
+
+def _beside(features: Mapping[str, Feature], blocks: Iterable[Block]) -> tuple[str, ...]:
+    """Returns the names of the features that are several numbers, or of which a sampled value is an image file."""
+    kept = [(name, block.extra[name]) for block in blocks for name in features if name in block.extra]
+    files = {name for name, values in kept if any(images.is_image(value) for value in values)}
+    return tuple(name for name, f in features.items() if name in files or (f.shape and f.dtype != "string"))
 
 
 def _record_bytes(source: Source, split: str, block: Block, options: ImageOptions) -> float:
@@ -214,10 +230,17 @@ def _record_bytes(source: Source, split: str, block: Block, options: ImageOption
     if not len(chosen.rows.labels):
         file, row = source.where(split, int(_some_rows(source, split)[0]))
         raise DataError(
-            f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid"
+            f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid",
+            advice=without_split(split, source.splits),
         )
     records = make_records(chosen.rows)
     return len(records.data) / records.count
+
+
+def without_split(split: str, splits: Iterable[str]) -> str:
+    """Returns the advice for a split without a valid row, such as one without labels: to leave it out; "" if alone."""
+    others = [name for name in splits if name != split]
+    return f"--splits={','.join(others)} leaves the split {split!r} out" if others else ""
 
 
 def fastest(

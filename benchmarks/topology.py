@@ -1,12 +1,14 @@
 """What the same weights on any topology cost: steps with --virtual_replicas against the classic step, as ratios.
 
-    python -m benchmarks.topology [--model=cifar10_cnn] [--global_batch_size=128] [--only=steps,bytes]
+    python -m benchmarks.topology [--model=cifar10_cnn] [--global_batch_size=128] [--only=steps,bytes,threads]
 
 steps: one process, the same batch at every step, so that no input is measured. On 1, 2 and 4 devices (logical CPUs
 where there are no GPUs) each round measures the classic step, the step with V equal to the number of devices, and with
 V = 8.
 bytes: two worker processes; what they send per step, counted by the loopback device, so on a machine that sends nothing
 else meanwhile. A run of more steps less a run of fewer.
+threads: two worker processes, the most threads of the first one, and steps per second; with TensorFlow's own timeout of
+each collective operation, and with the trainer's, one thread that watches them all. Short steps show the difference.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 
 from benchmarks import commands, inputs, loops
@@ -32,10 +36,20 @@ from pipeline.errors import DataError
 COMMAND = "benchmarks.topology"
 DEVICES = (1, 2, 4)
 MOST = 8  # the V that every number of devices divides
-PARTS = ("steps", "bytes")
+PARTS = ("steps", "bytes", "threads")
 _IMAGES = 600
 _STEPS = 2  # of an inner loop
 _FEWER, _MORE = 20, 60  # steps of the two runs whose bytes are compared
+_LOOKS = 0.2  # seconds between two counts of threads
+_RATE = re.compile(r"step \d+, loss = .* \(([\d.]+) examples/sec; ")
+_TIMED = """
+import functools
+import tensorflow as tf
+options = tf.distribute.experimental
+options.CommunicationOptions = functools.partial(options.CommunicationOptions, timeout_seconds=120.0)
+from trainer import run
+run.entry_point()
+"""  # the trainer, with a timeout for each collective operation
 _LOOPBACK = pathlib.Path("/proc/net/dev")
 _SENT_BYTES = 8  # column after the interface's name
 
@@ -44,10 +58,11 @@ _SENT_BYTES = 8  # column after the interface's name
 class BenchmarkConfig:
     """What is measured."""
 
-    only: str = flag("", "parts to measure, separated by commas: steps, bytes; all of them by default")
+    only: str = flag("", "parts to measure, separated by commas: steps, bytes, threads; all of them by default")
     data_dir: str = flag("", "a data set of images; default: random images of CIFAR-10's shape, made for the run")
     model: str = flag("cifar10_cnn", "of trainer.run")
     global_batch_size: int = flag(128, "rows of a step over all devices", least=MOST)
+    train_steps: int = flag(500, "steps of a run whose threads are counted", least=10)
     rounds: int = flag(7, "rounds of each step", least=1)
     seconds: float = flag(2.0, "length of a round", least=0.01)
 
@@ -67,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parts = inputs.parts_of(config.only, PARTS)
         if "bytes" in parts:
             report_bytes(flags)
+        if "threads" in parts:
+            report_threads(flags, config.train_steps)
         if "steps" in parts:
             gpus = inputs.load_tensorflow().config.list_physical_devices("GPU")
             report_steps(config, flags, [count for count in DEVICES if not gpus or count <= len(gpus)])
@@ -128,28 +145,64 @@ def bytes_of_run(flags: list[str]) -> int:
       DataError: a worker failed; with its last line.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "trainer.run",
-            "--strategy=multiworker",
-            f"--model_dir={folder}",
-            "--log_every=0",
-            *flags,
-        ]
+        command = [sys.executable, "-m", "trainer.run", f"--model_dir={folder}", "--log_every=0", *flags]
         began, workers = sent_bytes(), [start_worker(command, config) for config in cluster_of(2)]
-        outputs = [worker.communicate()[0] for worker in workers]
-        for worker, output in zip(workers, outputs, strict=True):
-            if worker.returncode:
-                raise DataError(f"trainer.run failed: {(output.strip().splitlines() or ['no output'])[-1]}")
+        outputs_of(workers)
         return sent_bytes() - began
+
+
+def report_threads(flags: list[str], steps: int) -> None:
+    """Prints the threads of a worker and its speed, by how a worker that does not answer is noticed."""
+    for name, program in {"a timeout for each": ["-c", _TIMED], "a thread that watches": ["-m", "trainer.run"]}.items():
+        most, rate = threads_of_run([*program, *flags, f"--train_steps={steps}", f"--log_every={steps // 2}"])
+        print(f"two workers, {steps:,} steps, {name}: {most:,} threads in a worker, {rate:,.0f} steps/sec", flush=True)
+
+
+def threads_of_run(program: list[str]) -> tuple[int, float]:
+    """Returns the most threads of a worker of two while they train, and the steps per second of the second half.
+
+    Raises:
+      DataError: a worker failed; with its last line.
+    """
+    most = 0
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        command = [sys.executable, *program, f"--model_dir={folder}"]
+        workers = [start_worker(command, config) for config in cluster_of(2)]
+        ended = threading.Event()
+
+        def count() -> None:
+            nonlocal most
+            while not ended.wait(_LOOKS):
+                with contextlib.suppress(FileNotFoundError):
+                    most = max(most, len(os.listdir(f"/proc/{workers[0].pid}/task")))
+
+        counter = threading.Thread(target=count, daemon=True)
+        counter.start()
+        first, *_ = outputs_of(workers)
+        ended.set()
+        counter.join()
+    rows = int(next(one.partition("=")[2] for one in command if one.startswith("--global_batch_size")))
+    return most, float(_RATE.findall(first)[-1]) / rows
+
+
+def outputs_of(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """Returns what workers print, at their end.
+
+    Raises:
+      DataError: one failed; with its last line.
+    """
+    outputs = [worker.communicate()[0] for worker in workers]
+    for worker, output in zip(workers, outputs, strict=True):
+        if worker.returncode:
+            raise DataError(f"trainer.run failed: {(output.strip().splitlines() or ['no output'])[-1]}")
+    return outputs
 
 
 def start_worker(command: list[str], tf_config: str) -> subprocess.Popen[str]:
     """Starts a worker with its TF_CONFIG."""
     environment = {**os.environ, "TF_CONFIG": tf_config}
     return subprocess.Popen(
-        [*command, "--eval_split=none"],
+        [*command, "--strategy=multiworker", "--eval_split=none"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -27,7 +27,6 @@ from benchmarks.contestant import alternate
 from benchmarks.rounds import Round, ratio_text
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, flag
-from pipeline.errors import DataError
 
 COMMAND = "benchmarks.training"
 PARTS = ("input", "loop", "fit", "distribution", "parameter_server")
@@ -122,14 +121,10 @@ def workers_rate(flags: list[str], count: int) -> float:
       DataError: a worker failed; with its last line.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        run = ["--strategy=multiworker", f"--model_dir={folder}", "--train_steps=101", "--log_every=20"]
+        run = [f"--model_dir={folder}", "--train_steps=101", "--log_every=20"]
         command = [sys.executable, "-m", "trainer.run", *flags, *run]
         workers = [topology.start_worker(command, config) for config in topology.cluster_of(count)]
-        outputs = [worker.communicate()[0] for worker in workers]
-        for worker, output in zip(workers, outputs, strict=True):
-            if worker.returncode:
-                raise DataError(f"trainer.run failed: {(output.strip().splitlines() or ['no output'])[-1]}")
-        return statistics.median(map(float, _RATE.findall(outputs[0])))
+        return statistics.median(map(float, _RATE.findall(topology.outputs_of(workers)[0])))
 
 
 if __name__ == "__main__":

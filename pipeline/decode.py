@@ -15,13 +15,16 @@ import tensorflow as tf
 
 from pipeline import graph_calls, operations
 from pipeline.distort.base import Crop
-from pipeline.errors import UsageError, unknown
+from pipeline.errors import UsageError, root_cause, unknown
 from pipeline.manifest import Feature, Manifest
+from pipeline.manifest.manifest import EXACT, FAST
+from pipeline.records import tf_example
 
 _IMAGE_AND_LABEL = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 _DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
 Columns = dict[str, tf.Tensor]
 PLACES, SIZES = "places", "sizes"  # columns of `Kept`: the bounds and sizes of `InMemory`
+_DCT_METHODS = {FAST: "", EXACT: "INTEGER_ACCURATE"}  # TensorFlow's names
 _RATIOS = (2, 4, 8)  # at which TensorFlow decodes a JPEG, besides 1
 _BLOCK = 16  # pixels, of the blocks that JPEG decodes together; few files have larger ones
 
@@ -191,6 +194,49 @@ class ExampleParser:
         return kinds
 
 
+def judge_of(manifest: Manifest, parse: Callable[[tf.Tensor], Any] | None) -> Callable[[bytes], str | None]:
+    """Returns a function that says why no example can be made of a record; it returns None if one can.
+
+    It works on one record, in this process, and is for what a batch does not say: which of its records is to blame.
+
+    Args:
+      manifest: of the data set.
+      parse: the user's parser, if there is one.
+    """
+    if parse is not None:
+        by_one = tf.function(graph_calls.as_given(parse), autograph=False)
+
+        def unparsed(record: bytes) -> str | None:
+            try:
+                with tf.device("CPU:0"):
+                    by_one(tf.constant([record]))
+            except tf.errors.OpError as error:
+                return f"parse: {root_cause(error.message)[1]}"
+            return None
+
+        return unparsed
+
+    image = manifest.features["image"]
+    shape, channels = (*image.shape[:2], image.shape[2] or 3), image.shape[2] or 3
+
+    def undecoded(record: bytes) -> str | None:
+        try:
+            with tf.device("CPU:0"):
+                stored = tf.constant(tf_example.example(record, manifest.features, decode_image=False)["image"])
+                if image.encoding == "raw":
+                    return None
+                found = decode_file(stored, channels, image.encoding or "", manifest.pixels.dct)
+        except tf_example.BadExampleError as error:
+            return str(error)
+        except tf.errors.OpError as error:
+            return f"its image cannot be decoded: {root_cause(error.message)[1]}"
+        if any(size not in (None, has) for size, has in zip(shape, found.shape, strict=True)):
+            return f"its image is of shape {tuple(found.shape)}, not {image.shape}"
+        return None
+
+    return undecoded
+
+
 @dataclasses.dataclass(frozen=True)
 class Stretched:
     """A `Crop` that is the whole image, resized to `size` whatever its shape, as by `beam_jobs.convert --resize`."""
@@ -204,6 +250,22 @@ class Stretched:
         return tf.stack([tf.zeros_like(height), tf.zeros_like(width), height, width], axis=-1)
 
 
+def decode_file(image: tf.Tensor, channels: int, encoding: str, dct: str) -> tf.Tensor:
+    """Returns the pixels of an image file: uint8 (height, width, channels).
+
+    Args:
+      image: the file, string scalar.
+      channels: 1 or 3.
+      encoding: `png`, `jpeg`, or `any` of these.
+      dct: of the data set's `PixelRule`: `exact` or `fast`.
+    """
+    if encoding == "png":
+        return tf.io.decode_png(image, channels=channels)
+    if encoding == "any" and dct == FAST:
+        return tf.io.decode_image(image, channels=channels, expand_animations=False)
+    return tf.io.decode_jpeg(image, channels=channels, dct_method=_DCT_METHODS[dct])  # decodes PNG, too
+
+
 @dataclasses.dataclass(frozen=True)
 class ImageDecoder:
     """Decodes the images of a batch.
@@ -215,6 +277,7 @@ class ImageDecoder:
       by_operation: whether the compiled operation resizes; not in a dataset that another process runs.
       mirrored: says of keys, uint64 (rows,), which images to mirror from left to right, bool (rows,), while they are
         resized by the operation; None: none of them.
+      dct: of the data set's `PixelRule`: `exact` or `fast`.
     """
 
     encoding: str
@@ -222,6 +285,7 @@ class ImageDecoder:
     crop: Crop | None
     by_operation: bool = False
     mirrored: Callable[[tf.Tensor], tf.Tensor] | None = None
+    dct: str = EXACT
 
     @property
     def channels(self) -> int:
@@ -233,6 +297,11 @@ class ImageDecoder:
         """(height, width, channels) of the result."""
         height, width = self.crop.size if self.crop else self.shape[:2]
         return int(height or 0), int(width or 0), self.channels
+
+    @property
+    def dct_method(self) -> str:
+        """The transform by TensorFlow's name; its default is the fast one."""
+        return _DCT_METHODS[self.dct]
 
     @property
     def in_place(self) -> bool:
@@ -273,12 +342,12 @@ class ImageDecoder:
         """Returns a part of what lies around it in a file, as of `_places`, in the size of the result."""
 
         def whole() -> tf.Tensor:
-            pixels = tf.image.decode_and_crop_jpeg(image, around, channels=self.channels)
+            pixels = tf.image.decode_and_crop_jpeg(image, around, channels=self.channels, dct_method=self.dct_method)
             return self._resized(pixels, part, mirrored)
 
         def scaled(ratio: int) -> tf.Tensor:
             box = tf.stack([around[0], around[1] + part[1], part[2], part[3]])
-            pixels = tf.io.decode_jpeg(image, channels=self.channels, ratio=ratio)
+            pixels = tf.io.decode_jpeg(image, channels=self.channels, ratio=ratio, dct_method=self.dct_method)
             first, end = box[:2] // ratio, -(-(box[:2] + box[2:]) // ratio)
             return self._resized(pixels, tf.concat([first, end - first], axis=0), mirrored)
 
@@ -306,11 +375,7 @@ class ImageDecoder:
     def _decoded(self, image: tf.Tensor) -> tf.Tensor:
         if self.encoding == "raw":
             return tf.reshape(tf.io.decode_raw(image, tf.uint8), self.shape)
-        if self.encoding == "jpeg":
-            return tf.io.decode_jpeg(image, channels=self.channels)
-        if self.encoding == "png":
-            return tf.io.decode_png(image, channels=self.channels)
-        return tf.io.decode_image(image, channels=self.channels, expand_animations=False)
+        return decode_file(image, self.channels, self.encoding, self.dct)
 
     def _resized(self, image: tf.Tensor, part: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
         """Returns a part of an image, (top, left, height, width), in the size of the result."""

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import io
+import os
+import re
+import string
 import struct
+import unicodedata
 import warnings
 import zlib
 from typing import Any
@@ -16,6 +21,8 @@ from typing import Any
 import numpy as np
 import PIL.ExifTags
 import PIL.Image
+import PIL.ImageFont
+import PIL.JpegImagePlugin
 from numpy.typing import NDArray
 
 MAX_PIXELS = 1 << 26  # 64 Mi, three times those of a large camera, 192 MiB decoded; more is a decompression bomb
@@ -23,7 +30,7 @@ MAX_PIXELS = 1 << 26  # 64 Mi, three times those of a large camera, 192 MiB deco
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "JPEG2000", "AVIF", "HEIF", "PPM")
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypheim", b"ftypheis", b"ftyphevc", b"ftypmif1")  # from byte 4 on
 # Formats that every reader of TFRecords decodes. Cameras write MPO, a JPEG file with more images after the first.
-KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
+_KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
 # Modes of grey images; in colour images Pillow itself drops the lower bits.
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 _CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
@@ -39,10 +46,26 @@ _TURNS = {  # by EXIF's orientation, as Pillow's ImageOps.exif_transpose has the
     8: PIL.Image.Transpose.ROTATE_90,
 }
 _ON_ITS_SIDE = (5, 6, 7, 8)
+# By EXIF's orientation: the axes (0: width, 1: height) whose last pixels come first once the image is upright.
+_MIRRORED_AXES = {2: (0,), 3: (0, 1), 4: (1,), 5: (), 6: (1,), 7: (0, 1), 8: (0,)}
 _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
 _JPEG_QUALITY = 95
+_OWN_LETTERS = frozenset(string.printable + "…·")  # of Pillow's own font
+_NO_LETTER = "\uffff"
+# By name, as systems have them: Linux, macOS, Windows; the last have most letters.
+_FONTS = (
+    *("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf"),
+    *("NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "msgothic.ttc"),
+)
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNK, _PNG_CRC = struct.Struct(">I4s"), struct.Struct(">I")  # before and after a chunk's data
+_PNG_METADATA = (b"eXIf", b"iTXt", b"tEXt", b"zTXt")  # chunks that may say how the image is turned
+_JPEG_HEADER = re.compile(rb"\xff([\xc0-\xfe])")  # a marker before the pixels
+_JPEG_SCAN, _JPEG_END = 0xDA, b"\xff\xd9"
+_JPEG_FRAMES = range(0xC0, 0xD0)  # markers that say how pixels are compressed, but for these:
+_NO_FRAMES = (0xC4, 0xC8, 0xCC)
+_USUAL_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what every libjpeg decodes
+_BLOCKS = {0: (8, 8), 1: (16, 8), 2: (16, 16)}  # pixels of width and height by Pillow's number of the subsampling
 
 
 class BadImageError(ValueError):
@@ -53,8 +76,8 @@ def open_file(data: bytes) -> PIL.Image.Image:
     """Opens an image file; reads only its header.
 
     Raises:
-      BadImageError: the file has none of `_FORMATS`, is a camera's raw file or a damaged PNG file, or has more than 16
-        bits per channel or more than 64 Mi pixels.
+      BadImageError: the file has none of `_FORMATS`, is a camera's raw file, a damaged PNG file or a JPEG file without
+        an end, or has more than 16 bits per channel or more than 64 Mi pixels.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -63,10 +86,12 @@ def open_file(data: bytes) -> PIL.Image.Image:
         raise BadImageError(_reason(data, error)) from None
     if image.width * image.height > MAX_PIXELS:
         raise BadImageError(f"the image has {image.width}x{image.height} pixels, more than {MAX_PIXELS}")
-    if image.mode not in _CHANNELS:
+    if image.mode not in _CHANNELS and not _is_deep_grey(image):
         raise BadImageError(f"the image has mode {image.mode}, not 8 or 16 bits per channel")
     if image.format == "PNG":
-        _check_png(data)
+        _add_late_metadata(image, _check_png(data))
+    if image.format in ("JPEG", "MPO"):
+        _check_jpeg(data)
     if image.format == "TIFF" and (data[8:10] == b"CR" or _DNG in _tags(image) or _tags(image).get(_SUBFILE, 0) & 1):
         raise BadImageError(
             "it is a camera's raw file, of which only a preview could be read; develop it to PNG or JPEG"
@@ -89,9 +114,13 @@ def _tags(image: PIL.Image.Image) -> Any:
     return image.tag_v2  # type: ignore[attr-defined]
 
 
-def _check_png(data: bytes) -> None:
-    """Raises BadImageError if a chunk that decoding needs is damaged; Pillow does not check that, TensorFlow does."""
-    start, name = len(_PNG_SIGNATURE), b""
+def _check_png(data: bytes) -> bytes:
+    """Returns the chunks of metadata that come after the pixels, which Pillow has not read yet.
+
+    Raises:
+      BadImageError: a chunk that decoding needs is damaged; Pillow does not check that, TensorFlow does.
+    """
+    start, name, has_pixels, late = len(_PNG_SIGNATURE), b"", False, []
     while name != b"IEND":
         header = data[start : start + _PNG_CHUNK.size]
         if len(header) < _PNG_CHUNK.size:
@@ -103,22 +132,90 @@ def _check_png(data: bytes) -> None:
         is_critical = name[:1].isupper()
         if is_critical and zlib.crc32(data[start + 4 : end]) != _PNG_CRC.unpack_from(data, end)[0]:
             raise BadImageError(f"the CRC of the PNG file's chunk {name.decode('latin-1')!r} is wrong")
+        if name == b"IHDR" and data[start + 18 : start + 20] != b"\0\0":
+            raise BadImageError("the PNG file's compression or filter is none that there is")
+        has_pixels |= name == b"IDAT"
+        if has_pixels and name in _PNG_METADATA:
+            late.append(data[start : end + _PNG_CRC.size])
         start = end + _PNG_CRC.size
+    return b"".join(late)
+
+
+def _add_late_metadata(image: PIL.Image.Image, chunks: bytes) -> None:
+    """Adds metadata from a PNG file's last chunks to the image's `info`.
+
+    Pillow's `getexif` would decode the image to get at them, and leave a damaged one half decoded.
+    """
+    if not chunks:
+        return
+    header = io.BytesIO()
+    PIL.Image.new("L", (1, 1)).save(header, "PNG")
+    small = header.getvalue()
+    first = small.index(b"IDAT") - 4
+    with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
+        late = PIL.Image.open(io.BytesIO(small[:first] + chunks + small[first:]), formats=("PNG",))
+        for name, value in late.info.items():
+            image.info.setdefault(name, value)
+
+
+def _check_jpeg(data: bytes) -> None:
+    """Raises BadImageError if the pixels have no end.
+
+    Pillow takes zeros in the place of a file's last part for pixels; TensorFlow reads on to the end, and fails.
+    """
+    _, scan = _jpeg_frame(data)
+    if scan is not None and data.find(_JPEG_END, scan) < 0:
+        zeros = len(data) - len(data.rstrip(b"\0"))
+        said = f": its last {zeros:,} bytes are zeros" if zeros > 1 else ""
+        raise BadImageError(f"the JPEG file is cut short{said}")
+
+
+def _jpeg_frame(data: bytes) -> tuple[int | None, int | None]:
+    """Returns a JPEG file's marker of how pixels are compressed, and where the first pixels begin, as far as found."""
+    frame, start = None, 2
+    while found := _JPEG_HEADER.match(data, start):
+        marker = found[1][0]
+        if marker == _JPEG_SCAN:
+            return frame, start
+        if marker in _JPEG_FRAMES and marker not in _NO_FRAMES:
+            frame = marker
+        start += 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+        while data[start : start + 2] == b"\xff\xff":  # fill bytes
+            start += 1
+    return frame, None
+
+
+def kept_as(image: PIL.Image.Image, data: bytes) -> str | None:
+    """Returns `png` or `jpeg` if every reader of TFRecords decodes an image file as it is; else None.
+
+    Args:
+      image: from `open_file`.
+      data: the file.
+    """
+    kind = _KEPT_FORMATS.get(image.format or "")
+    # Lossless and arithmetic JPEG, which this Pillow may read, TensorFlow does not.
+    return None if kind == "jpeg" and _jpeg_frame(data)[0] not in (None, *_USUAL_FRAMES) else kind
 
 
 def channels_of(image: PIL.Image.Image) -> int:
     """Returns 1 for a grey image, 3 for others; transparency does not count."""
-    return _CHANNELS[image.mode]
+    return 1 if _is_deep_grey(image) else _CHANNELS[image.mode]
+
+
+def _is_deep_grey(image: PIL.Image.Image) -> bool:
+    """Whether it is a PGM file of 16 bits, whose values Pillow scales to 0..65,535, in 32 bits."""
+    return image.format == "PPM" and image.mode == "I"
 
 
 def orientation(image: PIL.Image.Image) -> int:
     """Returns how an opened image must be turned or mirrored to be upright: EXIF's 1 (not at all) to 8.
 
-    A PNG file whose EXIF data follows the pixels is decoded for it. Damaged EXIF data counts as none.
+    It reads metadata alone. Damaged EXIF data counts as none.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
-            found = image.getexif().get(PIL.ExifTags.Base.Orientation)
+            # Not the method of PNG files, which decodes the image: errors of its pixels would be lost here.
+            found = PIL.Image.Image.getexif(image).get(PIL.ExifTags.Base.Orientation)
             return int(found) if found in _TURNS else 1
     except Exception:  # Pillow's readers raise a dozen types
         return 1
@@ -151,7 +248,7 @@ def pixels(image: PIL.Image.Image, channels: int = 0, upright: bool = False) -> 
     Args:
       image: from `open_file`.
       channels: 1 or 3; 0 for as many as the image has.
-      upright: whether to turn it as its EXIF orientation says; TensorFlow's decoders do not.
+      upright: whether to turn it as its EXIF orientation says, which TensorFlow's decoders do not do.
 
     Raises:
       BadImageError: the file is cut short or corrupt.
@@ -167,8 +264,57 @@ def pixels(image: PIL.Image.Image, channels: int = 0, upright: bool = False) -> 
     return np.asarray(decoded, np.uint8).reshape(decoded.height, decoded.width, channels)
 
 
+def turned(array: NDArray[np.uint8], value: int) -> NDArray[np.uint8]:
+    """Returns an image, uint8 (height, width, channels), turned upright as an `orientation` says."""
+    if value not in _TURNS:
+        return array
+    image = _image(array).transpose(_TURNS[value])
+    return np.asarray(image, np.uint8).reshape(image.height, image.width, array.shape[2])
+
+
+def upright_file(image: PIL.Image.Image) -> bytes:
+    """Returns an opened PNG or JPEG file written again, upright and without its EXIF data.
+
+    A PNG file keeps its pixels (of 16 bits per channel the upper eight). A JPEG file is encoded again with its own
+    quantization, which is close to lossless if its blocks stay blocks, as in photographs of cameras: their sides are
+    multiples of 16. Otherwise it is quantized twice as finely.
+
+    Args:
+      image: from `open_file`, which `kept_as` a PNG or JPEG file.
+
+    Raises:
+      BadImageError: the file is cut short or corrupt.
+    """
+    stream = io.BytesIO()
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            decoded = _eight_bits(image).transpose(_TURNS[orientation(image)])
+            options = {} if image.format == "PNG" else _encoding_of(image)
+            kind = "PNG" if image.format == "PNG" else "JPEG"
+            decoded.save(stream, kind, icc_profile=image.info.get("icc_profile"), **options)
+    except Exception as error:
+        raise BadImageError(f"the image cannot be decoded: {error or type(error).__name__}") from None
+    return stream.getvalue()
+
+
+def _encoding_of(image: PIL.Image.Image) -> dict[str, Any]:
+    """Returns Pillow's options to encode the turned pixels of a JPEG file as the file was encoded."""
+    tables = [list(table) for _, table in sorted(image.quantization.items())]  # type: ignore[attr-defined]
+    value, subsampling = orientation(image), PIL.JpegImagePlugin.get_sampling(image)
+    block = _BLOCKS.get(subsampling, (8, 8))
+    if any(image.size[axis] % block[axis] for axis in _MIRRORED_AXES[value]):  # the first block is now a cut one
+        tables = [[max(1, step // 2) for step in table] for table in tables]
+    if value in _ON_ITS_SIDE:
+        tables = [[table[8 * (n % 8) + n // 8] for n in range(64)] for table in tables]
+        subsampling = 0 if block[0] != block[1] else subsampling  # Pillow does not write 4:4:0
+    progressive = bool(image.info.get("progressive"))
+    return {"qtables": tables, "subsampling": max(0, subsampling), "progressive": progressive}
+
+
 def _eight_bits(image: PIL.Image.Image) -> PIL.Image.Image:
     """Returns an image reduced to the upper eight bits if it has 16."""
+    if _is_deep_grey(image):
+        return PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode not in _SIXTEEN_BITS:
         return image
     bits, is_negative = 16, False
@@ -209,10 +355,55 @@ def _reason(data: bytes, error: Exception) -> str:
         if data[4:].startswith(_HEIC) and "HEIF" not in _readable():
             return "it is a HEIC file, which needs pillow-heif: pip install 'stepfeed[images]'"
         begin = f"begins with 0x{data[:4].hex()}" if data else "is empty"
-        return f"no image of a known format: it {begin}"
+        return _words_of_reader(data) or f"no image of a known format: it {begin}"
     if isinstance(error, PIL.Image.DecompressionBombError):
         return f"more than {MAX_PIXELS} pixels"
     return f"the image's header is corrupt: {error or type(error).__name__}"
+
+
+def _words_of_reader(data: bytes) -> str | None:
+    """Returns what the reader of the format that a file begins with says of it; None: it begins with none."""
+    for name in _readable():
+        read, accepts = PIL.Image.OPEN[name]
+        if accepts is None or accepts(data[:16]) is not True:
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                read(io.BytesIO(data), "")
+        except Exception as error:  # of a dozen types
+            return f"it begins as a {name} file, but its header is corrupt: {error or type(error).__name__}"
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def lettering(text: str, size: int) -> tuple[str, PIL.ImageFont.FreeTypeFont]:
+    """Returns a text as it can be drawn, and a font of a size in pixels that has its letters.
+
+    That is Pillow's own font for ASCII, which is all that it has, else the first of `_FONTS` that is installed and has
+    every letter. Without one, letters lose their marks, and others become question marks.
+    """
+    own = PIL.ImageFont.load_default(size)
+    assert isinstance(own, PIL.ImageFont.FreeTypeFont)
+    text = unicodedata.normalize("NFC", text)  # file names may hold the marks apart, as letters of no width
+    for name in () if all(letter in _OWN_LETTERS for letter in text) else (*_FONTS, _font_of_matplotlib()):
+        with contextlib.suppress(OSError):
+            found = PIL.ImageFont.truetype(name, size)
+            missing = bytes(found.getmask(_NO_LETTER))
+            if all(letter.isspace() or bytes(found.getmask(letter)) != missing for letter in text):
+                return text, found
+    plain = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+    return "".join(letter if letter in _OWN_LETTERS else "?" for letter in plain), own
+
+
+def _font_of_matplotlib() -> str:
+    found = importlib.util.find_spec("matplotlib")
+    folder = os.path.dirname(found.origin) if found and found.origin else ""
+    return os.path.join(folder, "mpl-data", "fonts", "ttf", "DejaVuSans.ttf")
+
+
+def is_image(value: object) -> bool:
+    """Returns whether a value is the bytes of a PNG or JPEG file, by their beginning."""
+    return isinstance(value, bytes) and value.startswith((_PNG_SIGNATURE, b"\xff\xd8\xff"))
 
 
 def as_pixels(image: NDArray[np.generic]) -> NDArray[np.uint8]:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import inspect
+import io
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from pipeline.errors import DataError, UsageError, root_cause
+from pipeline.files import code
 from pipeline.order.order import MixtureSpec, Spec, check_replicas
 
 _SPEC, _OPTIMIZER = (f"order/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in ("spec", "optimizer"))  # in checkpoints
+_MEMORY = "memory/.ATTRIBUTES/py_state"  # likewise; earlier ones lack it
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # likewise, of the objects that have variables
 
 _logger = logging.getLogger("pipeline")
 
@@ -28,14 +36,23 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             data = input_fn("demo/digits", global_batch_size=64, training=True, start_step=step, weights="mean")
             model.fit(data, **rest, callbacks=[resume])
 
-    Model, optimizer and the arguments of the order are saved together, in one checkpoint that is complete or absent.
-    Kill the program at any moment and run it again: it ends with the same weights; on CPUs they are bit-identical for
-    the same number of replicas. The rest of an interrupted epoch is fitted as a short one, so Keras' metrics of that
-    epoch cover the rest only, and callbacks with a state, such as `EarlyStopping`, begin without it.
+    Model, optimizer, the arguments of the order and the state of callbacks are saved together, in one checkpoint that
+    is complete or absent. Kill the program at any moment and run it again: it ends with the same weights; on CPUs they
+    are bit-identical for the same number of replicas. The rest of an interrupted epoch is fitted as a short one, whose
+    loss and metrics are those of the whole epoch. Callbacks with a state, such as `EarlyStopping` or
+    `ReduceLROnPlateau`, keep it if they are given as `callbacks` here as well as to `fit`. A line of the log names the
+    script, and what it imports from beside it, if one of these files was edited since the checkpoint.
     """
 
     def __init__(
-        self, model: keras.Model, folder: str | os.PathLike[str], spec: Spec, *, every: int, keep: int = 2
+        self,
+        model: keras.Model,
+        folder: str | os.PathLike[str],
+        spec: Spec,
+        *,
+        every: int,
+        keep: int = 2,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
     ) -> None:
         """Makes it; under a strategy, in its scope.
 
@@ -45,6 +62,9 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
           spec: what `order_spec` returns for the input of the `fit`.
           every: steps between two checkpoints; `fits` makes another one at its end.
           keep: the newest checkpoints that are kept.
+          callbacks: those of the `fit` whose state checkpoints keep: their public attributes that hold numbers, texts
+            or arrays, but for arguments such as `patience`. In each run of the program they are of the same classes, in
+            the same order.
 
         Raises:
           UsageError: the model is not built or not compiled, or scales its loss (float16), so that its optimizer does
@@ -65,9 +85,16 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._fitted, self._iterations, self._spec, self._every = model, optimizer.iterations, spec, every
         self._optimizer = type(optimizer).__name__
         order = tf.train.Checkpoint(spec=tf.Variable(spec.to_json()), optimizer=tf.Variable(self._optimizer))
-        self._state = tf.train.Checkpoint(model=model, optimizer=optimizer, order=order)
+        self._restored = tf.train.Checkpoint(model=model, optimizer=optimizer, order=order)
+        self._state = tf.train.Checkpoint(model=model, optimizer=optimizer, order=order, memory=_Memory(self._memory))
         self._manager = tf.train.CheckpointManager(self._state, os.fspath(folder), max_to_keep=keep)
         self._saved = 0
+        self._code = code.of_program(["__main__"], ("pipeline",))
+        self._states = [_CallbackState(each) for each in callbacks]
+        self._earlier: list[_CallbackState] = []
+        self._steps_per_epoch = 0  # until `fits` is called
+        self._sums: list[Any] = []  # of the metrics over the steps of an interrupted epoch, until its rest begins
+        self._weights: list[Any] | None = None  # at the end of the rest of an interrupted epoch
 
     @property
     def step(self) -> int:
@@ -88,7 +115,8 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         if newest is None:
             return self.step
         try:
-            stored = json.loads(tf.train.load_variable(newest, _SPEC))
+            reader = tf.train.load_checkpoint(newest)
+            stored = json.loads(reader.get_tensor(_SPEC))
             # The rest of another order would repeat records and leave others out.
             step = int(newest.rpartition("-")[2])
             if changed := self._spec.differences(stored, step):
@@ -96,19 +124,55 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
                 raise UsageError(f"the order of examples has changed: {said}", path=newest, advice="use another folder")
             if note := self._spec.later_changes(stored, step):
                 _logger.warning("%s: %s", newest, note)
-            if (stored := tf.train.load_variable(newest, _OPTIMIZER).decode()) != self._optimizer:
+            if (stored := reader.get_tensor(_OPTIMIZER).decode()) != self._optimizer:
                 raise UsageError(
                     f"has optimizer {stored}, the model has {self._optimizer}", path=newest, advice="use another folder"
                 )
-            self._state.restore(newest).assert_existing_objects_matched()
+            memory = json.loads(reader.get_tensor(_MEMORY)) if reader.has_tensor(_MEMORY) else {}
+            # Restoring writes one variable after another: whatever could stop it is looked for before.
+            if not _fits(reader, newest, self._restored):
+                raise UsageError("is of another model or optimizer", path=newest, advice="use another folder")
+            for name in reader.get_variable_to_shape_map():
+                reader.get_tensor(name)
+            self._restored.restore(newest).assert_existing_objects_matched().expect_partial()
         except (tf.errors.OpError, IndexError, RuntimeError) as error:  # as its reader raises them
             raise DataError(f"cannot be read: {root_cause(str(error))[1]}", path=newest) from None
         except (AssertionError, ValueError) as error:
             if isinstance(error, UsageError):
                 raise
             raise UsageError("is of another model or optimizer", path=newest, advice="use another folder") from None
+        if changes := code.changes(memory.get("code"), self._code):
+            _logger.warning("%s: changed since: %s", newest, "; ".join(changes))
+        self._remember(newest, memory)
         self._saved = self.step
         return self.step
+
+    def _memory(self) -> str:
+        """Returns what a checkpoint has besides variables: the code, and the state of the metrics and the callbacks."""
+        is_in_epoch = self._steps_per_epoch and not self._is_between_epochs
+        sums = [variable.numpy().tolist() for variable in self._metric_variables] if is_in_epoch else []
+        states = [[type(state.callback).__name__, state.save()] for state in self._states]
+        return json.dumps({"code": self._code, "metrics": sums, "callbacks": states})
+
+    def _remember(self, path: str, memory: dict[str, Any]) -> None:
+        """Takes over what `_memory` returned; an earlier version stored nothing."""
+        self._sums = memory.get("metrics", [])
+        kinds = [type(state.callback).__name__ for state in self._states]
+        stored = memory.get("callbacks", [])
+        if [kind for kind, _ in stored] == kinds:
+            for state, (_, values) in zip(self._states, stored, strict=True):
+                state.load(values)
+        elif kinds:
+            was = ", ".join(kind for kind, _ in stored) or "no callbacks"
+            _logger.warning("%s: has the state of %s, not of %s: they begin anew", path, was, ", ".join(kinds))
+
+    @property
+    def _metric_variables(self) -> list[Any]:
+        return [variable for metric in self._fitted.metrics for variable in metric.variables]
+
+    @property
+    def _is_between_epochs(self) -> bool:
+        return bool(self._steps_per_epoch) and self.step % self._steps_per_epoch == 0
 
     def fits(self, *, epochs: int, steps_per_epoch: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields what is left to do: the rest of an interrupted epoch, then all others in one `fit`.
@@ -127,7 +191,8 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             raise UsageError(
                 f"steps_per_execution={at_once} must divide steps_per_epoch={steps_per_epoch}: Keras makes whole calls"
             )
-        while (step := self.step) < epochs * steps_per_epoch:
+        self._steps_per_epoch = steps_per_epoch
+        while (step := self.step) < epochs * steps_per_epoch and not any(state.has_stopped for state in self._states):
             epoch, done = divmod(step, steps_per_epoch)
             last = epoch + 1 if done else epochs
             yield (
@@ -136,6 +201,11 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             )
             if self.step == step or self._fitted.stop_training:
                 break
+            if self._weights:  # an `EarlyStopping` takes the best weights at the end of each `fit`
+                self._fitted.set_weights(self._weights)
+            self._weights = None
+            for state in self._states:
+                state.load(state.save())
         self.save()
 
     def save(self) -> None:
@@ -144,7 +214,139 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             self._manager.save(checkpoint_number=self.step)
         self._saved = self.step
 
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Notes which callbacks come before this one: Keras tells all of a `fit` one after another."""
+        super().set_params(params)
+        self._earlier = [state for state in self._states if state.callback.params is params]
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Gives callbacks their state back, which most reset when a `fit` begins."""
+        for state in self._earlier:
+            state.resume()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves what is due at the end of an epoch, once all callbacks have seen its end."""
+        for state in self._states:  # of those that come after this one, and so have been reset after it
+            state.resume()
+        if self._is_between_epochs:
+            self._save_if_due()
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves every `every` updates; with `steps_per_execution`, after the call that reaches that many."""
+        variables = self._metric_variables
+        if len(self._sums) == len(variables):  # which exist since this batch, and are sums
+            for variable, value in zip(variables, self._sums, strict=True):
+                variable.assign(variable.numpy() + np.asarray(value, variable.numpy().dtype))
+        self._sums = []
+        if not self._is_between_epochs:
+            self._save_if_due()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Keeps the weights of the rest of an epoch from callbacks that change them when its `fit` ends."""
+        if self._states and self.params.get("steps") != self._steps_per_epoch:
+            self._weights = self._fitted.get_weights()
+
+    def _save_if_due(self) -> None:
         if self.step // self._every > self._saved // self._every:
             self.save()
+
+
+class _CallbackState:
+    """The state of a callback: its public attributes that have changed since it was made, but for its arguments."""
+
+    def __init__(self, callback: keras.callbacks.Callback) -> None:
+        self.callback = callback
+        # Keras' callbacks change some of these, too, as the sign of `min_delta`; but they are the user's to choose.
+        kinds = [kind for kind in type(callback).__mro__ if "__init__" in vars(kind)]
+        self._arguments = {name for kind in kinds for name in inspect.signature(vars(kind)["__init__"]).parameters}
+        self._made = self._values()
+        self._loaded: dict[str, Any] = {}
+
+    def _values(self) -> dict[str, Any]:
+        known = {*self._arguments, "params"}
+        own = {name: value for name, value in vars(self.callback).items() if name[0] != "_" and name not in known}
+        values = {name: _as_json(value) for name, value in own.items()}
+        return {name: value for name, value in values.items() if value is not _OTHER}
+
+    def save(self) -> dict[str, Any]:
+        """Returns the state as JSON holds it."""
+        now = self._values()
+        return {name: value for name, value in now.items() if name not in self._made or value != self._made[name]}
+
+    def load(self, values: dict[str, Any]) -> None:
+        """Keeps a state for `resume`."""
+        self._loaded = values
+
+    def resume(self) -> None:
+        """Sets the attributes once."""
+        for name, value in self._loaded.items():
+            setattr(self.callback, name, _of_json(value))
+        self._loaded = {}
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the callback had ended the training, and would so still."""
+        stop, loaded = self.callback, self._loaded
+        is_early = isinstance(stop, keras.callbacks.EarlyStopping) and loaded.get("stopped_epoch", 0) > 0
+        return is_early and loaded.get("wait", 0) >= stop.patience
+
+
+_OTHER = object()  # a value that is no state
+
+
+def _as_json(value: Any) -> Any:
+    """Returns a value as JSON holds it; `_OTHER` if it is neither a number, a text nor an array, nor made of these."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.ndarray):
+        file = io.BytesIO()
+        np.save(file, value, allow_pickle=False)
+        return {"array": base64.b64encode(file.getvalue()).decode()}
+    if isinstance(value, list | tuple):
+        parts = [_as_json(one) for one in value]
+        return _OTHER if any(part is _OTHER for part in parts) else parts
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        inside = {name: _as_json(one) for name, one in value.items()}
+        return _OTHER if any(one is _OTHER for one in inside.values()) else {"dict": inside}
+    return _OTHER
+
+
+def _of_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_of_json(one) for one in value]
+    if isinstance(value, dict):
+        if "dict" in value:
+            return {name: _of_json(one) for name, one in value["dict"].items()}
+        return np.load(io.BytesIO(base64.b64decode(value["array"])), allow_pickle=False)
+    return value
+
+
+class _Memory(tf.train.experimental.PythonState):
+    """A text in the checkpoint."""
+
+    def __init__(self, text: Any) -> None:
+        super().__init__()
+        self._text = text
+
+    def serialize(self) -> str:
+        return self._text()
+
+    def deserialize(self, string_value: str) -> None:
+        """Ignores the text: it is read apart."""
+
+
+def _fits(reader: Any, path: str, state: tf.train.Checkpoint) -> bool:
+    """Returns whether a checkpoint has a value of the right shape and type for each variable of a state."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(reader.get_tensor(_GRAPH))
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    matched = tf.train.CheckpointView(path).match(state)
+    for number, part in matched.items():
+        for key in (one.checkpoint_key for one in graph.nodes[number].attributes if one.name == "VARIABLE_VALUE"):
+            is_variable = isinstance(part, keras.Variable | tf.Variable)
+            if is_variable and (shapes[key], dtypes[key]) != (list(part.shape), tf.as_dtype(part.dtype)):
+                return False
+    known = set(map(id, matched.values()))
+    parts = tf.train.TrackableView(state).descendants()
+    return all(id(part) in known for part in parts if isinstance(part, keras.Variable | tf.Variable))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from pipeline import manifest as manifests
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, to_run
 from pipeline.files.paths import PathLike
 from pipeline.manifest.splits import select
 from pipeline.read.corruption import Corruption
@@ -75,7 +75,7 @@ class RandomAccess:
                     "only be read forward",
                     path=os.path.join(data_dir, segment.shard.file),
                     advice="use input_fn, or write the data set again: "
-                    "python -m beam_jobs.convert --dataset=tfrecord --compression=GZIP --source=...",
+                    f"{to_run('beam_jobs.convert')} --dataset=tfrecord --compression=GZIP --source=...",
                 )
         self._compression = manifest.compression
         self.features = manifest.features

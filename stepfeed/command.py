@@ -10,6 +10,8 @@ import contextlib
 import difflib
 import importlib
 import io
+import os
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -32,20 +34,21 @@ COMMANDS = {
     "export": ("trainer.export", "write a trained model as SavedModel, Keras, ONNX or StableHLO"),
 }
 _SHELLS = ("bash", "zsh", "fish")
-_EXIT_USAGE, _EXIT_INTERRUPTED = 2, 130
+_NAMES = "STEPFEED_COMMANDS"  # `pipeline.errors` reads it
+_EXIT_DATA, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main() -> NoReturn:
     """Runs the command that the first argument names, and exits with its code."""
     name, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in ("--help", "-h", "help"):
-        print(_help())
+        _say(_help())
     elif name == "--version":
         from importlib import metadata  # noqa: PLC0415, 0.03 s
 
-        print(f"stepfeed {metadata.version('stepfeed')}")
+        _say(f"stepfeed {metadata.version('stepfeed')}")
     elif name == "completion":
-        print(_completion(rest))
+        _say(_completion(rest))
     elif name in COMMANDS:
         _run(name, rest)
     else:
@@ -54,6 +57,18 @@ def main() -> NoReturn:
             f"unknown command {name!r}; {f'did you mean {near[0]!r}? ' if near else ''}known: {', '.join(COMMANDS)}"
         )
     sys.exit(0)
+
+
+def _say(text: str) -> None:
+    """Prints a text; exits as all commands do if nobody reads it any more (head), or it cannot be written."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its exit
+        if isinstance(error, BrokenPipeError):
+            sys.exit(128 + signal.SIGPIPE)
+        print(f"stepfeed: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(_EXIT_DATA)
 
 
 def _refuse(problem: str) -> NoReturn:
@@ -74,14 +89,13 @@ def _help() -> str:
 def _run(name: str, arguments: list[str]) -> NoReturn:
     """Runs a command as `python -m` does, except that its messages begin with `stepfeed NAME`."""
     module = COMMANDS[name][0]
+    # Before our modules are imported, and for the processes that they start: messages name commands as the user does.
+    os.environ[_NAMES] = ";".join(f"{module}=stepfeed {name}" for name, (module, _) in COMMANDS.items())
     try:
         command = _loaded(module)
     except KeyboardInterrupt:
         print(f"stepfeed {name}: interrupted", file=sys.stderr)
         sys.exit(_EXIT_INTERRUPTED)
-    from pipeline import errors  # noqa: PLC0415, it is loaded
-
-    errors.SUBCOMMANDS.update({module: f"stepfeed {name}" for name, (module, _) in COMMANDS.items()})
     sys.argv = [f"stepfeed {name}", *arguments]
     command.entry_point()
     raise AssertionError(f"{module} returned")

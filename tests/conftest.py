@@ -1,9 +1,8 @@
-"""Four logical CPUs, so that strategies of up to four replicas are real on any machine."""
+"""One environment for all tests, and four logical CPUs, so that strategies of up to four replicas are real anywhere."""
 
 import ctypes
 import gc
 import os
-import signal
 import sys
 from collections.abc import Iterator
 
@@ -11,16 +10,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import tests.lean  # noqa: F401
+from tests import environment
 
 LOGICAL_DEVICES = 4
 COLLECTED_EVERY = 20_000  # new objects; at Python's 700, looking for garbage takes 6% of the time of building graphs
 
 pytest_plugins = ["tests.processor_time"]
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-# A shell's background job ignores SIGINT, and so would every process that a test interrupts.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+environment.make()
 
 # A test that takes long on a busy machine is not wrong.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -56,7 +55,6 @@ class Launch:
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": PATH, "NO_COLOR": "1", **environment},
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
         )
 
     def status(self) -> dict[str, Any]:

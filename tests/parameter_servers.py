@@ -56,7 +56,7 @@ class Job:
 
     def start(self, job: str, index: int, *more: str, **environment: str) -> forked.Process:
         """Starts a process, or starts it again with the same command."""
-        program = [*self._program, "--strategy=parameter_server", *self._flags, *more]
+        program = [*self._program, *self._flags, *more]
         variables: dict[str, str | None] = {
             "PYTHONUNBUFFERED": "1",
             "TF_CONFIG": None,
@@ -66,7 +66,8 @@ class Job:
         if self._by_flags:
             program += [f"--{name}_hosts={','.join(hosts)}" for name, hosts in self.hosts.items()]
             program += [f"--job_name={job}", f"--task_id={index}"]
-        else:
+        else:  # the flags imply it
+            program.append("--strategy=parameter_server")
             variables["TF_CONFIG"] = json.dumps({"cluster": self.hosts, "task": {"type": job, "index": index}})
         self.processes[f"{job} {index}"] = forked.Process(program, variables, self._cwd)
         return self.processes[f"{job} {index}"]

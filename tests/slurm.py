@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,8 @@ case "$1 $2" in
     *) exit 9;;
 esac
 """
+# What the nodes have: neither a Slurm of this machine's nor its Python.
+_COMMANDS = ("bash", "cat", "env", "grep", "mkdir", "rm", "sleep", "touch", "wc")
 JOB_ID = 4711
 TIMEOUT = 300.0  # seconds
 
@@ -61,6 +64,10 @@ class Slurm:
         (folder / "bin").mkdir(parents=True)
         for name, text in (("srun", _SRUN), ("scancel", _SCANCEL), ("scontrol", _SCONTROL)):
             self.command(name, text)
+        for name in _COMMANDS:
+            found = shutil.which(name)
+            assert found, f"these tests need {name}"
+            (folder / "bin" / name).symlink_to(found)
 
     def command(self, name: str, text: str) -> None:
         """Makes an executable that the job finds by its name."""
@@ -74,7 +81,7 @@ class Slurm:
         (self.folder / "tasks").unlink(missing_ok=True)
         (self.folder / "tasks").touch()
         given = {"SLURM_JOB_ID": str(JOB_ID), "SLURM_JOB_NODELIST": "n[1-2]", "STUB": str(self.folder)}
-        path = f"{self.folder}/bin:{os.environ['PATH']}"
+        path = f"{self.folder}/bin"
         variables: Mapping[str, str] = {**os.environ, **given, "STUB_HOSTS": hosts, "PATH": path, **environment}
         process = subprocess.Popen(
             ["bash", "job.sh"],

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeline.commands import commandline
+from pipeline.errors import name_of
 from trainer import lazy_imports
 from trainer.checkpoint import files
 from trainer.config.trained import EvaluateConfig
 
 COMMAND = "trainer.evaluate"
 _DESCRIPTION = (
-    "Evaluates a checkpoint of trainer.run on exactly the whole split: loss and metrics, precision and recall of each "
-    "class, the confusion matrix and the worst mistakes. It only reads the run's folder, but for --continuous, which "
-    "writes scalars for TensorBoard to logs/evaluate in it."
+    f"Evaluates a checkpoint of {name_of('trainer.run')} on exactly the whole split: loss and metrics, precision and "
+    "recall of each class, the confusion matrix and the worst mistakes. It only reads the run's folder, but for "
+    "--continuous, which writes scalars for TensorBoard to logs/evaluate in it."
 )
 
 

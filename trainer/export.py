@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeline.commands import commandline
+from pipeline.errors import name_of
 from trainer import lazy_imports
 from trainer.checkpoint import files
 from trainer.config.trained import LIBRARIES, ExportConfig
 
 COMMAND = "trainer.export"
 _DESCRIPTION = (
-    "Exports a checkpoint of trainer.run, with the preprocessing inside: raw uint8 images in, probabilities and class "
-    "names out. Each file is reloaded in another process, and compared with the trained model on real examples."
+    f"Exports a checkpoint of {name_of('trainer.run')}, with the preprocessing inside: raw uint8 images in, "
+    "probabilities and class names out. Each file is reloaded in another process, and compared with the "
+    "trained model on real examples."
 )
 
 

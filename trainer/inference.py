@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from pipeline import manifest as manifests
 from pipeline.distort.recipes import make_recipe
-from pipeline.errors import DataError, PipelineError, UsageError
+from pipeline.errors import DataError, PipelineError, UsageError, name_of
 from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.resolved import ResolvedRequest
 from trainer import lazy_imports, plan
-from trainer.checkpoint import files, reader, structure
+from trainer.checkpoint import files, reader, resume, structure
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags
@@ -106,7 +106,7 @@ def build_first(
     Args:
       paths: one or more.
       flags, **others: as for `build`.
-      say: prints a line about each checkpoint that is skipped.
+      say: prints a line about each checkpoint that is skipped, and about code that has changed since the run.
 
     Raises:
       UnreadableError: none can be read.
@@ -129,10 +129,17 @@ def _build_first(
     *rest, last = reader.best_first(paths)
     for path in rest:
         try:
-            return build(reader.read(path), flags, **others)
+            return _told(build(reader.read(path), flags, **others), say)
         except UnreadableError as error:
             say(error.skipped)
-    return build(reader.read(last), flags, **others)
+    return _told(build(reader.read(last), flags, **others), say)
+
+
+def _told(trained: Trained, say: Callable[[str], object]) -> Trained:
+    """Returns the model, after a line about code that has changed since its checkpoint."""
+    if changes := resume.code_changes(trained.record.content, trained.config):
+        say(f"changed since {trained.record.path.name}: {'; '.join(changes)}")
+    return trained
 
 
 def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
@@ -154,7 +161,14 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
         given["streams"] = None  # the run's need not divide the new batch; an evaluation has one
     config = record.config(**given)
     if not config.data.evaluates:
-        raise UsageError(f"--split is missing: the run had --eval_split={config.data.eval_split}")
+        if flags.needs_split:
+            names = ", ".join(plan.splits_of(config))
+            raise UsageError(
+                f"--split is missing: the run had --eval_split={config.data.eval_split or 'none'}; give one of its "
+                f"data's splits ({names}), or a part of one, such as --split=train[:1000]"
+            )
+        # The model itself needs no split, but the data's shapes and classes: those that it was trained on.
+        config = plan.with_trained_split(config)
     task_class = lazy_imports.load_task(config.model.task) or Task
     splits = _resolved(record, config, task_class, flags)
     task = task_class(config, data_spec_of(next(iter(splits.values()))))
@@ -241,7 +255,11 @@ def _check_data(record: Record, task: Task, data_dir: str) -> None:
     for name, value in here.items():
         if name in record.content and (trained := record.content[name]) != value:
             is_other_size = value and trained and name == "image_shape" and len(value) == len(trained) == 3
-            helps = f"; beam_jobs.convert --resize={trained[0]}x{trained[1]} makes such images" if is_other_size else ""
+            helps = (
+                f"; {name_of('beam_jobs.convert')} --resize={trained[0]}x{trained[1]} makes such images"
+                if is_other_size
+                else ""
+            )
             raise UsageError(
                 f"--data_dir={data_dir}: has {name} {value}, but {record.path} was trained on {trained}{helps}"
             )

@@ -19,8 +19,8 @@ from trainer.launching.job import Job, check_flags
 
 COMMAND = "trainer.launch"
 _DESCRIPTION = (
-    "Starts a job of several processes of trainer.run, and starts again what fails: "
-    "trainer.launch --num_workers=2 -- <flags of trainer.run>. "
+    f"Starts a job of several processes of {name_of('trainer.run')}, and starts again what fails: "
+    f"{name_of('trainer.launch')} --num_workers=2 -- <flags of {name_of('trainer.run')}>. "
     "--target=kubernetes and --target=slurm print what starts the same job there."
 )
 

@@ -109,7 +109,8 @@ class Action:
     Attributes:
       every: due at each multiple of this number of steps, rounded up; 0: never.
       do: does it.
-      seconds: also due after the first inner loop that ends this long after it was last done; 0: never.
+      seconds, soonest: also due after the first inner loop that ends this long after it was last done, as `Period`
+        says; 0: never.
       at: also due at these steps.
       asked: also due after an inner loop if it says so, until it is done; None: never.
       needs: the summaries of the step that it shows; see `LoopResult`.
@@ -123,6 +124,7 @@ class Action:
     asked: Callable[[], bool] | None = None
     needs: frozenset[str] = _NO_SUMMARIES
     pauses: bool = False
+    soonest: float = 0.0
 
     def next_after(self, step: int) -> float:
         """Returns the next step at which it is due, infinity if there is none."""
@@ -138,12 +140,16 @@ class Clocks:
 
     def __init__(self, actions: Sequence[Action]) -> None:
         self._actions = actions
-        self._done = [time.monotonic()] * len(actions)
+        self._began = time.monotonic()
+        self._done = [self._began] * len(actions)
 
     def is_due(self, number: int) -> bool:
         """Returns whether an action is due by the clock, or was asked for."""
-        seconds, asked = self._actions[number].seconds, self._actions[number].asked
-        return (asked is not None and asked()) or (bool(seconds) and time.monotonic() - self._done[number] >= seconds)
+        action, done = self._actions[number], self._done[number]
+        if action.asked is not None and action.asked():
+            return True
+        wait = Period(seconds=action.seconds, soonest=action.soonest).wait_after(done - self._began)
+        return bool(wait) and time.monotonic() - done >= wait
 
     def due(self) -> list[int]:
         """Returns the numbers of the actions that are due."""

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import DataError, UsageError, named
+from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.files.write import replace
 from pipeline.order.order import AHEAD
 from pipeline.resolved import ResolvedInput
@@ -161,7 +161,7 @@ def read(folder: str | os.PathLike[str], first: int = 0, stop: int = _MOST) -> N
     """
     files = _files(os.fspath(folder))
     if not files:
-        raise DataError("has no worker-*.losses, which trainer.run --log_losses writes", path=folder)
+        raise DataError(f"has no worker-*.losses, which {name_of('trainer.run')} --log_losses writes", path=folder)
     parts: Sequence[NDArray[Any]] = [np.fromfile(path, ROW, path.stat().st_size // ROW.itemsize) for path in files]
     rows = np.concatenate([part[(part["step"] >= first) & (part["step"] < stop)] for part in parts])
     return rows[np.argsort(rows["step"], kind="stable")]

@@ -80,12 +80,29 @@ def with_eval_split(config: TrainConfig) -> TrainConfig:
     """
     if config.data.eval_split is not None:
         return config
-    splits = dict.fromkeys(name for folder in _folders(config) for name in manifests.load(folder).splits)
+    splits = splits_of(config)
     given = parse_sources(config.data.data_dir)
     sources = [] if isinstance(given, str) else sources_of(given, config.data.train_split)
     trained = [name for text in [one.split for one in sources] or [config.data.train_split] for name in names_of(text)]
     found = to_evaluate(splits, trained) or _EVAL_SPLIT
     return dataclasses.replace(config, data=dataclasses.replace(config.data, eval_split=found))
+
+
+def with_trained_split(config: TrainConfig) -> TrainConfig:
+    """Returns the config with the split that is trained on, of the first source, as the one to evaluate on."""
+    given, split = parse_sources(config.data.data_dir), config.data.train_split
+    own = split if isinstance(given, str) else sources_of(given, split)[0].split
+    data = dataclasses.replace(config.data, eval_split=own or split, eval_where=None, eval_limit=None)
+    return dataclasses.replace(config, data=data)
+
+
+def splits_of(config: TrainConfig) -> list[str]:
+    """Returns the names of the splits of a run's data, in their order.
+
+    Raises:
+      DataError: no valid data set.
+    """
+    return list(dict.fromkeys(name for folder in _folders(config) for name in manifests.load(folder).splits))
 
 
 def request_of(config: TrainConfig, parse: UserParse | None) -> Request:

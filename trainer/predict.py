@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from pipeline.commands import commandline
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, named
+from pipeline.errors import DataError, name_of, named
 from trainer import lazy_imports
 from trainer.checkpoint import files
 from trainer.config.trained import PredictConfig
@@ -21,7 +21,8 @@ from trainer.config.trained import PredictConfig
 COMMAND = "trainer.predict"
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jp2", ".avif", ".heic", ".heif", ".ppm")
 _DESCRIPTION = (
-    "Prints the most likely classes of images, by a checkpoint of trainer.run or a file of trainer.export. Images of "
+    f"Prints the most likely classes of images, by a checkpoint of {name_of('trainer.run')} or a file of "
+    f"{name_of('trainer.export')}. Images of "
     "any size are cut or stretched as those of the run were."
 )
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, check_all, flag
 from pipeline.commands.text import count_of, table
-from pipeline.errors import DataError, UsageError, named
+from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.inspect import steps as batches
 from pipeline.manifest.sources import VIEWS, flags_for
 from trainer import lazy_imports
@@ -64,7 +64,7 @@ _UNUSED: dict[str, Any] = {  # flags of a run that shape neither its input nor i
 class ReplayConfig:
     """Steps are counted from 0, as by pipeline.inspect: the trainer's lines call the state after step 7 `step 8`."""
 
-    model_dir: str = flag(text="folder of a run of trainer.run; it may be training")
+    model_dir: str = flag(text=f"folder of a run of {name_of('trainer.run')}; it may be training")
     step: int | None = flag(None, "make this step again, and show its batch", least=0)
     verify: str | None = flag(
         None,
@@ -150,6 +150,7 @@ class Replay:
           DataError: the data are gone, or have changed.
           UsageError: the run cannot be made again, or a flag cannot work.
         """
+        from trainer.checkpoint import resume  # noqa: PLC0415, as in `main`
         from trainer.checkpoint.manager import CheckpointManager  # noqa: PLC0415, as in `main`
         from trainer.cluster import rendezvous, strategies  # noqa: PLC0415, as in `main`
         from trainer.task import Task  # noqa: PLC0415, as in `main`
@@ -168,6 +169,8 @@ class Replay:
         self._checkpoints = CheckpointManager(
             config, plan, self.run.state, self.run.parts, is_chief=False, say=lambda line: print(line, file=sys.stderr)
         )
+        if changes := resume.code_changes(record.content, config):
+            print(f"changed since {record.path.name}: {'; '.join(changes)}", file=sys.stderr)
         self.origin, self.first = "the first weights", 0
         self._folder = flags.folder.path
 

@@ -78,7 +78,7 @@ def _seat(argv: Sequence[str] | None) -> tf_config.Seat | None:
     names = [field.name for field in dataclasses.fields(ClusterFlags)]
     with contextlib.suppress(UsageError, ValueError):
         values: dict[str, Any] = configs.values(argv, "strategy", *names)
-        strategy = values.pop("strategy", None)
+        strategy = values.pop("strategy", PARAMETER_SERVER if "ps_hosts" in values else None)
         if "task_index" in values:
             values["task_index"] = int(values["task_index"])
         flags = ClusterFlags(**values)

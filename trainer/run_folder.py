@@ -9,7 +9,7 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
-from pipeline.errors import RerunError, named
+from pipeline.errors import DataError, RerunError, named
 from pipeline.files.paths import locked
 
 EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files
@@ -30,6 +30,10 @@ class RunFolder:
     def __str__(self) -> str:
         """The folder as the flag that names it, for messages."""
         return f"--model_dir={self.path}"
+
+    def has_checkpoints(self) -> bool:
+        """Returns whether there are checkpoints; a run may have kept its best ones alone."""
+        return any(True for place in (self.path, self.best) for _ in place.glob("ckpt-*.index"))
 
     @property
     def best(self) -> pathlib.Path:
@@ -75,6 +79,13 @@ class RunFolder:
     def metrics_note(self) -> pathlib.Path:
         """File with the first lines of the --metrics_jsonl files that the run has begun."""
         return self.path / ".trainer.metrics"
+
+
+def check_file(path: pathlib.Path) -> None:
+    """Raises DataError if something else than a file lies in the place of a run's file."""
+    if os.path.lexists(path) and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a link to nothing" if path.is_symlink() else "not a regular file"
+        raise DataError(f"{path}: is {kind}, where a run has a file; move it away, then rerun the same command")
 
 
 LOCK = ".trainer.lock"  # a file in the folder; says who locked it last, and is never removed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
@@ -184,6 +185,28 @@ class Task:
           model: with the weights of the last step, or their average if there is one.
           evaluation: the last one; None: there was none.
         """
+
+
+def uncalled(task: type[Task]) -> str | None:
+    """Returns a line about public methods of a task that override nothing, since the trainer calls none of them.
+
+    Args:
+      task: the class; methods that it has from bases of another kind are not looked at. None: it has no such methods.
+    """
+    own = [name for base in task.__mro__ if issubclass(base, Task) for name in vars(base)]
+    known = {name for base in task.__mro__ if base is Task or not issubclass(base, Task) for name in vars(base)}
+    odd = [
+        name for name in dict.fromkeys(own) if name[0] != "_" and name not in known and callable(getattr(task, name))
+    ]
+    if not odd:
+        return None
+    methods = [name for name in vars(Task) if name[0] != "_"]
+    near = {name: difflib.get_close_matches(name, methods, n=1) for name in odd}
+    hints = [f"{name} (did you mean {like[0]}?)" if like else name for name, like in near.items()]
+    return (
+        f"{task.__name__}: the trainer does not call {', '.join(hints)}: no method of Task has "
+        f"{'this name' if len(odd) == 1 else 'these names'}; a _ in front of a name says that it is your own"
+    )
 
 
 def load_first_weights(model: keras.Model, path: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import tensorflow as tf
 
 from pipeline.audit.key_log import SourceLogs
+from pipeline.batch.diagnosis import Fed, naming_records
 from pipeline.commands.text import count_of
 from pipeline.distribution import distribute_request
 from pipeline.errors import RerunError, UsageError
@@ -37,6 +38,7 @@ from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.rendezvous import Ties
 from trainer.cluster.strategies import Agreement
 from trainer.cluster.tf_config import Cluster
+from trainer.cluster.watchdog import Watchdog
 from trainer.config import TrainConfig
 from trainer.config.steps import Period
 from trainer.loop import Action, InnerLoop, Progress
@@ -44,7 +46,7 @@ from trainer.loss_log import LossLog
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
 from trainer.step.train_step import TrainStep
-from trainer.task import Evaluation, Task, data_spec_of
+from trainer.task import Evaluation, Task, data_spec_of, uncalled
 
 _STOP = 0  # workers agree on numbers: this one to stop, 1 + its number for each action that is due
 _ANSWER = 0  # number of the action that answers SIGUSR1
@@ -144,12 +146,15 @@ class Run(abc.ABC):
 
     def run(self, task: type[Task]) -> Evaluation | None:
         """Builds the model, restores or initializes it, trains, evaluates."""
+        if odd := uncalled(task):
+            self.output.line(odd)
         self.build(task)
         self._restore()
         self._attach_callbacks()
-        if self.state.step < self.plan.last_step and not self.checkpoints.ends_early:
-            self._train()
-        result = self._evaluate_at_end() if self.evaluations else None
+        with naming_records(self._fed):
+            if self.state.step < self.plan.last_step and not self.checkpoints.ends_early:
+                self._train()
+            result = self._evaluate_at_end() if self.evaluations else None
         self.callbacks.on_end(self.state.step)
         self.summary.end(self.checkpoints)
         self.state.take_averages()  # once no checkpoint is saved any more
@@ -230,6 +235,12 @@ class Run(abc.ABC):
         if stopped and not checkpoints.ends_early:
             raise self._stopped("training")
 
+    def _fed(self) -> Iterator[Fed]:
+        """Yields the steps that may have failed: the next ones of the training, and all of the evaluations."""
+        first = self.state.step  # that of the last loop: it does not say how far the next one came
+        yield Fed(self.plan.training.request, first, first + self.config.steps.steps_per_loop + 1)
+        yield from (Fed(part.request) for part in self.plan.evaluation.values())
+
     def _say_bottleneck(self) -> None:
         """Prints what bounds the speed, after a long run or if --headspace asks for it."""
         if found := self.bottleneck:
@@ -302,6 +313,12 @@ class AllReduceRun(Run):
     ) -> None:
         super().__init__(config, plan, interrupt, output, callbacks, cluster.is_chief)
         self.cluster, self.ties = cluster, ties
+        self._watchdog = Watchdog(config.run.collective_timeout, cluster)
+
+    def run(self, task: type[Task]) -> Evaluation | None:
+        """Makes the run, and gives up workers that no longer answer."""
+        with self._watchdog:
+            return super().run(task)
 
     def connect(self) -> None:
         """Makes the strategy. With several workers that joins TensorFlow's cluster: no other thread runs meanwhile."""
@@ -312,6 +329,8 @@ class AllReduceRun(Run):
             self.callbacks.phase("joining the cluster", quiet=quiet, shown="building the model")
         with self.interrupt.left_to_the_system() if joins else contextlib.nullcontext():
             self.strategy = strategies.create(config.run, config.order.global_batch_size, self.cluster)
+        if joins and self.strategy.num_replicas_in_sync > 1:
+            self._watchdog.watch(self.strategy)
         self.agreement = Agreement(self.strategy, self.cluster)
 
     def build_step(self) -> None:
@@ -409,7 +428,8 @@ class _Saver(Callback):
 
     def actions(self) -> list[Action]:
         """Returns the actions that save."""
+        steps, seconds, soonest = self._period
         return [
-            Action(self._period.steps, lambda progress: self._save(), seconds=self._period.seconds, pauses=True),
+            Action(steps, lambda progress: self._save(), seconds=seconds, soonest=soonest, pauses=True),
             Action(0, self._save_now, asked=self._asked, pauses=True),
         ]

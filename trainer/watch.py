@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import math
 import os
 import pathlib
 import secrets
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 COMMAND = "trainer.watch"
 TOKEN = "STEPFEED_WATCH_TOKEN"  # gives the token; unset: a new one each time
 _SHORTEST = 16  # characters of a token
+_PATIENCE = 0.2  # seconds of a snapshot for what is new in a run's logs; many lines take longer, and must not block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     folders = {pathlib.Path(run).resolve(): pathlib.Path(run) for run in config.runs}
     last = [whole.name for whole in folders]
     sources = [
-        RunSource(path, whole.name if last.count(whole.name) == 1 else str(whole)) for whole, path in folders.items()
+        RunSource(
+            path,
+            whole.name if last.count(whole.name) == 1 else str(whole),
+            patience=math.inf if config.json else _PATIENCE,
+        )
+        for whole, path in folders.items()
     ]
     if config.json:
         from trainer.watching.snapshot import as_json  # noqa: PLC0415, as above

@@ -11,10 +11,10 @@ from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
 from beam_jobs.examples import columns
 from beam_jobs.plan import Plan, make_plan
-from beam_jobs.report.summary import facts_of_plan, summary
+from beam_jobs.report.summary import facts_of_manifest, facts_of_plan, summary
 from beam_jobs.runs import entry
 from beam_jobs.sink import Sink, sink_of
-from beam_jobs.sink.present import check_same, existing_manifest, notes
+from beam_jobs.sink.present import check_same, existing_manifest, notes, renumbered
 from beam_jobs.sources import published
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
@@ -22,6 +22,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, to_run
 from pipeline.files.remote import in_command
 from pipeline.index import columns as index_columns
+from pipeline.manifest import naming
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
@@ -73,6 +74,10 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
             images = facts_of_plan(staged)
             no_card = card.write_card(staged.data_dir, command, arguments, images)
     if staged is None:
+        if not (sink.data_dir / naming.CARD).exists():
+            made = manifest.load(sink.data_dir)
+            no_card = card.write_card(sink.data_dir, command, arguments, facts_of_manifest(made))
+            print(f"note: {no_card}" if no_card else f"{naming.CARD} was missing, and is written again")
         _add_columns(config, sink, columns.chosen(config.columns, plan.source.features))
         return
     made, total = manifest.load(sink.data_dir), time.monotonic() - started
@@ -135,6 +140,8 @@ def replacing(sink: Sink, plan: Plan, overwrite: bool) -> Iterator[Plan | None]:
             sink.tidy()
             yield None
             return
+        for line in renumbered(plan, present) if present else ():
+            print(line)
         with sink.opened(plan, present) as staged:
             yield staged
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from beam_jobs.conversion import job
 from beam_jobs.examples.records import compressed, make_records
 from beam_jobs.examples.selection import Selected, select
-from beam_jobs.plan import Plan, fastest
+from beam_jobs.plan import Plan, fastest, without_split
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
-from beam_jobs.sink.present import check_options, existing_manifest
+from beam_jobs.sink.present import check_options, existing_manifest, renumbered
 from beam_jobs.sources.base import Block
 from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
@@ -144,7 +144,7 @@ def _image(image: bytes | NDArray[np.uint8]) -> str:
     if not isinstance(image, bytes):
         return f"raw {shape_of(image.shape)}, {count_of(image.nbytes, 'byte')}"
     opened = images.open_file(image)
-    kind = images.KEPT_FORMATS.get(opened.format or "", "")
+    kind = images.kept_as(opened, image)
     shape = shape_of((opened.height, opened.width, images.channels_of(opened)))
     return f"{kind} {shape}, {count_of(len(image), 'byte')}"
 
@@ -218,6 +218,7 @@ def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
         lines.append(
             f"{sink.shown}: holds {there.dataset}, {count_of(held, 'example')}, which would be replaced (--overwrite)"
         )
+        lines += renumbered(plan, there)
     return lines
 
 
@@ -225,7 +226,10 @@ def _check_rejects(plan: Plan, measured: dict[str, Measured]) -> None:
     bad = [reject for found in measured.values() for reject in found.rejects]
     for split, found in measured.items():
         if found.rows and len(found.rejects) == found.rows:
-            raise DataError(f"split {split!r}: all sampled rows are invalid; the first: {found.rejects[0].reason}")
+            raise DataError(
+                f"split {split!r}: all sampled rows are invalid; the first: {found.rejects[0].reason}",
+                advice=without_split(split, measured),
+            )
     if len(bad) > plan.config.max_rejects:
         rows = sum(found.rows for found in measured.values())
         expected = sum(

@@ -45,7 +45,7 @@ class Recoded:
       formats: their formats: `raw`, `png`, `jpeg`.
       sizes: {(height, width, channels): number of images}.
       bad: {row of the block: why its image is invalid}.
-      turned: number of files that are stored unchanged and have an EXIF orientation.
+      turned: number of files that were written again, upright, because their EXIF data say that they are turned.
       each_side: height and width of each image, if they are of several sizes; int32 (n, 2).
     """
 
@@ -94,7 +94,7 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
         if row in skip:
             continue
         try:
-            stored, pixels, kind, is_turned = _one(image, options)
+            stored, pixels, kind, was_turned = _one(image, options)
         except BadImageError as error:
             made.bad[row] = str(error)
             continue
@@ -105,7 +105,7 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
             made.sums.add(images.with_channels(pixels, options.channels))
         made.formats.add(kind)
         made.sizes[pixels.shape] += 1
-        made.turned += is_turned
+        made.turned += was_turned
         sides.append(pixels.shape[:2])
     made.images = files
     if len(made.sizes) > 1:
@@ -117,15 +117,18 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
 
 
 def _one(image: bytes | NDArray[np.uint8], options: ImageOptions) -> tuple[bytes, NDArray[np.uint8], str, bool]:
-    """Returns (file, pixels, format, whether EXIF says to turn the file) of an image as it is stored."""
+    """Returns (file, pixels, format, whether a file had to be written again to be upright) of an image as stored."""
     if not isinstance(image, bytes):
         pixels = image
     else:
         opened = images.open_file(image)
-        keeps = images.KEPT_FORMATS.get(opened.format or "") if options.encoding == "source" else None
+        keeps = images.kept_as(opened, image) if options.encoding == "source" else None
         if keeps and options.size is None:
-            pixels = images.pixels(opened)
-            return image, pixels, keeps, images.orientation(opened) != 1
+            is_turned = images.orientation(opened) != 1
+            if is_turned:  # readers of records do not look at EXIF data
+                image = images.upright_file(opened)
+                opened = images.open_file(image)
+            return image, images.pixels(opened), keeps, is_turned
         if options.is_scaled and options.size is not None:
             images.decode_scaled(opened, options.size)
         pixels = images.pixels(opened, 0 if options.encoding == "source" else options.channels, upright=True)

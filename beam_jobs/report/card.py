@@ -24,7 +24,7 @@ from beam_jobs.report.summary import ImageFacts, by_size
 from beam_jobs.shards import reader
 from pipeline import images, manifest
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import DataError, PipelineError, to_run
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, naming
@@ -100,7 +100,7 @@ def _seal_of(page: bytes) -> bytes:
 def command_line(command: str, arguments: Sequence[str]) -> str:
     """Returns a command for a shell, one line per argument, without the parts of URLs that may be secret."""
     shown = [_QUERY.sub("...", _USER.sub("...@", each)) if "://" in each else each for each in arguments]
-    return " \\\n    ".join([f"python -m {command}", *map(shlex.quote, shown)])
+    return " \\\n    ".join([to_run(command), *map(shlex.quote, shown)])
 
 
 def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFacts) -> str:

@@ -1,4 +1,4 @@
-"""The summary that a conversion prints, with warnings about gaps in the labels, turned images and poor mixing.
+"""The summary that a conversion prints, with warnings about gaps in the labels, features beside images and mixing.
 
 Whether the labels of a split are well mixed over its shards is judged against a random assignment of its records. A
 source that is sorted by class and read in chunks is not: each shard holds whole chunks.
@@ -19,17 +19,19 @@ from pipeline.errors import to_run
 from pipeline.files import remote
 from pipeline.files.paths import each
 from pipeline.manifest import Manifest, SplitInfo, naming
-from pipeline.manifest.splits import EVALUATED
+from pipeline.manifest.splits import to_evaluate
 
 # Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
 # can lack of the expected entropy (0.02 where classes are even); class-sorted ones nearly all of it.
 _MOST_LACKING = 0.1
 _DEVIATIONS = 8.0  # of chi-square: beyond chance for the few records of rare classes, too, whose tail is heavier
 _MOST_LISTED = 10  # labels
-_TRAIN, _TEST = "train", "test"  # the trainer's own defaults
+_TRAIN = "train"  # the trainer's own default
 _TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default distortion crops to 24x24
 _LENET_SIDE = 12  # pixels: what its layers need
-_SIDE = 32  # pixels that images of several sizes are stretched to
+_SIDE = 32  # pixels that larger images, and those of several sizes, are stretched to
+# (images to train on, fewer than; batch; epochs): a few minutes on two cores, and enough updates for few images.
+_SIZES = ((5_000, 32, 40), (25_000, 64, 20), (math.inf, 128, 10))
 _LISTED_SIZES = 3
 
 
@@ -71,6 +73,8 @@ def summary(
         f"  {_image_text(made, images)}",
         f"  {writing_seconds:.1f} s{rate} ({total_seconds:.1f} s with start-up and checks){earlier}",
     ]
+    if images.turned:
+        lines.append(f"  {_turned(made, images)}")
     if rejects := sum(split.num_rejects for split in made.splits.values()):
         lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")
     lines += [f"warning: {notice}" for notice in notices(made, images)]
@@ -103,11 +107,15 @@ class ImageFacts:
 
     Attributes:
       sizes: {(height, width): images}, exact, however many there are.
-      turned: images that are stored with an EXIF orientation, which readers of the records ignore.
+      turned: image files that were written again, upright, because of their EXIF orientation.
+      are_resized: whether the conversion resized them.
+      beside: names of the kept features that may refer to the images' pixels, such as masks and boxes.
     """
 
     sizes: Counter[tuple[int, int]]
     turned: int = 0
+    are_resized: bool = False
+    beside: tuple[str, ...] = ()
 
     @property
     def by_count(self) -> list[str]:
@@ -132,7 +140,7 @@ def facts_of_plan(plan: Plan) -> ImageFacts:
             turned += receipt.turned
             for (height, width, _), count in receipt.sizes:
                 sizes[height, width] += count
-    return ImageFacts(sizes, turned)
+    return ImageFacts(sizes, turned, plan.sample.images.size is not None, plan.sample.beside)
 
 
 def facts_of_manifest(made: Manifest) -> ImageFacts:
@@ -146,7 +154,7 @@ def facts_of_manifest(made: Manifest) -> ImageFacts:
 
 def notices(made: Manifest, images: ImageFacts) -> list[str]:
     """Returns the warnings about a data set: each says what, the consequence and the remedy."""
-    return [notice for notice in (mixing_warning(made), _gaps(made), _turned(images)) if notice]
+    return [notice for notice in (mixing_warning(made), _gaps(made), _alone(images)) if notice]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,13 +252,20 @@ def _class_of(made: Manifest, label: int) -> str:
     return str(label) if name == str(label) else f"{label} ({name})"
 
 
-def _turned(images: ImageFacts) -> str | None:
-    if not images.turned:
+def _turned(made: Manifest, images: ImageFacts) -> str:
+    kind = made.features["image"].encoding
+    how = {"png": "without loss", "jpeg": "encoded again with the quantization that they had"}
+    said = how.get(str(kind), f"PNG {how['png']}, JPEG {how['jpeg']}")
+    return f"{count_of(images.turned, 'image file')} turned upright, as the EXIF orientation says: {said}"
+
+
+def _alone(images: ImageFacts) -> str | None:
+    """Returns a warning if images were changed to which kept features refer by the pixel; else None."""
+    if not images.beside or not (images.are_resized or images.turned):
         return None
-    return (
-        f"{count_of(images.turned, 'image file')} with an EXIF orientation, which readers of the records ignore: they "
-        "see the image turned or mirrored; to store images upright, convert with --image_encoding=raw, png or jpeg"
-    )
+    done = " and ".join([*["resized"] * images.are_resized, *["turned upright"] * (images.turned > 0)])
+    kept = f"kept {'feature' if len(images.beside) == 1 else 'features'} {', '.join(images.beside)}"
+    return f"only the images were {done}: the {kept} may refer to their pixels, and are as in the source"
 
 
 def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> list[str]:
@@ -265,14 +280,21 @@ def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> 
 
 
 def _training(made: Manifest, data_dir: str, address: str) -> str:
-    """Returns the trainer's command; images of several sizes are stretched to one."""
+    """Returns the trainer's command, as the README has it; images that are larger or of several sizes are stretched."""
     height, width, channels = made.features["image"].shape
-    resize = "" if height and width else f" --resize={_SIDE}x{_SIDE}"
-    model = _model((height or _SIDE, width or _SIDE, channels or 3))
+    resize = ""
+    if not height or not width or max(height, width) > _SIDE:
+        height = width = _SIDE
+        resize = f" --resize={_SIDE}x{_SIDE}"
+    model = _model((height, width, channels or 3))
+    trained, splits = _split_flags(made)
+    count = made.splits[trained].num_examples
+    size, epochs = next((size, epochs) for most, size, epochs in _SIZES if count < most)
     # Checkpoints lie on a local disk, even if the data set is in a store.
     run = f"{made.dataset}-run" if "://" in data_dir else f"{data_dir.rstrip('/')}-run"
-    where = f"{remote.in_command(address, '--data_dir')} {remote.in_command(run, '--model_dir')}"
-    return f"{to_run('trainer.run')} {where} --model={model}{resize} --strategy=mirrored{_split_flags(made)}"
+    where = f"{remote.in_command(address)} {remote.in_command(run, '--model_dir')}"
+    steps = f"--optimizer=adamw --global_batch_size={size} --epochs={epochs}"
+    return f"{to_run('trainer.run')} {where} --model={model}{resize} {steps}{splits}"
 
 
 def _model(shape: tuple[int, int, int]) -> str:
@@ -282,14 +304,15 @@ def _model(shape: tuple[int, int, int]) -> str:
     return "lenet" if min(height, width) >= _LENET_SIDE else "mlp"
 
 
-def _split_flags(made: Manifest) -> str:
-    """Returns the trainer's flags that name the splits, if its defaults do not fit."""
+def _split_flags(made: Manifest) -> tuple[str, str]:
+    """Returns the split to train on, and the trainer's flags that name the splits, if its defaults do not fit."""
     names = [name for name, _ in by_size(made)]
     trained = _TRAIN if _TRAIN in names else names[0]
-    others = [name for name in (*EVALUATED, *names) if name in made.splits and name != trained]
-    evaluated = others[0] if others else "none"
-    train_flag = f" --train_split={trained}" if trained != _TRAIN else ""
-    return train_flag + (f" --eval_split={evaluated}" if evaluated != _TEST else "")
+    flags = f" --train_split={trained}" if trained != _TRAIN else ""
+    if to_evaluate(made.splits, [trained]) is None:  # else the trainer finds it by itself
+        others = [name for name in names if name != trained]
+        flags += f" --eval_split={others[0] if others else 'none'}"
+    return trained, flags
 
 
 def _inside(data_dir: str, name: str) -> str:

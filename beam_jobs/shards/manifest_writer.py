@@ -17,7 +17,7 @@ from typing import Any
 from beam_jobs import drafts
 from beam_jobs.examples import columns
 from beam_jobs.examples.statistics import moments
-from beam_jobs.plan import Origin, Plan
+from beam_jobs.plan import Origin, Plan, without_split
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
 from pipeline.commands.text import count_of
@@ -88,7 +88,8 @@ def _check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
     for split in plan.num_shards:
         if not sum(receipt.info.num_examples for receipt in receipts if receipt.split == split):
             raise DataError(
-                f"split {split!r}: all its rows are invalid; {plan.published_dir / naming.REJECTS} says why"
+                f"split {split!r}: all its rows are invalid; {plan.published_dir / naming.REJECTS} says why",
+                advice=without_split(split, plan.num_shards),
             )
 
 
@@ -116,6 +117,7 @@ def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
         options=plan.options,
         compression=plan.config.compression,
         format_version=plan.format_version,
+        pixel_rule=plan.pixel_rule,
     )
 
 

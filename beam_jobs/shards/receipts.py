@@ -40,7 +40,7 @@ class Receipt:
       sums: sums over its pixels.
       num_rejects: number of invalid rows, which were skipped.
       rejects: the first of these: some more than a data set may have.
-      turned: number of images that are stored with an EXIF orientation.
+      turned: number of files that were written again to be upright.
       columns: values of its records (`beam_jobs.examples.columns.packed`); in the file alone, as `without_columns` is
         what travels to where the manifest is written.
     """

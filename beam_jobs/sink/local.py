@@ -92,7 +92,7 @@ class LocalSink:
         """
         staging.undo_interrupted_publish(self.data_dir)
         staging.check_names_free(self.data_dir, plan.file_names, present)
-        staging.remove_leftovers(self.data_dir, plan.digest)
+        staging.remove_leftovers(self.data_dir, plan.digest)  # also of the data set that a killed command replaced
         with staging.opened(self.data_dir, plan.digest) as folder:
             finished = sum(receipt.info.num_bytes for receipt in receipts.in_folder(folder))
             self._check_space(plan, present, finished)

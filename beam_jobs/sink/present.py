@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator, Sequence
 
 from beam_jobs import drafts
@@ -15,6 +16,7 @@ from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, naming
 
 _MOST_NAMED = 3  # files in a note
+_MOST_CLASSES = 8  # likewise
 
 
 def existing_manifest(data_dir: StoragePath) -> Manifest | None:
@@ -80,18 +82,20 @@ class Unlisted:
     others: tuple[str, ...]
 
 
-def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
+def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) -> Unlisted:
     """Returns the other files in a data set's folder.
 
-    If `pipeline.index` described another program's records, none is taken for a shard: its manifest may list some of
-    the records on purpose.
+    With `recursive`, files that look like shards in the folders below it are among them; not those in hidden folders,
+    and not other data sets, which have a manifest of their own. If `pipeline.index` described another program's
+    records, none is taken for a shard: its manifest may list some of the records on purpose.
 
     Raises:
       DataError: the folder cannot be listed.
     """
     listed = {*shard_files(present, data_dir), *drafts.BESIDE_SHARDS}
     found = [*data_dir.files(), *(f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir))]
-    names = sorted(name for name in found if name not in listed)
+    below = _shards_below(data_dir, present) if recursive else []
+    names = sorted(name for name in {*found, *below} if name not in listed)
     temporary = [name for name in names if drafts.is_temporary(name.rpartition("/")[2])]
     as_shards = [name for name in names if present.has_images and _looks_like_shard(name, present)]
     return Unlisted(
@@ -99,9 +103,24 @@ def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
     )
 
 
-def _looks_like_shard(name: str, present: Manifest) -> bool:
-    if name.startswith((".", f"{naming.SIDECARS}/")):  # no pattern finds it
+def _shards_below(data_dir: StoragePath, present: Manifest) -> list[str]:
+    """Returns the files in folders below a data set's, at any depth, that look like its shards."""
+    found = [pathlib.PurePosixPath(name) for name in data_dir.files(recursive=True) if "/" in name]
+    others = {path.parent for path in found if path.name == naming.MANIFEST}  # data sets of their own
+    return [
+        str(path)
+        for path in found
+        if others.isdisjoint(path.parents)
+        and not any(part.startswith(".") for part in path.parts)
+        and path.parts[0] not in (naming.SIDECARS, naming.COLUMNS)
+        and _looks_like_shard(path.name, present)
+    ]
+
+
+def _looks_like_shard(path: str, present: Manifest) -> bool:
+    if path.startswith((".", f"{naming.SIDECARS}/")):  # no pattern finds it
         return False
+    name = path.rpartition("/")[2]
     return (
         drafts.is_ours(name) or ".tfrecord" in name.lower() or name.startswith(tuple(f"{s}-" for s in present.splits))
     )
@@ -139,6 +158,25 @@ def _sidecars_in(data_dir: StoragePath) -> list[str]:
     return folder.files() if folder.is_dir() else []
 
 
+def renumbered(plan: Plan, present: Manifest) -> list[str]:
+    """Returns a line that says which classes get other labels when a data set replaces one; none if all keep theirs."""
+    new = {name: label for label, name in enumerate(plan.source.class_names)}
+    old = [(name, label) for label, name in enumerate(present.class_names) if new.get(name) != label]
+    if not old or not present.class_names:
+        return []
+    moved = [f"{name!r} {label} -> {new[name]}" for name, label in old if name in new]
+    gone = [f"{name!r} {label} -> none" for name, label in old if name not in new]
+    added = [repr(name) for name in plan.source.class_names if name not in present.class_names]
+    shown = ", ".join([*moved, *gone][:_MOST_CLASSES]) + (", ..." if len(old) > _MOST_CLASSES else "")
+    because = (
+        f" (new: {', '.join(added[:_MOST_CLASSES])}{', ...' if len(added) > _MOST_CLASSES else ''})" if added else ""
+    )
+    return [
+        f"note: {count_of(len(old), 'class has another label', 'classes have other labels')} than in the data set that "
+        f"is replaced: {shown}{because}; models that were trained on it number classes as it did"
+    ]
+
+
 def files_of(present: Manifest | None) -> set[str]:
     """Returns the names that a data set's files may have, with sidecars in their folder or beside the shards.
 
@@ -150,6 +188,14 @@ def files_of(present: Manifest | None) -> set[str]:
     places = (naming.sidecar_names, naming.beside_names)
     sidecars = {name for shard in shards for names in places for name in names(shard)}
     return {*shards, *sidecars, *columns_of(present), *drafts.BESIDE_SHARDS}
+
+
+def files_listed(present: Manifest, data_dir: StoragePath) -> set[str]:
+    """Returns the names of the files that belong to the data set in a folder, relative to it."""
+    beside = {*drafts.BESIDE_SHARDS}
+    if not any(split.num_rejects for split in present.splits.values()):
+        beside.remove(naming.REJECTS)
+    return {*shard_files(present, data_dir), *columns_of(present), *beside}
 
 
 def columns_of(present: Manifest) -> list[str]:

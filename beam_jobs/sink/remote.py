@@ -19,8 +19,9 @@ from collections.abc import Iterator
 
 from beam_jobs import drafts
 from beam_jobs.plan import Plan
+from beam_jobs.shards import receipts
 from beam_jobs.sink import staging
-from beam_jobs.sink.present import columns_of, files_of
+from beam_jobs.sink.present import files_listed
 from pipeline import manifest
 from pipeline.errors import DataError, RerunError, UsageError
 from pipeline.files.remote import RemotePath, is_url
@@ -153,15 +154,12 @@ class RemoteSink:
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
         """Yields the plan with its folders. The old manifest is removed before, obsolete files and receipts after."""
-        if present:
-            (self.data_dir / naming.MANIFEST).remove()
         folder = self.data_dir / staging.folder_name(plan.digest)
+        if present:
+            staging.keep_replaced(folder, present)
+            (self.data_dir / naming.MANIFEST).remove()
         try:
             yield dataclasses.replace(plan, data_dir=self.data_dir, receipts_dir=folder)
-            made = manifest.load(self.data_dir)
-            kept = {*(name for shard in made.shards for name in shard.files), *columns_of(made)}
-            for name in files_of(present) - kept - {*drafts.BESIDE_SHARDS}:
-                (self.data_dir / name).remove()
             self.tidy()
         except BaseException as error:
             with contextlib.suppress(DataError):  # the store may be away
@@ -169,7 +167,12 @@ class RemoteSink:
             raise
 
     def tidy(self) -> None:
-        """Removes the receipts of all conversions."""
-        for name in self.data_dir.folders():
-            if staging.FOLDER.fullmatch(name):
-                (self.data_dir / name).remove_folder()
+        """Removes the receipts of all conversions, and the files of killed ones and of data sets that were replaced."""
+        folders = [self.data_dir / name for name in self.data_dir.folders() if staging.FOLDER.fullmatch(name)]
+        staging.remove_replaced(self.data_dir, folders)
+        kept = files_listed(manifest.load(self.data_dir), self.data_dir)
+        for folder in folders:
+            shards = [receipts.shard_of(name) for name in folder.names() if receipts.is_receipt(name)]
+            for name in {name for shard in shards for name in (shard, *naming.sidecar_names(shard))} - kept:
+                (self.data_dir / name).remove()
+            folder.remove_folder()

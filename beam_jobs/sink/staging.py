@@ -67,6 +67,7 @@ def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
       DataError: the folder cannot be listed, or a file cannot be removed.
     """
     drafts.remove_temporaries(data_dir)
+    remove_replaced(data_dir, _inner_folders(data_dir))
     for folder in _inner_folders(data_dir):
         if digest and folder.name == folder_name(digest):
             drafts.remove_temporaries(folder)
@@ -97,6 +98,41 @@ def undo_interrupted_publish(data_dir: LocalPath) -> None:
     for name in drafts.BESIDE_SHARDS:
         if name != naming.REJECTS:
             (data_dir / name).remove()
+
+
+def keep_replaced(folder: StoragePath, replaced: Manifest) -> None:
+    """Writes down, in a conversion's folder, which files the data set has that it is about to replace.
+
+    Its manifest is removed before its shards are: a command that is killed in between leaves files that no manifest
+    lists, which the next one finds by this list.
+
+    Raises:
+      DataError: it cannot be written.
+    """
+    drafts.publish(folder / naming.REPLACED, replaced.to_bytes())
+
+
+def remove_replaced(data_dir: StoragePath, folders: Iterable[StoragePath]) -> None:
+    """Removes what killed commands left of the data sets that they replaced.
+
+    Args:
+      data_dir: the data set's folder. What the manifest there lists is kept.
+      folders: the folders of conversions in it.
+
+    Raises:
+      DataError: a list or the manifest cannot be read, or a file cannot be removed.
+    """
+    listed = [folder / naming.REPLACED for folder in folders if naming.REPLACED in folder.names()]
+    if not listed:
+        return
+    if naming.MANIFEST in data_dir.names():
+        kept = present.files_listed(manifest.load(data_dir), data_dir)
+    else:
+        kept = {naming.REJECTS}  # of a run that failed later
+    for path in listed:
+        for name in present.files_of(manifest.parse(path.read_text(encoding="utf-8"), str(path))) - kept:
+            (data_dir / name).remove()
+        path.remove()
 
 
 def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manifest | None) -> None:
@@ -139,6 +175,8 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
     names = [*listed, *(name for name in drafts.BESIDE_SHARDS if name in written)]
     check_names_free(data_dir, names, replaced or made)
     with _signals_held():
+        if replaced:
+            keep_replaced(folder, replaced)
         _swap(folder, data_dir, [name for name in names if name != naming.MANIFEST])
         for name in {naming.REJECTS, *present.files_of(replaced)} - set(names):  # rejects: of a failed run
             (data_dir / name).remove()

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING
 
+from beam_jobs.sources import splits
 from pipeline.errors import DataError, UsageError, reason_of, unknown
 from pipeline.files.paths import path_of
 from pipeline.files.remote import is_url
@@ -93,6 +94,9 @@ def open_source(options: SourceOptions) -> Source:
         raise
     except OSError as error:  # a parent folder cannot be searched, a name is too long
         raise DataError(f"cannot be read: {reason_of(error)}", path=error.filename or options.source) from None
+    chosen = splits.among(opened.splits, options.splits)  # a source that can has not even opened the others
+    if len(chosen) < len(opened.splits):
+        opened = dataclasses.replace(opened, splits={split: opened.splits[split] for split in chosen})
     for label, name in enumerate(opened.class_names):
         # TFDS reads the names line by line, and would lose all of them.
         if len(f"{name}.".splitlines()) > 1:

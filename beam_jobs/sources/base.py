@@ -11,14 +11,14 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs import flag_values
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, to_run
 from pipeline.manifest import Feature, SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain, splitmix64
@@ -27,7 +27,7 @@ OWN_FEATURES = ("image", "label", "key")  # of every example
 # Advice for data that is not one labelled image per row; errors about a missing image or label end with it.
 OTHER_DATA = (
     "text, tables, boxes, masks and captions are not converted: write them as TFRecords if they are none yet, run "
-    "python -m pipeline.index on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
+    f"{to_run('pipeline.index')} on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
 )
 # {(offset, first bytes there): format} of encoded images; of BMP's two letters, with the zeros that follow the size.
 _IMAGE_STARTS = {
@@ -50,11 +50,12 @@ def _flag(
 
     Args:
       default: its value if the flag is not given.
-      *takers: the data sets that take it, by the names of `beam_jobs.sources`.
+      *takers: the data sets that take it, by the names of `beam_jobs.sources`; none: all do.
       parse: gets the flag's name and its value on the command line.
       shapes: whether it shapes the bytes of the shards, so that the manifest's options have it.
     """
-    return dataclasses.field(default=default, metadata={"takers": takers, "parse": parse, "shapes": shapes})
+    metadata = {"takers": takers} if takers else {}
+    return dataclasses.field(default=default, metadata={**metadata, "parse": parse, "shapes": shapes})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +82,11 @@ class SourceOptions:
         None, "tfrecord", parse=functools.partial(flag_values.sizes, count=3)
     )
     follow_links: bool = _flag(False, "image_folder", "image_table", shapes=False)
-    split_column: str = _flag("", "image_table")
+    split_column: str = _flag("", "parquet", "image_table", "tfrecord")
     image_dir: str = _flag("", "image_table", shapes=False)
+    splits: tuple[str, ...] = _flag((), parse=flag_values.names)
+    na_is_class: bool = _flag(False, "parquet", "image_table", "tfrecord")
+    delimiter: str = _flag("", "image_table", parse=flag_values.delimiter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +216,11 @@ class Files:
         """Rows of all files."""
         return sum(self.counts)
 
+    @property
+    def starts(self) -> list[int]:
+        """The number of the first row of each file."""
+        return [end - count for end, count in zip(itertools.accumulate(self.counts), self.counts, strict=True)]
+
     def where(self, row: int) -> tuple[str, int]:
         """Returns (file, row in it) of a row."""
         number, _, own = next(by_part(self.counts, np.array([row], np.int64)))
@@ -279,7 +288,7 @@ def rows_of(parts: Mapping[str, Files], folder: object) -> dict[str, int]:
             raise DataError(
                 f"split {split!r} has no row",
                 path=folder,
-                advice=f"leave out {count_of(len(part.names), 'file')} ({names})",
+                advice=f"leave out {count_of(len(part.names), 'file')} ({names}), or name other splits with --splits",
             )
     return {split: part.num_rows for split, part in parts.items()}
 
@@ -356,19 +365,25 @@ _kept: dict[tuple[object, ...], NDArray[np.int64]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ResplitSource(Source):
+class DealtSource(Source):
     """The rows of all splits of a source, dealt to other splits.
 
     Attributes:
       inner: the source.
-      bounds: {split: (lowest, highest + 1)} of its draws, which are in 0..2^53 - 1.
     """
 
     inner: Source
-    bounds: dict[str, tuple[int, int]]
 
+    @classmethod
+    def of(cls, inner: Source, splits: dict[str, int], **more: Any) -> Self:
+        """Returns a source with what another one has, but its own splits: {name: number of rows}."""
+        names = [field.name for field in dataclasses.fields(Source) if field.name not in ("splits", "parts")]
+        shared = {name: getattr(inner, name) for name in names}
+        return cls(**shared, splits=splits, inner=inner, **more)
+
+    @abc.abstractmethod
     def _rows(self, split: str) -> NDArray[np.int64]:
-        return _rows(self.inner, *self.bounds[split])
+        """Returns the rows of a split, ascending, numbered over all splits of `inner`."""
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the number of rows of a new split in each chunk of the source; None if it has no chunks."""
@@ -403,6 +418,20 @@ class ResplitSource(Source):
             yield names[number], chosen, own
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ResplitSource(DealtSource):
+    """A source whose new splits are drawn by a hash of each row.
+
+    Attributes:
+      bounds: {split: (lowest, highest + 1)} of its draws, which are in 0..2^53 - 1.
+    """
+
+    bounds: dict[str, tuple[int, int]]
+
+    def _rows(self, split: str) -> NDArray[np.int64]:
+        return _rows(self.inner, *self.bounds[split])
+
+
 def resplit(source: Source, fractions: dict[str, float]) -> Source:
     """Returns the source with new splits, or the source itself if there are no `fractions`.
 
@@ -421,9 +450,7 @@ def resplit(source: Source, fractions: dict[str, float]) -> Source:
             raise UsageError(
                 f"--split: {split}:{fractions[split]:g} gets none of {count_of(total, 'row')}; give it more"
             )
-    own = ("splits", "parts")
-    shared = {field.name: getattr(source, field.name) for field in dataclasses.fields(Source) if field.name not in own}
-    return ResplitSource(**shared, splits=splits, inner=source, bounds=bounds)
+    return ResplitSource.of(source, splits, bounds=bounds)
 
 
 def _rows(source: Source, low: int, high: int) -> NDArray[np.int64]:

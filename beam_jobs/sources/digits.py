@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import string
@@ -19,8 +20,15 @@ _TRAIN_PERCENT = 80
 _SIDE, _SMALL_SIDE, _SMALL_MAX = 28, 8, 16
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class DigitsSource(Source):
-    """scikit-learn's digits, upscaled to MNIST's 28x28x1, split 80/20 by a hash of the key."""
+    """scikit-learn's digits, upscaled to MNIST's 28x28x1, split 80/20 by a hash of the key.
+
+    Attributes:
+      num_rows: the number of digits in all splits.
+    """
+
+    num_rows: int
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns a hash of rows."""
@@ -40,7 +48,7 @@ class DigitsSource(Source):
 
     @property
     def _array(self) -> Files:
-        return Files((_FILE,), (sum(self.splits.values()),))
+        return Files((_FILE,), (self.num_rows,))
 
     def _rows(self, split: str) -> NDArray[np.int64]:
         return _rows_of_split(self._array.num_rows)[split]
@@ -62,6 +70,7 @@ def open_source(options: SourceOptions) -> DigitsSource:
         files=(_describe(pixels, labels),),
         splits=splits,
         image_shape=(_SIDE, _SIDE, 1),
+        num_rows=len(labels),
     )
 
 

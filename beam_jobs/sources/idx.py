@@ -11,11 +11,12 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, listing, streams
+from beam_jobs.sources import base, listing, splits, streams
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.labels import LABELS_FILE, read_labels
 from beam_jobs.sources.row_files import RowFile
@@ -71,7 +72,7 @@ def open_source(options: SourceOptions) -> IdxSource:
     folder = LocalPath(options.source).absolute()
     if not folder.is_dir():
         raise DataError("is not a folder" if folder.exists() else "no such folder", path=folder, advice=_FORM)
-    pairs = _pairs(folder)
+    pairs = _pairs(folder, options.splits)
     first, *others = (images for images, _ in pairs.values())
     for other in others:
         if _image_shape(other) != _image_shape(first):
@@ -164,8 +165,8 @@ def _shape(header: bytes, rank: int, most: int, path: LocalPath) -> tuple[int, .
     return shape
 
 
-def _pairs(folder: LocalPath) -> dict[str, tuple[RowFile, RowFile]]:
-    """Returns {split: (images, labels)}, train first."""
+def _pairs(folder: LocalPath, wanted: Sequence[str]) -> dict[str, tuple[RowFile, RowFile]]:
+    """Returns {split: (images, labels)} of the wanted splits, train first."""
     names = sorted(name for name in folder.names() if _FILE.fullmatch(name))
     listing.check_packed_once(folder, names)
     heads: dict[str, dict[str, list[re.Match[str]]]] = {}
@@ -183,18 +184,18 @@ def _pairs(folder: LocalPath) -> dict[str, tuple[RowFile, RowFile]]:
                 advice="move those of one to another folder",
             )
         by_split[split] = head
-    found = {split: _open_pair(folder, heads[head]) for split, head in by_split.items()}
-    return {split: found[split] for split in listing.SPLITS if split in found}
+    chosen = splits.among(splits.in_order(by_split), wanted)
+    return {split: _open_pair(folder, heads[by_split[split]]) for split in chosen}
 
 
 def _split_of(folder: LocalPath, head: str, is_only: bool) -> str:
-    words = ["test" if word == "t10k" else word for word in re.split(r"[-._ ]", head.lower())]
-    splits = {listing.SPLIT_OF_WORD[word] for word in words if word in listing.SPLIT_OF_WORD}
-    if len(splits) == 1:
-        return splits.pop()
-    if is_only and not splits:
-        return "train"
-    problem = f"is their split {' or '.join(sorted(splits))}?" if splits else "does not tell their split"
+    words = splits.words(re.sub("t10k", "test", head, flags=re.IGNORECASE))  # MNIST's name for its test images
+    found = {splits.SPLIT_OF_WORD[word] for word in words if word in splits.SPLIT_OF_WORD}
+    if len(found) == 1:
+        return found.pop()
+    if is_only and not found:
+        return splits.TRAIN
+    problem = f"is their split {' or '.join(sorted(found))}?" if found else "does not tell their split"
     raise DataError(
         f"the name of the files {head!r}: {problem}", path=folder, advice="rename them, as in train-images-idx3-ubyte"
     )

@@ -24,12 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, labels, streams
+from beam_jobs.sources import base, labels, splits, streams
 from beam_jobs.sources.base import Block, Source, SourceOptions
 from beam_jobs.sources.streams import Advance
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
+from pipeline.files.reading import opener
 from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -59,11 +60,13 @@ class ImageFolderSource(Source):
       folder: its absolute path.
       listing_digest: the digest that a worker's listing must have.
       follow_links: whether links that lead out of it, and links to folders, are followed.
+      wanted: the splits that --splits names; all if empty.
     """
 
     folder: str
     listing_digest: str
     follow_links: bool = False
+    wanted: tuple[str, ...] = ()
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns hashes of the images' paths."""
@@ -86,7 +89,7 @@ class ImageFolderSource(Source):
         return Block([data for data, _ in read], images.labels[rows].astype(np.int64), keys, {}, bad)
 
     def _images(self, split: str) -> Images:
-        listing = functools.partial(scan, os.fsencode(self.folder), self.follow_links)
+        listing = functools.partial(scan, os.fsencode(self.folder), self.follow_links, self.wanted)
         return listed(self.folder, self.listing_digest, listing).splits[split]
 
 
@@ -103,9 +106,17 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
     if not os.path.isdir(folder):
         problem = "is not a folder" if os.path.exists(folder) else "no such folder"
         raise DataError(problem, path=folder, advice="--source of image_folder has one folder of images per class")
-    listing = scan(os.fsencode(folder), options.follow_links)
+    listing = scan(os.fsencode(folder), options.follow_links, options.splits)
     if listing.ignored:
         print(f"{folder}: {skipped(listing.ignored)}", file=sys.stderr, flush=True)
+    if len(listing.splits) == 1 and (lists := _lists_of_splits(os.fsencode(folder))):
+        (split,) = listing.splits
+        print(
+            f"{folder}: {', '.join(lists)} may list splits, but are not read: all images are of {split!r}; "
+            "a table with a column of splits keeps them apart (--dataset=image_table)",
+            file=sys.stderr,
+            flush=True,
+        )
     labels.say_alike(listing.class_names, folder)
     if inner := _folders_of_only_class(listing):
         names = f"{text(inner[0])!r}, {text(inner[1])!r}"
@@ -124,7 +135,19 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
         folder=folder,
         listing_digest=listing.digest,
         follow_links=options.follow_links,
+        wanted=options.splits,
     )
+
+
+def _lists_of_splits(folder: bytes) -> list[str]:
+    """Returns the names of files in a folder that seem to say which images are of which split, as `train.txt` does."""
+    found: dict[str, set[str]] = {}
+    for entry in _entries(folder):
+        stem, extension = os.path.splitext(text(entry.name))
+        if extension.lower().encode() in _ANNOTATIONS and entry.is_file():
+            means = {splits.SPLIT_OF_WORD[word] for word in splits.words(stem) if word in splits.SPLIT_OF_WORD}
+            found |= {text(entry.name): means} if means else {}
+    return list(found) if len(set().union(*found.values())) > 1 else []
 
 
 def _folders_of_only_class(listing: Listing) -> list[bytes]:
@@ -171,7 +194,7 @@ def content(path: bytes, size: int, time: int) -> tuple[bytes, str]:
         return b"", f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
     if extension in UNREADABLE:
         return b"", f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
-    with streams.errors_of(text(path)), open(path, "rb", buffering=0) as stream:
+    with streams.errors_of(text(path)), open(path, "rb", buffering=0, opener=opener) as stream:
         status = os.fstat(stream.fileno())
         data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
     if len(data) != size or status.st_mtime_ns != time:
@@ -241,11 +264,6 @@ _OTHERS = _extensions(
 )
 _ANNOTATIONS = _extensions("txt json jsonl csv tsv xml")  # of COCO, VOC and YOLO, of captions, texts and tables
 _TABLES = (b".csv", b".tsv", b".jsonl")  # those of them that may name images and their labels
-_SPLITS = {
-    b"train": "train",
-    **dict.fromkeys((b"validation", b"val", b"valid", b"dev"), "validation"),
-    b"test": "test",
-}
 _HIDDEN = (b".", b"__MACOSX")  # the second is what macOS puts into archives
 
 
@@ -301,19 +319,21 @@ class Listing:
         return digest.hexdigest()
 
 
-def scan(root: bytes, follow_links: bool = False) -> Listing:
+def scan(root: bytes, follow_links: bool = False, wanted: Sequence[str] = ()) -> Listing:
     """Lists a folder that has one folder per class, or one folder per split with one folder per class each.
 
     Args:
       root: the folder.
       follow_links: whether to follow links that lead out of it, and links to folders.
+      wanted: the splits that --splits names, whose folders alone are looked into; all if empty.
 
     Raises:
+      UsageError: a wanted split has no folder.
       DataError: it has neither, or both; a class has no image; an image is in no class or is not a regular file; a link
         is not to be followed, or leads to a folder that it lies in; the name of a class is not valid UTF-8, or looks
         like another one's; a folder cannot be read.
     """
-    return _Scan(root, follow_links).listing()
+    return _Scan(root, follow_links, wanted).listing()
 
 
 def text(path: bytes) -> str:
@@ -328,8 +348,8 @@ class _Scan:
       ignored: {extension: number of files that are not images}.
     """
 
-    def __init__(self, root: bytes, follow_links: bool) -> None:
-        self._root, self._follows_links = root, follow_links
+    def __init__(self, root: bytes, follow_links: bool, wanted: Sequence[str]) -> None:
+        self._root, self._follows_links, self._wanted = root, follow_links, wanted
         self._real_root = os.path.join(os.path.realpath(root), b"")
         self._refused: dict[bytes, str] = {}  # the problem of each link that is not to be followed
         self.ignored: collections.Counter[bytes] = collections.Counter()
@@ -346,37 +366,53 @@ class _Scan:
                 advice=self._advice(),
             )
         self._check_names_differ(classes)
-        splits = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
+        images = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
         self._check_links()
-        if folders == {"train": b""}:
-            self._check_levels(names, splits["train"])
-        self._check_not_empty(names, splits)
+        if folders == {splits.TRAIN: b""}:
+            self._check_levels(names, images[splits.TRAIN])
+        self._check_not_empty(names, images)
         class_names = tuple(name.decode() for name in names)
-        return Listing(class_names, splits, folders, self.ignored)
+        return Listing(class_names, images, folders, self.ignored)
 
     def _split_folders(self) -> dict[str, bytes]:
         names = [entry.name for entry in _entries(self._root) if self._is_folder(entry)]
-        known = [name for name in names if name.lower() in _SPLITS]
-        if not known or (len(known) < len(names) and len(known) == 1):
-            return {"train": b""}
-        if len(known) < len(names):
+        # "train" is a split; "train_images" may be a class, unless it holds folders and is not the only such name.
+        known = {name: split for name in names if (split := splits.of_folder(text(name)))}
+        longer = {name: split for name in names if (split := splits.in_folder(text(name))) and self._is_nested(name)}
+        if len({*known.values(), *longer.values()}) > 1:
+            known |= longer
+        if not known or (len(known) < len(names) and len(known) == 1 and not self._wanted):
+            return {splits.TRAIN: b""}
+        if len(known) < len(names) and not self._wanted:
             other = next(name for name in names if name not in known)
+            advice = f"if they are no classes, --splits={','.join(splits.in_order(set(known.values())))} leaves it out"
             raise DataError(
                 f"has split folders ({', '.join(map(text, known))}) next to {text(other)!r}; are "
                 "they classes? move one kind elsewhere",
                 path=text(self._root),
+                advice=advice,
             )
-        found: dict[str, bytes] = {}
-        for name in sorted(known, key=lambda name: list(_SPLITS).index(name.lower())):
-            split = _SPLITS[name.lower()]
-            if split in found:
+        found: dict[str, list[bytes]] = {}
+        in_order = [*splits.SPLIT_OF_WORD]
+        for name in sorted(known, key=lambda name: (word := text(name).lower()) in in_order and in_order.index(word)):
+            found.setdefault(known[name], []).append(name)
+        chosen = splits.among(splits.in_order(found), self._wanted)
+        for split in chosen:
+            if len(found[split]) > 1:
+                one, other, *_ = found[split]
                 raise DataError(
-                    f"{text(found[split])!r} and {text(name)!r} are both split {split!r}",
+                    f"{text(one)!r} and {text(other)!r} are both split {split!r}",
                     path=text(self._root),
                     advice="join them",
                 )
-            found[split] = name
-        return found
+        return {split: found[split][0] for split in chosen}
+
+    def _is_nested(self, name: bytes) -> bool:
+        """Returns whether a folder holds folders and no image."""
+        entries = _entries(os.path.join(self._root, name))
+        return any(map(self._is_folder, entries)) and not any(
+            extension_of(entry.name) in IMAGES for entry in entries if not self._is_folder(entry)
+        )
 
     def _class_folders(self, folder: bytes) -> set[bytes]:
         names = set()
@@ -397,7 +433,7 @@ class _Scan:
                     "is not in a class folder; images are expected as class/file.png",
                     path=text(entry.path),
                     advice=self._advice(),
-                )
+                ).advised("--splits names the splits to convert, and leaves out others" if folder else "")
         return names
 
     def _images(self, folder: bytes, names: Sequence[bytes], present: Set[bytes]) -> Images:
@@ -440,7 +476,7 @@ class _Scan:
             return True
         # A link that is not to be followed is not read, either.
         if extension not in _OTHERS and entry.is_file() and (self._follows_links or not self._leads_out(entry)):
-            with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0) as file:
+            with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0, opener=opener) as file:
                 if base.image_format(file.read(base.IMAGE_START)):
                     return True
         self.ignored[extension] += 1
@@ -475,7 +511,7 @@ class _Scan:
     def _check_levels(self, names: Sequence[bytes], images: Images) -> None:
         """Raises DataError if folders of splits were taken for classes, or classes for folders inside one class."""
         for label, name in enumerate(names):
-            if name.lower() in _SPLITS and len(names) > 1:
+            if splits.of_folder(text(name)) and len(names) > 1:
                 rows = range(*np.searchsorted(images.labels, [label, label + 1]).tolist())
                 if rows and all(images.path(row).count(b"/") > 1 for row in rows):
                     rows_shown = rows.start, 0 if rows.start else rows.stop
@@ -486,8 +522,8 @@ class _Scan:
                         advice="put all images at one level",
                     )
         inner: dict[str, bytes] = {}  # an image below a folder of each split inside a class
-        for folder, split in _SPLITS.items():
-            found = pc.match_substring_regex(images.paths, f"^[^/]+/{folder.decode()}/", ignore_case=True)
+        for word, split in splits.SPLIT_OF_WORD.items():
+            found = pc.match_substring_regex(images.paths, f"^[^/]+/(split=)?{word}/", ignore_case=True)
             if (row := pc.index(found, True).as_py()) >= 0:
                 inner.setdefault(split, images.path(row))
         if len(inner) > 1:
@@ -502,10 +538,10 @@ class _Scan:
             more = f" ({count_of(len(self._refused), 'such link')})" if len(self._refused) > 1 else ""
             raise DataError(f"{problem}, or give --follow_links{more}", path=text(path))
 
-    def _check_not_empty(self, names: Sequence[bytes], splits: dict[str, Images]) -> None:
-        present = set(np.concatenate([images.labels for images in splits.values()]).tolist())
+    def _check_not_empty(self, names: Sequence[bytes], found: dict[str, Images]) -> None:
+        present = set(np.concatenate([images.labels for images in found.values()]).tolist())
         empty = [f"class {text(name)!r}" for label, name in enumerate(names) if label not in present]
-        empty += [f"split {split!r}" for split, images in splits.items() if not len(images)]
+        empty += [f"split {split!r}" for split, images in found.items() if not len(images)]
         if empty:
             others = f"; {skipped(self.ignored)}" if self.ignored else ""
             error = DataError(f"{empty[0]} has no image{others}", path=text(self._root))

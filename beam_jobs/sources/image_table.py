@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -17,24 +18,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import image_folder, labels, listing, parquet_columns, parquet_reader, streams, tables
+from beam_jobs.sources import image_folder, labels, listing, parquet_columns, parquet_reader, splits, streams, tables
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.labels import LABELS_FILE
-from beam_jobs.sources.listing import SPLIT_OF_WORD
 from beam_jobs.sources.parquet_columns import Columns
 from beam_jobs.sources.parquet_reader import BatchedBuilder
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
-from pipeline.manifest import SourceFile, naming
+from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
 # Usual names of columns, the first ones preferred; `File Name` and `file_name` are taken for `filename`.
 _IMAGES = ("filename", "imagepath", "filepath", "path", "file", "imagename", "image", "imageid", "img")
 _LABELS = ("label", "class", "category", "target")
-_SPLIT = "split"
 _KINDS = f"--source of image_table is a table ({', '.join(tables.SUFFIXES)}), a glob, or a folder with metadata.csv"
 _NAME = "{}"  # stands for the path in --image_dir
 _DESCRIBED = "images"  # the files in the manifest, as one entry
@@ -43,8 +42,8 @@ _UNNAMED, _MISSING, _IRREGULAR, _OUTSIDE = -1, -2, -3, -4
 _FAULTS = {_UNNAMED: "{column} is empty", _MISSING: "{path}: no such file", _IRREGULAR: "{path}: is not a regular file"}
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as in the path that such a text becomes
-_PANDAS = r"^([0-9]+\.0)?$"  # as pandas writes whole numbers if one of them is missing
 _SHOWN = 80  # characters of a value in errors
+_MOST_FOLDERS = 1000  # whose names are looked at for splits
 _BLOCK = 1 << 16  # paths that are Python objects at a time
 
 
@@ -156,12 +155,14 @@ class _Rows:
       files: the tables.
       options: the user's, with the columns that were chosen by their names.
       table: the columns that are read.
+      notes: lines for the user about it.
     """
 
     folder: LocalPath
     files: Files
     options: SourceOptions
     table: pa.Table
+    notes: tuple[str, ...] = ()
 
     @property
     def path(self) -> LocalPath:
@@ -195,11 +196,15 @@ def open_source(options: SourceOptions) -> ImageTableSource:
     wanted = f"metadata{', '.join(tables.SUFFIXES)}; name the table"
     found, names = listing.find(options.source, _is_metadata, True, wanted, _KINDS)
     folder = LocalPath(str(found))
+    if options.splits and not options.split_column:  # a table that is left out may have no labels, or no files
+        names = sorted(name for files in splits.by_files(folder, names, options.splits).values() for name in files)
     if options.image_dir:
         options = dataclasses.replace(options, image_dir=os.path.abspath(options.image_dir))  # for workers elsewhere
     known = tuple(KnownFile(folder / name, streams.stamp(folder / name)) for name in names)
     made = _scan(folder, known, options)
-    for line in (*_choice(made, options), *_faults(made), *_repeats(made)):
+    if not options.split_column and len(made.splits) == 1:
+        _check_folders(made)
+    for line in (*_choice(made, options), *made.rows.notes, *_faults(made), *_repeats(made)):
         print(line, file=sys.stderr, flush=True)
     image_folder.listed(str(folder), made.digest, lambda: made)
     return ImageTableSource(
@@ -236,7 +241,7 @@ def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
         rows=rows.replaced(columns.image, pa.chunked_array([paths])),
         columns=columns,
         class_names=names or _class_names(rows, columns),
-        splits=_splits(rows, is_given=bool(options.split_column)),
+        splits=_splits(rows, is_given=options.split_column not in ("", splits.NO_COLUMN)),
         root=root,
         paths=paths,
         sizes=sizes,
@@ -248,22 +253,32 @@ def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
 def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> _Rows:
     """Reads the columns that are needed of all tables, which must have the same."""
     used, found = options, []
+    told = {split for file in files if (split := splits.hint(file.path.name_in(folder)))}
+    wanted: list[str] = []
+    doubtful: list[str] = []  # columns that may have splits, of which only that is asked
     for file in files:
 
         def choose(schema: pa.Schema, path: str = str(file.path)) -> list[str]:
             nonlocal used
             used = parquet_columns.resolved(path, schema, used, _IMAGES, _LABELS, are_paths=True)
-            split = used.split_column or next((name for name in schema.names if name.lower() == _SPLIT), "")
-            used = dataclasses.replace(used, split_column=split)
+            used = dataclasses.replace(
+                used, split_column=splits.column_of(schema.names, used.split_column or options.split_column)
+            )
             given = [(flag, getattr(used, flag)) for flag in ("label_column", "key_column", "split_column")]
             given += [("keep_columns", parquet_columns.name_and_type(schema, kept)[0]) for kept in used.keep_columns]
             for flag, name in given:
                 if name:
                     parquet_columns.type_of(path, schema, flag, name)
-            return list(dict.fromkeys(name for _, name in [("", used.image_column), *given] if name))
+            texts = [field.name for field in schema if parquet_columns.is_text(field.type)]
+            doubtful[:] = splits.suspects(schema.names, texts, options.split_column)
+            wanted[:] = dict.fromkeys(name for _, name in [("", used.image_column), *given] if name)
+            return list(dict.fromkeys([*wanted, *doubtful]))
 
         try:
-            found.append(tables.read(file.path, choose))
+            table = tables.read(file.path, choose, options.delimiter)
+            for name in doubtful:
+                splits.check_suspect(file.path, name, pc.unique(table.column(name)).to_pylist(), told)
+            found.append(table.select(wanted))
         except UsageError as error:
             if not found:
                 raise
@@ -272,6 +287,10 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
         if found[-1].schema.types != found[0].schema.types:
             pairs = [f"{field.name} ({field.type})" for field in found[0].schema]
             raise DataError(f"does not have the columns {', '.join(pairs)} of {files[0].path}", path=file.path)
+        own, first = (parquet_columns.class_names(table.schema) for table in (found[-1], found[0]))
+        if any(own.get(name) != first.get(name) for name in found[0].schema.names):
+            problem = f"its class names differ from those of {files[0].path}, but labels are numbers"
+            raise DataError(problem, path=file.path, advice="convert each, then both together by --dataset=tfrecord")
     names = tuple(file.path.name_in(folder) for file in files)
     rows = _Rows(folder, Files(names, tuple(map(len, found))), used, pa.concat_tables(found))
     if not len(rows.table):
@@ -283,16 +302,27 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
 def _with_numbers(rows: _Rows) -> _Rows:
     """Returns the rows of texts with numbers where columns hold such: in kept columns, and whole ones in the labels."""
     label = rows.options.label_column
-    column = rows.table.column(label)
-    if pc.all(pc.match_substring_regex(column, _PANDAS)).as_py():
-        rows = rows.replaced(label, pc.replace_substring_regex(column, r"\.0$", ""))
+    encoded = rows.table.column(label).combine_chunks().dictionary_encode()
+    texts = labels.as_one_number(encoded.dictionary.to_pylist()).values()
+    joined = pa.array(texts, pa.string()).take(encoded.indices)
+    rows = rows.replaced(label, pa.chunked_array([joined]))
     for kept in rows.options.keep_columns:
         name, wanted = parquet_columns.name_and_type(rows.table.schema, kept)
-        column, wrong = tables.typed(rows.table.column(name), wanted)
+        texts = rows.table.column(name)
+        column, wrong = tables.typed(texts, wanted)
         if wrong is not None:
-            problem = f"column {name!r} has {rows.table.column(name)[wrong].as_py()[:_SHOWN]!r}, which is no number"
-            raise rows.refused(wrong, problem, f"correct it, or keep the column as {name}:string")
+            row, reason = wrong
+            problem = f"column {name!r} has {texts[row].as_py()[:_SHOWN]!r}, {reason}"
+            advice = f"correct it, or keep the column as {name}:string (exact text)"
+            advice += "" if wanted == "float32" or reason == tables.NO_NUMBER else f" or {name}:float32 (rounded)"
+            raise rows.refused(row, problem, advice)
         rows = rows.replaced(name, column)
+        if not wanted and pa.types.is_string(column.type) and (odd := tables.first_no_number(texts)) is not None:
+            note = (
+                f"{rows.place(odd)}: column {name!r} has {texts[odd].as_py()[:_SHOWN]!r} where most rows have numbers"
+            )
+            line = f"{note}, so that it is kept as text; {name}:float32 or {name}:int64 keeps the numbers"
+            rows = dataclasses.replace(rows, notes=(*rows.notes, line))
     return rows
 
 
@@ -302,6 +332,9 @@ def _with_label_numbers(rows: _Rows, names: Sequence[str]) -> _Rows:
     column = rows.table.column(label)
     if not pa.types.is_string(column.type):
         return rows
+    if not rows.options.na_is_class:
+        missing = pa.array([text for text in labels.MISSING if text not in names], pa.string())
+        column = pc.if_else(pc.is_in(column, value_set=missing), "", column)
     numbers = pc.index_in(column, value_set=pa.array(names, pa.string())).cast(pa.int64())
     unknown = pc.and_(numbers.is_null(), pc.not_equal(column, "").fill_null(False))
     if not pc.any(unknown).as_py():
@@ -318,7 +351,7 @@ def _class_names(rows: _Rows, columns: Columns) -> tuple[str, ...]:
     named = parquet_columns.class_names(rows.table.schema).get(columns.label, ())
     if known := parquet_reader.known_classes(columns, named):
         return known
-    seen = parquet_reader.seen_labels(columns)
+    seen = parquet_reader.seen_labels(columns, rows.options.na_is_class)
     seen.add(parquet_reader.labels_in(rows.table.column(columns.label), columns), rows.path)
     return seen.class_names(rows.path)
 
@@ -347,20 +380,22 @@ def _splits(rows: _Rows, is_given: bool) -> dict[str, NDArray[np.int64]]:
             encoded = rows.table.column(name).cast(pa.string()).fill_null("").combine_chunks().dictionary_encode()
         meaning, codes = [], encoded.indices.to_numpy()
         for code, word in enumerate(encoded.dictionary.to_pylist()):
-            split = SPLIT_OF_WORD.get(word.lower(), word if is_given and naming.is_split_name(word) else "")
+            split, row = splits.of_value(word, is_given), int(np.argmax(codes == code))
             if not split:
-                advice = "it must be train, validation or test"
-                if naming.is_split_name(word):
-                    advice += f", unless --split_column={name} is given"
-                raise rows.refused(int(np.argmax(codes == code)), f"column {name!r} has {word[:_SHOWN]!r}", advice)
+                problem = f"column {name!r} has {word[:_SHOWN]!r}"
+                raise rows.refused(row, problem, splits.not_a_split(word, name))
             meaning.append(split)
+        for file, first, count in zip(rows.files.names, rows.files.starts, rows.files.counts, strict=True):
+            for code in np.unique(codes[first : first + count]).tolist() if not is_given else ():
+                row = int(np.argmax(codes[first : first + count] == code))
+                splits.check_name(folder / file, row, splits.hint(file), meaning[code], name)
     else:
-        by_split = listing.files_by_split(folder, rows.files.names)
+        by_split = splits.by_files(folder, rows.files.names)
         split_of = {file: split for split, files in by_split.items() for file in files}
         meaning = [split_of[file] for file in rows.files.names]
         codes = np.repeat(np.arange(len(meaning)), rows.files.counts)
     found = {}
-    for split in listing.in_order(set(meaning)):
+    for split in splits.in_order(set(meaning)):
         found[split] = np.flatnonzero(np.isin(codes, [code for code, other in enumerate(meaning) if other == split]))
         if not len(found[split]):
             raise DataError(f"split {split!r} has no row", path=folder / rows.files.names[meaning.index(split)])
@@ -467,7 +502,8 @@ def _choice(made: _Listing, options: SourceOptions) -> Iterator[str]:
     of_classes = f"their labels ({count_of(len(made.class_names), 'class', 'classes')})"
     kinds = {"image_column": "names the images", "label_column": of_classes, "split_column": "their splits"}
     names = {flag: getattr(made.rows.options, flag) for flag in kinds}
-    if any(name != getattr(options, flag) for flag, name in names.items()):
+    given = dataclasses.replace(options, split_column=splits.column_of((), options.split_column))
+    if any(name != getattr(given, flag) for flag, name in names.items()):
         told = ", ".join(f"{names[flag]!r} {kind}" for flag, kind in kinds.items() if names[flag])
         yield f"{made.rows.path}: column {told}"
 
@@ -481,10 +517,47 @@ def _faults(made: _Listing) -> Iterator[str]:
         raise made.rows.refused(row, f"{problem}; none of {count_of(rows, 'row')} has a file", _advice(made, row))
     if len(missing):
         row = int(missing[0])
+        similar = _similar(os.fsencode(made.root), made.path(row))
+        hint = f"; {_how_it_differs(made.path(row), similar)}" if similar else ""
         yield (
             f"{made.rows.place(row)}: {_shown(made.path(row))}: no such file; invalid rows of this kind: "
-            f"{len(missing):,} of {rows:,}"
+            f"{len(missing):,} of {rows:,}{hint}"
         )
+
+
+def _similar(root: bytes, path: bytes) -> bytes:
+    """Returns the path of a file whose name differs only in case or in Unicode's form of a letter; b"" if none does."""
+    found = b""
+    for part in path.split(b"/"):
+        place = os.path.join(root, found, part)
+        if not os.path.lexists(place):
+            try:
+                names = sorted(os.listdir(os.path.dirname(place)))
+            except OSError:
+                return b""
+            own = next((name for name in names if _folded(name) == _folded(part)), b"")
+        else:
+            own = part
+        if not own:
+            return b""
+        found = os.path.join(found, own)
+    return found
+
+
+def _folded(name: bytes) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", os.fsdecode(name)).casefold())
+
+
+def _how_it_differs(path: bytes, similar: bytes) -> str:
+    """Returns a hint about a file whose name differs from the table's only in case or in Unicode's form."""
+    one, other = (unicodedata.normalize("NFC", os.fsdecode(each)) for each in (path, similar))
+    if one != other:
+        return f"there is {_shown(similar)}: upper and lower case differ; rename the file, or correct the table"
+    # The two look alike, so that only the escapes show the difference.
+    return (
+        f"there is {os.fsdecode(similar)!a}, but the table has {os.fsdecode(path)!a}: the same letters in "
+        "another form of Unicode (macOS decomposes them); rename the file, or correct the table"
+    )
 
 
 def _advice(made: _Listing, row: int) -> str:
@@ -494,11 +567,23 @@ def _advice(made: _Listing, row: int) -> str:
         return "download the files, and name those"
     if os.path.isabs(path) or path[1:2] == ":":  # of Windows
         return "write the paths relative to the table's folder, or to --image_dir=FOLDER"
+    if similar := _similar(os.fsencode(made.root), made.path(row)):
+        return _how_it_differs(made.path(row), similar)
     for form in ("{0}*/{1}", "{0}{1}.*", "{0}*/{1}.*") if not made.rows.options.image_dir else ():
         for found in sorted(glob.glob(form.format(glob.escape(os.path.join(made.root, "")), glob.escape(path)))):
             before, _, after = found.rpartition(path)
             return f"give --image_dir={before}{_NAME + after if after else ''}"
     return "--image_dir=FOLDER names the folder that the paths begin in, --image_dir=FOLDER/{}.jpg their ending too"
+
+
+def _check_folders(made: _Listing) -> None:
+    """Raises DataError if the table names images in folders of several splits, and does not say their splits itself."""
+    if made.rows.options.split_column or any(map(splits.hint, made.rows.files.names)):
+        return
+    folders = pc.replace_substring_regex(made.paths, pattern="[^/]*$", replacement="").dictionary_encode()
+    codes = folders.indices.fill_null(-1).to_numpy()
+    firsts = [int(np.argmax(codes == code)) for code in range(min(len(folders.dictionary), _MOST_FOLDERS))]
+    splits.check_paths(made.rows.path, [(row, image_folder.text(made.path(row))) for row in firsts])
 
 
 def _repeats(made: _Listing) -> Iterator[str]:

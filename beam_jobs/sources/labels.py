@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import re
 import sys
 import threading
@@ -14,7 +15,15 @@ from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
 
 LABELS_FILE = "labels.txt"
+# What pandas.read_csv takes for missing values, and writes or reads as such.
+MISSING = (
+    *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
+    *("NULL", "NaN", "None", "n/a", "nan", "null"),
+)
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_MOST_DIGITS = 18  # of whole numbers: as many as `in_order` sorts by value
+_WHOLE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_CODE = re.compile(r"[+-]?0[0-9].*")  # zeros before a number, which is a name: 007
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -26,10 +35,45 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(listed, key=int) if all(map(_NUMBER.fullmatch, listed)) else listed
 
 
-def alike(names: Iterable[str], ignore_case: bool = False) -> list[tuple[str, str]]:
-    """Returns pairs of class names that people would take for one."""
+def whole_number(text: str) -> str:
+    """Returns a whole number of at most 18 digits as digits alone, whatever its form (`1`, `1.0`, `1e0`); else ""."""
+    if not _WHOLE.fullmatch(text):
+        return ""
+    value = decimal.Decimal(text)
+    return str(int(value)) if value.adjusted() < _MOST_DIGITS and value == value.to_integral_value() else ""
+
+
+def as_one_number(texts: Iterable[str]) -> dict[str, str]:
+    """Returns {text: its whole number as digits} of labels that are all whole numbers; else {text: text}.
+
+    pandas writes 1 as 1.0 if another row of the column has no label. Missing values stay; if one text has zeros before
+    its number, as 007, all are names.
+    """
+    texts = list(texts)
+    numbers = {text: whole_number(text) for text in texts if text and text not in MISSING}
+    if not all(numbers.values()) or any(map(_CODE.fullmatch, numbers)):
+        numbers = {}
+    return {text: numbers.get(text, text) for text in texts}
+
+
+def refusal(text: str) -> str:
+    """Returns why a label that names no class does not."""
+    if text in MISSING:
+        return f"is {text!r}, a missing value (--na_is_class makes it a class)"
+    return f"is {text!r}, which names no class" if text else "is empty"
+
+
+def alike(names: Iterable[str], ignore_case: bool = False, as_numbers: bool = False) -> list[tuple[str, str]]:
+    """Returns pairs of class names that people would take for one.
+
+    Args:
+      names: the class names.
+      ignore_case: whether `Cat` and `cat` are one.
+      as_numbers: whether `1`, `1.0` and `1e0` are one.
+    """
     seen: dict[str, str] = {}
-    pairs = [(seen.setdefault(_seen(name, ignore_case), name), name) for name in sorted(names)]
+    keys = ((whole_number(name) if as_numbers else "") or _seen(name, ignore_case) for name in sorted(names))
+    pairs = [(seen.setdefault(key, name), name) for key, name in zip(keys, sorted(names), strict=True)]
     return [(other, name) for other, name in pairs if other != name]
 
 
@@ -70,21 +114,23 @@ def read_labels(path: StoragePath) -> tuple[str, ...]:
 class SeenLabels:
     """Collects the labels of a source, from any thread. Each text is a class; numbers are classes up to the highest."""
 
-    def __init__(self, what: str, most: int, advice: str) -> None:
+    def __init__(self, what: str, most: int, advice: str, na_is_class: bool = False) -> None:
         """Makes an empty collection.
 
         Args:
           what: the column or feature of the labels, for errors.
           most: the largest number of classes.
           advice: what errors end with.
+          na_is_class: whether words for missing values name classes.
         """
         self._what, self._most, self._advice = what, most, advice
+        self._no_classes = frozenset(("",) if na_is_class else ("", *MISSING))
         self._texts: set[str] = set()
         self._highest = -1
         self._lock = threading.Lock()
 
     def add(self, labels: Iterable[str | int], file: object) -> None:
-        """Adds labels of a file; empty texts and numbers below 0 name no class.
+        """Adds labels of a file; empty texts, words for missing values and numbers below 0 name no class.
 
         Raises:
           DataError: there are too many classes.
@@ -93,7 +139,7 @@ class SeenLabels:
             for label in labels:
                 if isinstance(label, int):
                     self._highest = max(self._highest, label)
-                elif label:
+                elif label not in self._no_classes:
                     self._texts.add(label)
             count = len(self._texts) or self._highest + 1
         if count > self._most:
@@ -108,11 +154,11 @@ class SeenLabels:
         """
         if not self._texts and self._highest < 0:
             raise DataError(f"{self._what} has no label that is a text or 0 or more", path=source, advice=self._advice)
-        if pairs := alike(self._texts):
+        if pairs := alike(self._texts, as_numbers=True):
             labels = " and ".join(map(ascii, pairs[0]))
             raise DataError(
-                f"{self._what}: the labels {labels} look alike (spaces, Unicode's form of a letter, zeros "
-                "before a number) but would be two classes",
+                f"{self._what}: the labels {labels} look alike (spaces, Unicode's form of a letter, the form of a "
+                "number) but would be two classes",
                 path=source,
                 advice="make them equal in the files",
             )

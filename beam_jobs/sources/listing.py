@@ -1,11 +1,10 @@
-"""Finds the files that --source names, local or remote, and what their names say: their split, how many there are."""
+"""Finds the files that --source names, local or remote, and checks that those of a numbered set are all there."""
 
 from __future__ import annotations
 
 import fnmatch
 import glob
 import os
-import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -14,16 +13,8 @@ from pipeline.errors import DataError
 from pipeline.files import paths
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.files.remote import RemotePath
-from pipeline.manifest import naming
 
-SPLIT_OF_WORD = {  # {Hugging Face's word: our split}
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
-SPLITS = tuple(dict.fromkeys(SPLIT_OF_WORD.values()))
 _NUMBERED = re.compile(r"(?P<head>.*-)(?P<index>\d{5,})-of-(?P<count>\d{5,})(?:-[0-9a-f]+)?(?P<tail>.*)")
-_SHARD = re.compile(r"(?:.*-)?(?P<word>[^-]+)-\d{5,}-of-\d{5,}(?:-[0-9a-f]+)?")
 GZIP = ".gz"  # follows the name of a compressed file
 _HIDDEN = (".", "_")  # prefixes by which Arrow, Spark and Hive hide what is not data
 
@@ -76,64 +67,6 @@ def check_packed_once(folder: object, names: Iterable[str]) -> None:
             raise DataError(
                 f"holds both {name} and {name}{GZIP}, which are one file", path=folder, advice="remove one of them"
             )
-
-
-def files_by_split(root: StoragePath, names: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the files of each split, train first.
-
-    A file's split is the word train, validation, test, ... in its name or the name of a folder. If only other files
-    have such a word, it is the one before `-00000-of-00001`. If no file has one, all files are of `train`.
-
-    Raises:
-      DataError: a file has two such words, or none while others have one; two words mean the same split.
-    """
-    known = {name: _known_word(root, name) for name in names}
-    if not any(known.values()):
-        return {"train": list(names)}
-    found: dict[str, list[str]] = {}
-    meaning: dict[str, str] = {}
-    for name in names:
-        word = known[name] or _shard_word(root, name, [word for word in known.values() if word])
-        split = SPLIT_OF_WORD.get(word, word)
-        if meaning.setdefault(split, word) != word:
-            raise DataError(
-                f"holds files of {meaning[split]!r} and of {word!r}, which both mean split {split!r}",
-                path=root,
-                advice="rename them, or name the files of one with a glob",
-            )
-        found.setdefault(split, []).append(name)
-    return {split: found[split] for split in in_order(found)}
-
-
-def in_order(splits: Iterable[str]) -> list[str]:
-    """Returns the names of splits: train, validation and test first, then the others, sorted."""
-    return sorted(splits, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
-
-
-def _known_word(root: StoragePath, name: str) -> str:
-    path = pathlib.PurePosixPath(name)
-    tokens = words(path.stem)
-    found = {token for token in [*tokens, *map(str.lower, path.parts[:-1])] if token in SPLIT_OF_WORD}
-    if len({SPLIT_OF_WORD[word] for word in found}) > 1:
-        raise DataError(f"is its split {' or '.join(sorted(found))}? rename it", path=root / name)
-    return min(found, default="")
-
-
-def _shard_word(root: StoragePath, name: str, others: Sequence[str]) -> str:
-    path = pathlib.PurePosixPath(name)
-    match = _SHARD.fullmatch(path.stem)
-    if not match or not naming.is_split_name(match["word"]):
-        raise DataError(
-            f"its name does not tell its split, unlike other names ({min(others)!r})",
-            path=root / name,
-            advice=f"rename it <split>-00000-of-00001{path.suffix}, or name the files to take with a glob",
-        )
-    return match["word"]
-
-
-def words(name: str) -> list[str]:
-    """Returns the words and numbers of a file's name, in lower case."""
-    return re.split(r"[-._ ]|(?<=[a-z])(?=\d)", name.lower())
 
 
 def _files(folder: LocalPath | RemotePath, recursive: bool) -> Iterator[str]:

@@ -1,20 +1,26 @@
 """Data sets in Parquet files: a column of encoded images, one of labels, others kept as features.
 
-The unit of reading is the row group. Format: https://parquet.apache.org/docs/file-format/; Hugging Face's layout of
-splits, images and class names: https://huggingface.co/docs/datasets.
+The unit of reading is the row group. Folders `column=value`, as Hive and Spark write partitions, are columns of the
+files in them; those that no flag names are kept as features. Format: https://parquet.apache.org/docs/file-format/;
+Hugging Face's layout of splits, images and class names: https://huggingface.co/docs/datasets.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, listing, parquet_columns, parquet_reader, streams
-from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources import base, listing, parquet_columns, parquet_reader, splits, streams
+from beam_jobs.sources.base import Block, DealtSource, Files, Source, SourceOptions
 from beam_jobs.sources.parquet_columns import Columns
 from beam_jobs.sources.parquet_reader import BatchedBuilder, OpenFile, ParquetFile
 from pipeline.errors import DataError, UsageError
@@ -23,6 +29,10 @@ from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import SourceFile
 
 _SUFFIX = ".parquet"
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_SHOWN = 80  # characters of a value in errors
+_MOST_SPLITS = 100  # different values of a column that could be one of splits
+_LEAVE_OUT = "--splits names the splits to convert, and leaves out the files of others"
 _TAIL = 8  # bytes: the length of the footer, uint32, and PAR1
 
 
@@ -74,7 +84,25 @@ class ParquetSource(Source):
             start, taken = start + len(batch), stop
 
 
-def open_source(options: SourceOptions) -> ParquetSource:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ColumnSplitSource(DealtSource):
+    """Parquet files whose splits are those of a column. Workers read the column again, and keep it.
+
+    Attributes:
+      files_in_order: all files.
+      column: its name.
+      is_given: whether the user named it: then it may have other words than those of train, validation, test.
+    """
+
+    files_in_order: tuple[ParquetFile, ...]
+    column: str
+    is_given: bool
+
+    def _rows(self, split: str) -> NDArray[np.int64]:
+        return _rows_by_split(self.files_in_order, self.column, self.is_given)[split]
+
+
+def open_source(options: SourceOptions) -> Source:
     """Opens files, finds their columns, splits and classes.
 
     Args:
@@ -89,11 +117,19 @@ def open_source(options: SourceOptions) -> ParquetSource:
         raise UsageError("--source is missing: a Parquet file, a folder of them, or a glob")
     kinds = f"--source of parquet is a file, a folder of *{_SUFFIX}, or a glob"
     folder, names = listing.find(options.source, _is_parquet, True, f"*{_SUFFIX}, at any depth", kinds)
-    by_split = listing.files_by_split(folder, names)
-    first = _open(folder / names[0], options)
+    told = _partitions(folder, names, options.split_column)
+    is_given = options.split_column not in ("", splits.NO_COLUMN)
+    by_split = {splits.TRAIN: list(names)} if is_given else splits.by_files(folder, names, options.splits)
+    names = sorted(name for members in by_split.values() for name in members)
+    try:
+        first = _open(folder / names[0], told[names[0]], options)
+    except UsageError as error:
+        raise error.advised(_LEAVE_OUT) if len(by_split) > 1 else error from None
     # The others must have the columns of the first, not others that their own names would suggest.
     resolved = dataclasses.replace(options, image_column=first.columns.image, label_column=first.columns.label)
-    others = paths.each(lambda name: _open_another(folder / name, resolved, first), names[1:], folder.is_remote)
+    others = paths.each(
+        lambda name: _open_another(folder / name, told[name], resolved, first), names[1:], folder.is_remote
+    )
     files = [first, *others]
     tables = {name: opened.table for name, opened in zip(names, files, strict=True)}
     parts = {
@@ -102,10 +138,10 @@ def open_source(options: SourceOptions) -> ParquetSource:
     }
     for _ in paths.each(_check_doubles, files, folder.is_remote):
         pass
-    return ParquetSource(
+    source = ParquetSource(
         dataset=options.dataset,
         splits=base.rows_of(parts, folder),
-        class_names=_class_names_of(list(tables.values()), first.columns, first.class_names),
+        class_names=_class_names_of(list(tables.values()), first.columns, first.class_names, options.na_is_class),
         files=_describe(folder, names),
         features=dict(first.columns.kept),
         unique_keys=not first.columns.key,
@@ -113,33 +149,152 @@ def open_source(options: SourceOptions) -> ParquetSource:
         columns=first.columns,
         tables={split: tuple(tables[name] for name in members) for split, members in by_split.items()},
     )
+    return _by_column(folder, source, first, options)
+
+
+def _by_column(folder: StoragePath, source: ParquetSource, first: _Opened, options: SourceOptions) -> Source:
+    """Returns the source with the splits of a column; the source itself if the names of its files tell them."""
+    column = splits.column_of(first.names, options.split_column)
+    files = tuple(itertools.chain.from_iterable(source.tables.values()))
+    if not column:
+        for name in splits.suspects(first.names, first.texts, options.split_column) if len(source.splits) == 1 else ():
+            splits.check_suspect(files[0].path, name, _different(files, name), source.splits)
+        return source
+    is_given = bool(options.split_column)
+    found = _rows_by_split(files, column, is_given)
+    if not is_given:
+        first_row, agree = 0, True
+        for split, rows in source.splits.items():
+            for by_column, chosen in found.items():
+                own = chosen[(chosen >= first_row) & (chosen < first_row + rows)]
+                if len(own):
+                    agree &= by_column == split
+                    file, row = source.where(split, int(own[0]) - first_row)
+                    splits.check_name(folder / file, row, split, by_column, column)
+            first_row += rows
+        if agree:
+            return source
+    return ColumnSplitSource.of(
+        source,
+        {split: len(found[split]) for split in splits.in_order(found)},
+        files_in_order=files,
+        column=column,
+        is_given=is_given,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _rows_by_split(files: tuple[ParquetFile, ...], column: str, is_given: bool) -> dict[str, NDArray[np.int64]]:
+    """Returns {split: its rows, int64 (n,)} by a column of splits; rows are numbered over all files."""
+    found: dict[str, list[NDArray[np.int64]]] = {}
+    start = 0
+    for file in files:
+        first_of_file = start
+        for values in _values(file, column):
+            encoded = values.fill_null("").dictionary_encode()
+            codes = encoded.indices.to_numpy()
+            for code, word in enumerate(encoded.dictionary.to_pylist()):
+                rows = np.flatnonzero(codes == code) + start
+                split = splits.of_value(word.strip(), is_given)
+                if not split:
+                    raise DataError(
+                        f"column {column!r} has {word[:_SHOWN]!r}",
+                        path=file.path,
+                        part=f"row {rows[0] - first_of_file}",
+                        advice=splits.not_a_split(word, column),
+                    )
+                found.setdefault(split, []).append(rows)
+            start += len(values)
+    return {split: np.sort(np.concatenate(rows)) for split, rows in found.items()}
+
+
+def _values(file: ParquetFile, column: str) -> Iterator[pa.Array]:
+    """Yields the values of a column as strings, batch by batch."""
+    with file.opened() as opened:
+        for group in opened.groups:
+            for batch in opened.batches(group, [column]):
+                with parquet_reader.arrow_errors(file.path, f"column {column!r} cannot name splits"):
+                    yield parquet_reader.decoded(batch.column(column)).cast(pa.string())
+
+
+def _different(files: Sequence[ParquetFile], column: str) -> set[str]:
+    found: set[str] = set()
+    for file in files:
+        for values in _values(file, column):
+            found.update(text for text in pc.unique(values).to_pylist() if text is not None)
+            if len(found) > _MOST_SPLITS:
+                return set()
+    return found
+
+
+def _partitions(folder: StoragePath, names: Sequence[str], split: str) -> dict[str, dict[str, pa.Scalar]]:
+    """Returns {file: {column: value}} of the folders `column=value`; whole numbers if all values of a column are such.
+
+    Those of splits are left out, which `splits.by_files` reads, unless `split`, the column that the user named, is one.
+
+    Raises:
+      DataError: files differ in these columns.
+    """
+    told = {name: splits.partitions(name) for name in names}
+    columns = list(told[names[0]])
+    for name, own in told.items():
+        if list(own) != columns:
+            missing = sorted({*own}.symmetric_difference(columns))
+            problem = f"the folders of some files name the columns {', '.join(missing)}, those of others do not"
+            raise DataError(problem, path=folder / name, advice="name the files of one layout with a glob")
+    is_split = {name: any(splits.is_of_split(name, own[name]) for own in told.values()) for name in columns}
+    used = [name for name in columns if name == split or not is_split[name]]
+    types = {
+        name: pa.int64() if all(_WHOLE.fullmatch(own[name] or "0") for own in told.values()) else pa.string()
+        for name in used
+    }
+    return {
+        file: {name: pa.scalar(own[name], pa.string()).cast(types[name]) for name in used} for file, own in told.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True)
 class _Opened:
-    """A file, its columns, and the class names in its metadata."""
+    """A file, its columns, and the class names in its metadata.
+
+    Attributes:
+      names, texts: the names of all columns, and of those of strings.
+    """
 
     table: ParquetFile
     columns: Columns
     class_names: tuple[str, ...]
+    names: tuple[str, ...]
+    texts: tuple[str, ...]
 
 
-def _open(path: StoragePath, options: SourceOptions) -> _Opened:
+def _open(path: StoragePath, told: dict[str, pa.Scalar], options: SourceOptions) -> _Opened:
     table = ParquetFile(path, streams.stamp(path))
     with table.opened() as file:
-        with parquet_reader.arrow_errors(path, "its schema cannot be read"):
-            schema = file.file.schema_arrow
-        columns = parquet_columns.choose(str(path), schema, options)
+        inside = file.schema.names  # a file may have the column of its folder itself
+    table = dataclasses.replace(table, partitions=tuple((name, told[name]) for name in told if name not in inside))
+    with table.opened() as file:
+        schema = file.schema
+        split = splits.column_of(schema.names, options.split_column)
+        if split:
+            parquet_columns.type_of(str(path), schema, "split_column", split)
+        options = parquet_columns.resolved(str(path), schema, options)
+        used = [options.image_column, options.label_column, options.key_column, split]
+        used += [parquet_columns.name_and_type(schema, kept)[0] for kept in options.keep_columns]
+        kept = (*options.keep_columns, *(name for name, _ in table.partitions if name not in used))
+        columns = parquet_columns.choose(str(path), schema, dataclasses.replace(options, keep_columns=kept))
         table = dataclasses.replace(table, groups=file.rows_of_groups(columns.paths))
-    return _Opened(table, columns, parquet_columns.class_names(schema).get(columns.label, ()))
+    texts = tuple(field.name for field in schema if parquet_columns.is_text(field.type))
+    names = parquet_columns.class_names(schema).get(columns.label, ())
+    return _Opened(table, columns, names, tuple(schema.names), texts)
 
 
-def _open_another(path: StoragePath, options: SourceOptions, first: _Opened) -> _Opened:
+def _open_another(path: StoragePath, told: dict[str, pa.Scalar], options: SourceOptions, first: _Opened) -> _Opened:
     try:
-        other = _open(path, options)
+        other = _open(path, told, options)
     except UsageError as error:
         advice = f"{first.table.path} has them; all files must have the same columns"
-        raise DataError(str(error), advice=advice) from None
+        raise DataError(str(error), advice=advice).advised(_LEAVE_OUT) from None
     if (other.columns, other.class_names) != (first.columns, first.class_names):
         raise DataError(
             f"its columns {', '.join(first.columns.paths)} differ from those of {first.table.path} in type or "
@@ -153,7 +308,9 @@ def _is_parquet(name: str) -> bool:
     return name.lower().endswith(_SUFFIX) and not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
-def _class_names_of(files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
+def _class_names_of(
+    files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...], na_is_class: bool
+) -> tuple[str, ...]:
     """Returns one class name per label: `named`, those of the files' metadata, or what their labels say.
 
     All labels are read, instead of the footers' statistics: pyarrow 25 crashes on corrupt ones.
@@ -163,7 +320,7 @@ def _class_names_of(files: Sequence[ParquetFile], columns: Columns, named: tuple
     """
     if known := parquet_reader.known_classes(columns, named):
         return known
-    seen = parquet_reader.seen_labels(columns)
+    seen = parquet_reader.seen_labels(columns, na_is_class)
 
     def read(file: ParquetFile) -> None:
         with file.opened() as opened:

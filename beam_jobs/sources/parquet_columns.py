@@ -252,6 +252,11 @@ def plain(found: pa.DataType) -> pa.DataType:
     return found.value_type if pa.types.is_dictionary(found) else found
 
 
+def is_text(found: pa.DataType) -> bool:
+    """Returns whether the values of a column of this type are strings."""
+    return _kind(plain(found)) == "string"
+
+
 def _kind(found: pa.DataType) -> str:
     return next((kind for kind, tests in _KINDS.items() if any(test(found) for test in tests)), "")
 

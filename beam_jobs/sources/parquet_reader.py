@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from beam_jobs.sources import labels
 from beam_jobs.sources.base import BlockBuilder
 from beam_jobs.sources.labels import SeenLabels
 from beam_jobs.sources.parquet_columns import IMAGE_FIELD, Columns
@@ -40,9 +41,11 @@ class ParquetFile(KnownFile):
 
     Attributes:
       groups: the rows of each of its row groups.
+      partitions: (column, value) of the columns that its folders' names tell, the same in all of its rows.
     """
 
     groups: tuple[int, ...] = ()
+    partitions: tuple[tuple[str, pa.Scalar], ...] = ()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[OpenFile]:
@@ -61,7 +64,7 @@ class ParquetFile(KnownFile):
                     buffer_size=self.path.read_ahead(_BUFFER),
                     page_checksum_verification=True,
                 )
-            yield OpenFile(self.path, file)
+            yield OpenFile(self.path, file, dict(self.partitions))
         self.check_unchanged()
 
 
@@ -74,10 +77,20 @@ def _footer(path: StoragePath, stamp: tuple[int, int]) -> pq.FileMetaData:
 
 @dataclasses.dataclass(frozen=True)
 class OpenFile:
-    """An open Parquet file, and its path for errors."""
+    """An open Parquet file, its path for errors, and the values of its partitions."""
 
     path: StoragePath
     file: pq.ParquetFile
+    partitions: dict[str, pa.Scalar]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns: those in the file, then its partitions. Raises DataError if it cannot be read."""
+        with arrow_errors(self.path, "its schema cannot be read"):
+            schema = self.file.schema_arrow
+        for name, value in self.partitions.items():
+            schema = schema.append(pa.field(name, value.type))
+        return schema
 
     @property
     def groups(self) -> range:
@@ -94,9 +107,16 @@ class OpenFile:
         rows, size = info.num_rows, max(info.total_byte_size, 1)
         count = max(1, min(_MAX_BATCH, _BATCH_BYTES * rows // size))
         read = 0
+        inside = [name for name in columns if name not in self.partitions]
+        told = {name: value for name, value in self.partitions.items() if name in columns}
+        if not inside:
+            yield pa.RecordBatch.from_pydict({name: pa.repeat(value, rows) for name, value in told.items()})
+            return
         with self.errors_of(group):
-            for batch in self.file.iter_batches(count, row_groups=[group], columns=list(columns), use_threads=False):
-                read += len(batch)
+            for found in self.file.iter_batches(count, row_groups=[group], columns=inside, use_threads=False):
+                read, batch = read + len(found), found
+                for name, value in told.items():
+                    batch = batch.append_column(pa.field(name, value.type), pa.repeat(value, len(batch)))
                 yield batch
         if read != rows:
             raise DataError(
@@ -251,13 +271,15 @@ def _labels(array: pa.Array, columns: Columns, class_names: pa.Array | None, bad
     array = array.cast(pa.large_string())
     _refuse_nulls(bad, array, f"{columns.label} is null")
     numbers = pc.index_in(array, value_set=class_names).fill_null(-1).to_numpy().astype(np.int64)
-    _refuse(bad, numbers < 0, f"{columns.label} is empty")  # only an empty text names no class
+    for row in np.flatnonzero(numbers < 0).tolist():
+        bad.setdefault(row, f"{columns.label} {labels.refusal(array[row].as_py() or '')}")
     return np.maximum(numbers, 0)
 
 
-def seen_labels(columns: Columns) -> SeenLabels:
+def seen_labels(columns: Columns, na_is_class: bool) -> SeenLabels:
     """Returns an empty collection for the labels of these columns."""
-    return SeenLabels(f"column {columns.label!r}", MAX_CLASSES, "name the column of labels with --label_column")
+    advice = "name the column of labels with --label_column"
+    return SeenLabels(f"column {columns.label!r}", MAX_CLASSES, advice, na_is_class)
 
 
 def known_classes(columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:

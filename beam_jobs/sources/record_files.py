@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, streams
+from beam_jobs.sources import base, labels, streams
 from beam_jobs.sources.base import Block, BlockBuilder, Files, Source
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands.text import count_of, shape_of
@@ -210,14 +210,10 @@ def packing_of(path: StoragePath) -> str:
     """
     with streams.errors_of(path), streams.open_plain(path) as stream:
         start = stream.read(framing.HEADER)
-    # First of all a whole header with its CRC, as the length of a record may look like gzip's magic.
-    if not start or (len(start) == framing.HEADER and framing.claimed_length(start) is not None):
-        return ""
-    if start.startswith(streams.GZIP_MAGIC):
-        return "gzip"
-    if start[0] == 0x78 and int.from_bytes(start[:2], "big") % 31 == 0:  # RFC 1950: deflate, the header's check
-        return "zlib"
-    raise DataError(f"begins with 0x{start.hex()}: neither a TFRecord's header nor GZIP or ZLIB", path=path)
+    packing = framing.packing_of(start)
+    if packing is None:
+        raise DataError(f"begins with 0x{start.hex()}: neither a TFRecord's header nor GZIP or ZLIB", path=path)
+    return packing.lower()
 
 
 def stream_records(
@@ -361,8 +357,7 @@ class Columns:
             return int(_one(features, self.label, "int64"))
         text: bytes = _one(features, self.label, "bytes")
         if text not in numbers:
-            problem = f"is {text.decode(errors='backslashreplace')!r}, which names no class" if text else "is empty"
-            raise ValueError(f"feature {self.label!r} {problem}")
+            raise ValueError(f"feature {self.label!r} {labels.refusal(text.decode(errors='backslashreplace'))}")
         return numbers[text]
 
     def _key(self, features: dict[str, Any]) -> bytes:

@@ -6,26 +6,30 @@ Formats: https://www.rfc-editor.org/rfc/rfc4180 (CSV), https://jsonlines.org, ht
 from __future__ import annotations
 
 import contextlib
+import decimal
 import functools
 import io
 import itertools
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from beam_jobs.sources import streams
+from beam_jobs.sources import labels, streams
 from beam_jobs.sources.image_folder import IMAGES, extension_of
 from beam_jobs.sources.parquet_reader import ParquetFile, arrow_errors, decoded
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
 
-TEXTS = (".csv", ".tsv")
+_TSV = ".tsv"
+TEXTS = (".csv", _TSV)
 _LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET = ".parquet"
 SUFFIXES = (*TEXTS, *_LINES, _PARQUET)
@@ -35,22 +39,27 @@ _LINES_AT_ONCE = 1 << 14  # that are Python objects
 _SHOWN = 80  # characters of a value in errors
 _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"
 _ENCODING = "save it as UTF-8 (in Excel: CSV UTF-8)"
-_WHOLE = r"^-?(0|[1-9][0-9]{0,17})$"
+_WHOLE = r"^-?(0|[1-9][0-9]*)$"
+_WHOLE_VALUE = r"^[+-]?[0-9]+(\.0*)?$"  # also as pandas writes it: 7.0
+_MAYBE_INEXACT = r"([0-9]\.?){16}|[eE]"  # in numbers that float64 may not hold; with fewer digits it does
+NO_NUMBER = "which is no number"
+_DIGITS = 17  # significant ones that tell all float64 values apart
 _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$|^-?([nN][aA][nN]|[iI]nf)$"
 _CODE = r"^[+-]?0[0-9]"  # zeros before a number, which is a name: 007
 
 Choose = Callable[[pa.Schema], Sequence[str]]
 
 
-def read(path: StoragePath, choose: Choose) -> pa.Table:
+def read(path: StoragePath, choose: Choose, delimiter: str = "") -> pa.Table:
     """Returns some columns of a table, in memory, without dictionaries and views.
 
-    Strings are without the spaces around them. All columns of CSV and TSV are strings, a blank field an empty one; the
-    delimiter is that of `,`, tab, `;` and `|` which the first line has most often.
+    Strings are without the spaces around them. All columns of CSV and TSV are strings, a blank field an empty one.
 
     Args:
       path: of the file; its suffix says what it is.
       choose: gets the columns that there are and returns the names of those to read.
+      delimiter: of CSV and TSV; "": a tab if the file is called `.tsv` and its first line has one, else that of `,`,
+        tab, `;` and `|` which the first line has most often.
 
     Raises:
       DataError: the file cannot be read, is not UTF-8, or has rows of another form than its first line says.
@@ -60,7 +69,7 @@ def read(path: StoragePath, choose: Choose) -> pa.Table:
         return _read_parquet(path, choose)
     if suffix not in SUFFIXES:
         raise DataError(f"its name ends in none of {', '.join(SUFFIXES)}, so it is not known how to read it", path=path)
-    return _read_csv(path, choose) if suffix in TEXTS else _read_json(path, choose)
+    return _read_csv(path, choose, delimiter) if suffix in TEXTS else _read_json(path, choose)
 
 
 def _read_parquet(path: StoragePath, choose: Choose) -> pa.Table:
@@ -117,7 +126,7 @@ def _schema(objects: Sequence[dict[str, Any]]) -> pa.Schema:
 
 def _object(path: StoragePath, number: int, line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line.decode("utf-8-sig"))
+        found = json.loads(line.decode("utf-8-sig"), parse_float=_float)
         problem = "" if isinstance(found, dict) else "is no object"
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
         problem = f"is not JSON of at most {_LONGEST:,} bytes in UTF-8 ({' '.join(str(error).split())})"
@@ -125,6 +134,16 @@ def _object(path: StoragePath, number: int, line: bytes) -> dict[str, Any]:
         advice = "each line must be one object (pandas: to_json(path, orient='records', lines=True))"
         raise DataError(f"{problem}: {line[:_SHOWN]!r}", path=path, part=f"line {number}", advice=advice)
     return dict(found)
+
+
+def _float(text: str) -> float | decimal.Decimal:
+    """Returns a number of JSON; a whole one that float64 does not hold, as 9007199254740993.0, as a decimal."""
+    value = float(text)
+    if len(text) <= _DIGITS and math.isfinite(value):
+        return value
+    exact = decimal.Decimal(text)
+    is_whole = exact == exact.to_integral_value() and "e" not in text.lower()
+    return exact if not math.isfinite(value) or (is_whole and decimal.Decimal(value) != exact) else value
 
 
 def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> pa.Array:
@@ -137,13 +156,18 @@ def _array(path: StoragePath, name: str, values: Sequence[Any], first: int) -> p
         if row is None:
             problem = f"column {name!r}: {' '.join(str(error).split())[:_SHOWN]}"
             raise DataError(problem, path=path, part=f"rows {first} to {first + len(values) - 1}") from None
+        inexact = next((row for row, value in enumerate(values) if isinstance(value, decimal.Decimal)), None)
+        if inexact is not None:
+            problem = f"column {name!r} has {str(values[inexact])[:_SHOWN]}, which float64 does not hold exactly"
+            advice = "write whole numbers without a point, and larger ones than int64 holds as strings"
+            raise DataError(problem, path=path, part=f"row {first + inexact}", advice=advice) from None
         problem = (
             f"column {name!r} has {str(values[row])[:_SHOWN]!r}, which is no {usual.__name__} as in rows before it"
         )
         raise DataError(problem, path=path, part=f"row {first + row}", advice="give all rows one type") from None
 
 
-def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
+def _read_csv(path: StoragePath, choose: Choose, delimiter: str) -> pa.Table:
     wrong: list[pa.csv.InvalidRow] = []
 
     def refuse(row: pa.csv.InvalidRow) -> str:
@@ -152,9 +176,12 @@ def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
 
     with _opened(path) as stream:
         try:
-            delimiter = max(_DELIMITERS, key=stream.readline(_LONGEST).decode().count)
+            first = stream.readline(_LONGEST).decode()
         except UnicodeDecodeError:
             raise DataError("its first line is not UTF-8 text", path=path, advice=_ENCODING) from None
+        if not delimiter:
+            is_tsv = path.name.lower().endswith(_TSV) and "\t" in first
+            delimiter = "\t" if is_tsv else max(_DELIMITERS, key=first.count)
         parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse)
         in_order = pa.csv.ReadOptions(use_threads=False)  # else rows have no number
         try:
@@ -177,7 +204,8 @@ def _read_csv(path: StoragePath, choose: Choose) -> pa.Table:
                 f"{row.text[:_SHOWN]!r}",
                 path=path,
                 part=f"line {row.number}",
-                advice=f"texts that hold {delimiter!r} or a line break must be in double quotes, which must be closed",
+                advice=f"texts that hold {delimiter!r} or a line break must be in double quotes, which must be closed; "
+                "--delimiter names another delimiter",
             ) from None
     return pa.table([_text(path, *each) for each in zip(names, table.columns, strict=True)], names=list(names))
 
@@ -227,21 +255,60 @@ def _text(path: StoragePath, name: str, column: pa.ChunkedArray) -> pa.ChunkedAr
         raise
 
 
-def typed(column: pa.ChunkedArray, wanted: str) -> tuple[pa.ChunkedArray, int | None]:
-    """Returns a column of strings as numbers, if it holds such: as int64, or else float64; empty strings become nulls.
+def typed(column: pa.ChunkedArray, wanted: str) -> tuple[pa.ChunkedArray, tuple[int, str] | None]:
+    """Returns a column of strings as the numbers that they are, if they are: as int64, or else float64.
+
+    Empty strings become nulls. No number becomes another one, except that `float32` allows rounding.
 
     Args:
       column: of strings.
-      wanted: `int64` or `float32` if they must be numbers, `string` if they are to stay; "" for what fits: texts with
-        zeros before a number, as 007, are none then.
+      wanted: `int64` or `float32` if they must be numbers, and words for missing values are nulls; `string` if they are
+        to stay; "" for what fits: texts with zeros before a number, as 007, are none then.
 
     Returns:
-      The column; and the first row that is no number although it must be one, or None.
+      The column; and (row, what is wrong) of the first row that is no such number although it must be, or None.
     """
-    values = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
-    is_number, is_whole, is_code = (pc.match_substring_regex(values, form) for form in (_NUMBER, _WHOLE, _CODE))
+    empty = [""] if wanted in ("", "string") else ["", *(each for each in labels.MISSING if "nan" not in each.lower())]
+    is_empty = pc.is_in(column, value_set=pa.array(empty, column.type))
+    values = pc.if_else(is_empty, pa.scalar(None, column.type), column)
+    is_number, is_code = (pc.match_substring_regex(values, form) for form in (_NUMBER, _CODE))
     if wanted == "string" or values.null_count == len(values) or (not wanted and pc.any(is_code).as_py()):
         return column, None
     if (row := pc.index(is_number, False).as_py()) >= 0:
-        return column, row if wanted else None
-    return values.cast(pa.int64() if pc.all(is_whole).as_py() else pa.float64()), None
+        return column, (row, NO_NUMBER) if wanted else None
+    if pc.all(pc.match_substring_regex(values, _WHOLE_VALUE if wanted == "int64" else _WHOLE)).as_py():
+        digits = pc.replace_substring_regex(values, r"^\+|\.0*$", "")
+        try:
+            return digits.cast(pa.int64()), None
+        except pa.ArrowInvalid:
+            too_large = next(row for row, text in enumerate(digits.to_pylist()) if text and not _is_int64(text))
+            if wanted != "float32":
+                return column, (too_large, "which int64 does not hold")
+    row = -1 if wanted == "float32" else _first_inexact(values)
+    return (values.cast(pa.float64()), None) if row < 0 else (column, (row, "which float64 does not hold exactly"))
+
+
+def _is_int64(text: str) -> bool:
+    return -(1 << 63) <= int(text) < 1 << 63
+
+
+def _first_inexact(values: pa.ChunkedArray) -> int:
+    """Returns the first row with a number that float64 holds neither exactly nor as the shortest text for it; or -1."""
+    for row in np.flatnonzero(pc.match_substring_regex(values, _MAYBE_INEXACT).fill_null(False).to_numpy()).tolist():
+        text = values[row].as_py()
+        exact, value = decimal.Decimal(text), float(text)
+        is_told_apart = len(exact.as_tuple().digits) <= _DIGITS and exact != exact.to_integral_value()
+        if decimal.Decimal(value) != exact and not is_told_apart:
+            return row
+    return -1
+
+
+def first_no_number(column: pa.ChunkedArray) -> int | None:
+    """Returns the first row whose text is no number, if most of the others are numbers; else None."""
+    filled = pc.not_equal(column, "").fill_null(False)
+    is_number = pc.match_substring_regex(column, _NUMBER).fill_null(False)
+    count, numbers = (pc.sum(each).as_py() or 0 for each in (filled, is_number))
+    has_codes = pc.any(pc.match_substring_regex(column, _CODE)).as_py()
+    if numbers == count or numbers * 2 <= count or has_codes:
+        return None
+    return int(pc.index(pc.and_(filled, pc.invert(is_number)), True).as_py())

@@ -11,12 +11,12 @@ import difflib
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from beam_jobs.sources import TFDS_PREFIX, record_files, streams
+from beam_jobs.sources import TFDS_PREFIX, record_files, splits, streams
 from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SourceOptions
 from beam_jobs.sources.record_files import ARRAY_RECORD, Columns, RecordFile, RecordSource
 from pipeline.commands import commandline
@@ -47,7 +47,7 @@ def open_source(options: SourceOptions) -> RecordSource:
     features = builder.info.features
     image, label = _image_and_label(features, root)
     columns = Columns(image, label, extra={name: _kept(features, name, root) for name in options.keep_columns})
-    records = _records(builder.info.splits.values(), builder.info.file_format.value, root)
+    records = _records(builder.info.splits.values(), builder.info.file_format.value, root, options.splits)
     paths = [LocalPath(str(file.path)) for files in records.values() for file in files]
     return record_files.source_of(
         dataset=options.dataset,
@@ -104,7 +104,9 @@ def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
     )
 
 
-def _records(splits: Iterable[Any], file_format: str, root: LocalPath) -> dict[str, tuple[RecordFile, ...]]:
+def _records(
+    infos: Iterable[Any], file_format: str, root: LocalPath, wanted: Sequence[str]
+) -> dict[str, tuple[RecordFile, ...]]:
     if file_format not in ("tfrecord", ARRAY_RECORD):
         raise DataError(
             f"is of TFDS's format {file_format}; tfrecord and array_record can be read: prepare it again with "
@@ -114,12 +116,12 @@ def _records(splits: Iterable[Any], file_format: str, root: LocalPath) -> dict[s
     if file_format == ARRAY_RECORD:
         commandline.require("array_record")
     found = {}
-    for split in splits:
+    filled = {split.name: split for split in infos if split.num_examples}
+    for split in (filled[name] for name in splits.among(filled, wanted)):
         if not naming.is_split_name(split.name):
             raise DataError(f"has a split {split.name!r}; a name must have letters, digits and _ only", path=root)
-        if split.num_examples:
-            pairs = zip(split.filepaths, split.shard_lengths, strict=True)
-            found[split.name] = tuple(_file(LocalPath(str(path)), int(count), file_format) for path, count in pairs)
+        pairs = zip(split.filepaths, split.shard_lengths, strict=True)
+        found[split.name] = tuple(_file(LocalPath(str(path)), int(count), file_format) for path, count in pairs)
     if not found:
         raise DataError("its splits hold no example", path=root)
     return found

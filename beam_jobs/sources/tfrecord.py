@@ -7,6 +7,7 @@ from their first records.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import os
@@ -15,16 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from beam_jobs.sources import labels, listing, record_files, streams
-from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SourceOptions, image_format
+from beam_jobs.sources import joined, labels, listing, record_files, splits, streams
+from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, Source, SourceOptions, image_format
 from beam_jobs.sources.labels import SeenLabels
-from beam_jobs.sources.listing import SPLIT_OF_WORD
 from beam_jobs.sources.record_files import DTYPES, Columns, RecordFile, RecordSource, kind
 from pipeline import manifest
 from pipeline.commands.text import count_of, shape_of
-from pipeline.errors import DataError, UsageError, unknown
-from pipeline.files.paths import LocalPath, StoragePath, each, path_of
-from pipeline.files.remote import RemotePath
+from pipeline.errors import DataError, UsageError, name_of, unknown
+from pipeline.files.paths import StoragePath, each, path_of
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
 from pipeline.records import tf_example
 
@@ -36,12 +35,16 @@ _SIZES = (
     ("image/height", "image/width", "image/channels"),
 )
 MAX_CLASSES = 1 << 20
-_RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,})", re.IGNORECASE)
+_OF_FOREIGN = ("feature_map", "image_shape", "keep_columns")  # flags about records of other writers
+# TensorFlow Extended writes data_tfrecord-00000-of-00001.gz.
+_RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz)?)", re.IGNORECASE)
 _BESIDE = (".offsets", ".crcs", ".index", ".idx", ".crc", ".json", ".txt")  # added to the name of a file of records
 
 
-def open_source(options: SourceOptions) -> RecordSource:
-    """Opens TFRecords: by the manifest if the folder has one, else by what their first records hold.
+def open_source(options: SourceOptions) -> Source:
+    """Opens TFRecords: by the manifest if their folder has one, else by what their first records hold.
+
+    Converted data sets that a glob joins are joined by the names of their classes.
 
     Raises:
       UsageError: --source is missing, or a flag does not fit it.
@@ -52,21 +55,76 @@ def open_source(options: SourceOptions) -> RecordSource:
             f"--source is missing: a folder with {naming.MANIFEST}, or TFRecord files: a folder of them, a file, a glob"
         )
     folder = path_of(options.source)
+    splits.check_flag(options.split_column, options.dataset)
     if (folder / naming.MANIFEST).exists():
-        return _open_ours(folder, options)
-    return _open_foreign(options)
+        return _open_ours(folder, manifest.load(folder), options)
+    root, paths = _find(options.source)
+    converted = _converted(paths)
+    if len(converted) == 1 and any(getattr(options, flag) for flag in _OF_FOREIGN):
+        converted = {}  # whoever names features wants them read as those of any other writer
+    if not converted:
+        return _open_foreign(root, paths, options)
+    sources = {}
+    for place, made in converted.items():
+        names = [path.name for path in paths if path.parent == place]
+        own = dataclasses.replace(options, splits=_splits_among(made, names, options.splits))
+        if own.splits:
+            sources[place.name_in(root)] = _open_ours(place, made, own, names)
+    if not sources:
+        splits.among(dict.fromkeys(name for made in converted.values() for name in made.splits), options.splits)
+    return next(iter(sources.values())) if len(converted) == 1 else joined.joined(options.dataset, root, sources)
 
 
-def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> RecordSource:
-    """Opens a converted data set. The source's only file is the manifest, which has the digests of the shards."""
-    for flag in ("feature_map", "image_shape", "keep_columns"):
+def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
+    """Returns {folder: manifest} of the converted data sets that files belong to; none if all are of other writers.
+
+    Raises:
+      DataError: only some of the files belong to one, so that labels, keys and class names of the others mean
+        something else.
+    """
+    found, listed = {}, set()
+    for place in dict.fromkeys(path.parent for path in paths):
+        if (place / naming.MANIFEST).exists() and (made := manifest.load(place)).has_images:
+            shards = {place / shard.file for shard in made.shards}.intersection(paths)
+            listed |= shards
+            if shards:
+                found[place] = made
+    strange = next((path for path in paths if path not in listed), None)
+    if found and strange is not None:
+        raise DataError(
+            f"belongs to no converted data set, but {min(map(str, listed))} does, by the {naming.MANIFEST} beside it",
+            path=strange,
+            advice="name the files of one kind: their labels need not mean the same",
+        )
+    return found
+
+
+def _splits_among(made: Manifest, names: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """Returns the wanted splits of a converted data set that have records in some of its files."""
+    there = [
+        split
+        for split, info in made.splits.items()
+        if any(shard.num_examples and shard.file in names for shard in info.shards)
+    ]
+    known = [split for split in wanted if split in there or splits.SPLIT_OF_WORD.get(split.lower()) in there]
+    return tuple(splits.among(there, known)) if known or not wanted else ()
+
+
+def _open_ours(
+    folder: StoragePath, made: Manifest, options: SourceOptions, names: Sequence[str] | None = None
+) -> RecordSource:
+    """Opens a converted data set, or some of its shards.
+
+    The source's only file is the manifest, which has the digests of the shards.
+    """
+    for flag in _OF_FOREIGN:
         if getattr(options, flag):
             raise UsageError(f"--{flag}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
-    made = manifest.load(folder)
     if not made.has_images:
         raise UsageError(
-            f"--source={folder}: its {naming.MANIFEST} was written by pipeline.index and mentions no images; if its "
-            f"records hold some, name the files: --source='{folder}/{next(iter(made.shards)).file}', or a glob"
+            f"--source={folder}: its {naming.MANIFEST} was written by {name_of('pipeline.index')} and mentions no "
+            "images; if its records hold some, name the files: "
+            f"--source='{folder}/{next(iter(made.shards)).file}', or a glob"
         )
     columns = Columns(
         *OWN_FEATURES,
@@ -79,15 +137,20 @@ def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> Record
         root=folder,
         columns=columns,
         records={
-            name: tuple(each(lambda shard: _shard(folder, made, shard), split.shards, folder.is_remote))
-            for name, split in made.splits.items()
-            if split.num_examples
+            name: tuple(
+                each(
+                    lambda shard: _shard(folder, made, shard),
+                    [shard for shard in made.splits[name].shards if names is None or shard.file in names],
+                    folder.is_remote,
+                )
+            )
+            for name in splits.among([name for name, info in made.splits.items() if info.num_examples], options.splits)
         },
         files=(SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest),),
     )
 
 
-def _shard(folder: LocalPath | RemotePath, made: Manifest, shard: ShardInfo) -> RecordFile:
+def _shard(folder: StoragePath, made: Manifest, shard: ShardInfo) -> RecordFile:
     path = folder / shard.file
     stamp = streams.stamp(path)
     if stamp[0] != shard.num_bytes:
@@ -106,8 +169,8 @@ def _shard(folder: LocalPath | RemotePath, made: Manifest, shard: ShardInfo) -> 
     return RecordFile(path, stamp, shard.num_examples, stride=shard.stride, offsets=offsets)
 
 
-def _open_foreign(options: SourceOptions) -> RecordSource:
-    """Opens, walks and digests the files of `options.source`.
+def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: SourceOptions) -> RecordSource:
+    """Opens, walks and digests files of other writers.
 
     Classes are named by `labels.txt` next to the files. Without it, every record is read for its label: the classes are
     the texts that occur, sorted, or "0", "1" and so on to the highest number.
@@ -116,30 +179,62 @@ def _open_foreign(options: SourceOptions) -> RecordSource:
       UsageError: a flag does not fit the first record, or is missing.
       DataError: a file is missing, is not a TFRecord file, is cut short or corrupt, or has no record.
     """
-    root, paths = _find(options.source)
-    columns = _infer(*_first_records(paths), options)
-    beside = (root / f"{columns.label}.{labels.LABELS_FILE}", root / labels.LABELS_FILE)  # the first is TFDS's name
-    names = next(filter(None, map(labels.read_labels, beside)), ())
-    seen = SeenLabels(f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME")
+    by_split = splits.by_files(root, [path.name_in(root) for path in found], options.splits)
+    split_of = {root / name: split for split, names in by_split.items() for name in names}
+    paths = [path for path in found if path in split_of]
+    records, first = _first_records(paths)
+    columns = _infer(records, first, options)
+    if len(by_split) == 1 and not options.split_column:
+        _check_splits(records, first)
+    names = _class_names(root, paths, columns)
+    seen = SeenLabels(
+        f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
+    )
 
     def see_label(record: bytes, path: StoragePath) -> None:
         seen.add(_labels_of(record, columns), path)
 
     indexed, entries = _index(root, paths, None if names else see_label)
-    by_split = {
-        split: files
-        for split in listing.SPLITS
-        if (files := tuple(file for file in indexed if split_of(file.path.name) == split))
-    }
     return record_files.source_of(
         dataset=options.dataset,
         class_names=names or seen.class_names(root),
         root=root,
         columns=columns,
-        records=by_split,
+        records={split: tuple(file for file in indexed if split_of[file.path] == split) for split in by_split},
         files=entries,
         unique_keys=not columns.key,
     )
+
+
+def _class_names(root: StoragePath, paths: Sequence[StoragePath], columns: Columns) -> tuple[str, ...]:
+    """Returns the class names that lie beside the files, or in the folder of all; none if there are none.
+
+    Raises:
+      DataError: labels are numbers, and files in different folders would count different classes by them.
+    """
+
+    def beside(place: StoragePath) -> tuple[str, ...]:
+        files = (
+            place / f"{columns.label}.{labels.LABELS_FILE}",
+            place / labels.LABELS_FILE,
+        )  # the first is TFDS's name
+        return next(filter(None, map(labels.read_labels, files)), ())
+
+    if (names := beside(root)) or columns.has_text_labels:
+        return names
+    found = {place: beside(place) for place in dict.fromkeys(path.parent for path in paths)}
+    if len(set(found.values())) > 1:
+        one, other = sorted(found, key=lambda place: (not found[place], str(place)))[:2]
+        if found[one] == found[other]:
+            other = next(place for place in found if found[place] != found[one])
+        raise DataError(
+            f"the class names of {one.name_in(root)} and of {other.name_in(root)} differ, but the labels of both are "
+            "numbers",
+            path=root,
+            advice=f"write {labels.LABELS_FILE} of all there, or convert each, then both together: converted data sets "
+            "are joined by the names of classes",
+        )
+    return next(iter(found.values()))
 
 
 def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
@@ -199,9 +294,18 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
     raise DataError(f"{count_of(len(paths), 'TFRecord file')}, but {what}", path=paths[0].parent)
 
 
-def split_of(name: str) -> str:
-    """Returns the split that the first known word of a file's name means; train if there is none."""
-    return next((SPLIT_OF_WORD[word] for word in listing.words(name) if word in SPLIT_OF_WORD), "train")
+def _check_splits(records: Sequence[Mapping[str, Any]], file: str) -> None:
+    """Raises DataError if the first records have a feature that looks like the split of each."""
+    names = {name: None for record in records for name in record}
+    for name in filter(None, [splits.column_of([*names], ""), *splits.suspects([*names], [*names], "")]):
+        values = [record[name][0] for record in records if name in record and kind(record[name]) == "bytes"]
+        texts = {value.decode(errors="replace") for value in values}
+        if texts and all(splits.of_value(text, False) for text in texts):
+            raise DataError(
+                f"feature {name!r} has {', '.join(map(repr, sorted(texts)))}, which looks like each record's split",
+                path=file,
+                advice=f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature",
+            )
 
 
 def _infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptions) -> Columns:

@@ -35,7 +35,9 @@ class ValidateConfig:
     """Every other flag goes to Beam, as --flag=value: --runner (default FnApiRunner), --direct_num_workers, ..."""
 
     data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
-    deep: bool = flag(False, "look at the pixels too: decode images, compare their sizes, mean and standard deviation")
+    deep: bool = flag(
+        False, "look at the pixels too (sizes, mean, standard deviation), at columns, and at the folders below"
+    )
     report: str = flag("", "also write the report to this file, as JSON; on a cluster, one that all its machines reach")
 
     def __post_init__(self) -> None:

@@ -78,8 +78,10 @@ class Validation(ShardJob):
         shards = [by_number[number] for number in self.shards]
         keys = _key_problems(self.data_dir, self.manifest, repeated)
         totals = _total_problems(self.manifest, shards, self.decodes)
-        checks = (tfds_problems, _card_problems, column_problems, _stray_problems)
+        checks = (tfds_problems, column_problems)
         beside = [problem for check in checks for problem in check(self.data_dir, self.manifest)]
+        beside += [*_card_problems(self.data_dir, self.manifest, self.decodes)]
+        beside += [*_stray_problems(self.data_dir, self.manifest, self.decodes)]
         if not self.report.is_remote and not self.report.parent.is_dir():
             raise DataError(
                 "a worker cannot reach this folder",
@@ -209,13 +211,17 @@ def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem
             yield Problem(len(manifest.shards), -1, name, "", text)
 
 
-def _card_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
-    """Yields problems of the card, if there is one. Beside foreign records it is not ours to check."""
+def _card_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> Iterator[Problem]:
+    """Yields problems of the card. Beside foreign records it is not ours to check.
+
+    A data set is complete without it, so that only a deep check takes it for a problem that a conversion's is missing.
+    """
     text = None
     try:
         text = card.problem_of((data_dir / naming.CARD).read_bytes(), manifest) if manifest.has_images else None
     except FileNotFoundError:
-        pass
+        if is_deep and manifest.source:
+            text = "is missing; the same conversion, run again, writes it"
     except OSError as error:
         text = f"cannot be read: {reason_of(error)}"
     if text:
@@ -232,10 +238,13 @@ def column_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Probl
                 yield Problem(len(manifest.shards), -1, naming.column_name(split, name, crc), "", error.reason)
 
 
-def _stray_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
-    """Yields a problem for each file that the manifest does not list and that programs would read as a shard."""
+def _stray_problems(data_dir: StoragePath, manifest: Manifest, is_deep: bool) -> Iterator[Problem]:
+    """Yields a problem for each file that the manifest does not list and that programs would read as a shard.
+
+    A deep check looks into folders, too, where a pattern such as `**/*.tfrecord*` finds it.
+    """
     with contextlib.suppress(DataError):  # if the folder cannot be listed, the problems of its shards say more
-        for name in present.unlisted(data_dir, manifest).as_shards:
+        for name in present.unlisted(data_dir, manifest, recursive=is_deep).as_shards:
             text = "is not in the manifest; programs that read by a pattern (train-*, *.tfrecord*) would read it"
             yield Problem(len(manifest.shards), -1, name, "", text)
 

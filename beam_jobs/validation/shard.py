@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import io
 import math
+import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +23,8 @@ from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import location, reason_of
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
-from pipeline.manifest import Feature, Manifest, naming
+from pipeline.manifest import Column, Feature, Manifest, naming
+from pipeline.manifest.columns import column_name, values_of
 from pipeline.read import sidecars
 from pipeline.records import tf_example
 from pipeline.records.framing import Frame, Read, walk
@@ -31,7 +34,7 @@ from pipeline.records.tf_example import Values
 
 _NO_IMAGE = Feature("uint8")  # of records of any kind
 _RAW_AT_ONCE = 64  # images whose pixels are summed together
-_FORMATS = {"png": ("PNG",), "jpeg": ("JPEG",), "any": ("PNG", "JPEG")}
+_FORMATS = {"png": ("png",), "jpeg": ("jpeg",), "any": ("png", "jpeg")}
 _BYTES = ("string", "uint8")  # dtypes of features that are kept as bytes
 _Numbers = TypeVar("_Numbers", np.int64, np.uint32)
 
@@ -107,7 +110,8 @@ def check_shard(
       decodes: whether to check the pixels too.
     """
     report = ShardReport(number, PixelSums(len(manifest.image_mean)))
-    check = _Check(data_dir, manifest, report, ExampleCheck(manifest, decodes, report))
+    columns = _columns_of(data_dir, manifest, number) if decodes else []
+    check = _Check(data_dir, manifest, report, ExampleCheck(manifest, decodes, report, columns))
     try:
         check.run()
     except OSError as error:
@@ -150,6 +154,9 @@ class _Check:
         self._report.num_bytes, self._report.records = stream.num_bytes, len(self._begins)
         self._report.is_whole &= self._ended and len(self._begins) == self._info.num_examples
         self._examples.finish()
+        for column in self._examples.columns:
+            if column.first_difference:
+                self.add(column.first_difference, column.file)
         self._check_file(f"{stream.crc:08x}")
         if self._known is not None:
             self._check_offsets(self._known)
@@ -207,7 +214,7 @@ class _Check:
         if frame.record is None:
             self._report.is_whole = False
         else:
-            key, more = self._examples.check(frame.record)
+            key, more = self._examples.check(frame.record, frame.number)
             problems += more
             self._report.is_whole &= not more
         if key is not None:
@@ -301,11 +308,88 @@ def _member_frames(
             yield Frame(lost, begins[lost - first], begins[lost - first + 1], None, None)
 
 
+@dataclasses.dataclass
+class ColumnCheck:
+    """Compares a shard's part of a column with the records.
+
+    Attributes:
+      file: name of the column's file, in the data set's folder.
+      shard: name of the shard's file.
+      feature: name of the feature; `bytes`, `height` and `width` may also be the record's and the image's.
+      column: entry of the column in the manifest.
+      values: values of the shard's records, (records,).
+      differences: number of records that have another value.
+    """
+
+    file: str
+    shard: str
+    feature: str
+    column: Column
+    values: NDArray[np.generic]
+    differences: int = 0
+    _first: str = ""
+
+    def compare(self, number: int, record: bytes, found: dict[str, Values], size: tuple[int, int] | None) -> None:
+        """Compares the value of a record.
+
+        Args:
+          number: number of the record in the shard.
+          record: its bytes.
+          found: its features.
+          size: (height, width) of its image, if that was decoded.
+        """
+        if number >= len(self.values):
+            return  # the number of records is wrong, which is a problem by itself
+        made = {"bytes": len(record), **({"height": size[0], "width": size[1]} if size else {})}
+        feature = found.get(self.feature)
+        if feature is None and self.feature not in made:
+            return
+        real: object = made.get(self.feature)
+        if feature is not None:
+            real = (feature[0] if isinstance(feature, list) else feature[0].item()) if len(feature) == 1 else None
+        said = self.values[number].item()
+        if self.column.values:
+            names = self.column.values
+            said = names[said] if 0 <= said < len(names) else f"string number {said}"
+            real = real.decode(errors="surrogateescape") if isinstance(real, bytes) else real
+        if said == real or str(said) == str(real) == "nan":
+            return
+        self.differences += 1
+        self._first = self._first or f"has {said!r} for record {number} of {self.shard}, which has {real!r}"
+
+    @property
+    def first_difference(self) -> str:
+        """Text on the first difference; empty: there is none."""
+        more = f" ({self.differences:,} records differ)" if self.differences > 1 else ""
+        return self._first + more if self._first else ""
+
+
+def _columns_of(data_dir: StoragePath, manifest: Manifest, number: int) -> list[ColumnCheck]:
+    """Returns the checks of the columns that have the name of a feature, or are made of a record and its image."""
+    shard = manifest.shards[number]
+    split, infos = next((name, info.shards) for name, info in manifest.splits.items() if shard in info.shards)
+    first = sum(before.num_examples for before in infos[: infos.index(shard)])
+    scalars = (name for name, feature in manifest.features.items() if feature.shape in ((), (1,)) and name != "image")
+    features = {column_name(name): name for name in ("bytes", "height", "width", *scalars)}
+    found = []
+    for name, column in manifest.columns.items():
+        if name in features and split in column.files:
+            values = values_of(data_dir.url, split, name, column, first, first + shard.num_examples)
+            if values is not None:  # else the file as a whole is a problem
+                file = naming.column_name(split, name, column.files[split])
+                found.append(ColumnCheck(file, shard.file, features[name], column, values))
+    return found
+
+
 class ExampleCheck:
     """Checks the examples of one shard, and counts them in its report."""
 
-    def __init__(self, manifest: Manifest, decodes: bool, report: ShardReport) -> None:
+    def __init__(
+        self, manifest: Manifest, decodes: bool, report: ShardReport, columns: Sequence[ColumnCheck] = ()
+    ) -> None:
         """Makes a check that puts labels, sizes and sums into the report, and looks at the pixels if `decodes`."""
+        self.columns = columns
+        self._size: tuple[int, int] | None = None  # of the last image
         self._features = manifest.features
         self._image = manifest.features.get("image", _NO_IMAGE)
         self._classes = {"label": len(manifest.class_names)}
@@ -315,11 +399,18 @@ class ExampleCheck:
         self._usual = {name: _usual(feature) for name, feature in self._features.items()}
         self._raw_shape = manifest.image_shape if self._image.encoding == "raw" else None
         self._decodes = decodes
+        self._judge = _judge_of(manifest) if decodes and manifest.has_images and self._raw_shape is None else None
         self._report = report
         self._raw: list[bytes] = []
 
-    def check(self, record: bytes) -> tuple[bytes | None, list[str]]:
-        """Returns an example's key, or None if it has none, and the problems of the example."""
+    def check(self, record: bytes, number: int = 0) -> tuple[bytes | None, list[str]]:
+        """Returns an example's key, or None if it has none, and the problems of the example.
+
+        Args:
+          record: bytes of the example.
+          number: its number in the shard.
+        """
+        self._size = None
         if not self._features:  # of `pipeline.index`: any bytes will do
             return None, []
         try:
@@ -335,6 +426,10 @@ class ExampleCheck:
         if len(found) > len(self._features) or problems:
             more = sorted(found.keys() - self._features.keys())
             problems += [f"feature {name!r} is not in the manifest" for name in more]
+        if not problems and self._judge and (problem := self._judge(record)):
+            problems.append(problem)
+        for column in self.columns:
+            column.compare(number, record, found, self._size)
         key = found.get("key")
         return key[0] if isinstance(key, list) and len(key) == 1 else None, problems
 
@@ -373,7 +468,8 @@ class ExampleCheck:
                     f"its image has {count_of(len(data), 'byte')}, not the "
                     f"{math.prod(self._raw_shape)} of {shape_of(self._image.shape)}"
                 )
-            self._report.sizes[self._raw_shape[:2]] += 1
+            self._size = self._raw_shape[:2]
+            self._report.sizes[self._size] += 1
             if self._decodes:
                 self._raw.append(data)
                 if len(self._raw) == _RAW_AT_ONCE:
@@ -386,16 +482,27 @@ class ExampleCheck:
     def _decoded_problem(self, data: bytes) -> str | None:
         try:
             opened = images.open_file(data)
-            if opened.format not in _FORMATS[str(self._image.encoding)]:
+            if images.kept_as(opened, data) not in _FORMATS[str(self._image.encoding)]:
                 return f"its image is of format {opened.format}, the manifest says {self._image.encoding}"
             pixels = images.pixels(opened)
         except BadImageError as error:
             return str(error)
         if any(side not in (None, has) for side, has in zip(self._image.shape, pixels.shape, strict=True)):
             return f"its image is {shape_of(pixels.shape)}, not {shape_of(self._image.shape)}"
-        self._report.sizes[pixels.shape[0], pixels.shape[1]] += 1
+        self._size = pixels.shape[0], pixels.shape[1]
+        self._report.sizes[self._size] += 1
         self._report.sums.add(images.with_channels(pixels, self._report.sums.channels))
         return None
+
+
+def _judge_of(manifest: Manifest) -> Callable[[bytes], str | None] | None:
+    """Returns training's own judgement of a record, by TensorFlow's decoder; None where TensorFlow is not installed."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return None
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its notes on the processor would be on every worker
+    from pipeline.decode import judge_of  # noqa: PLC0415, which takes seconds
+
+    return judge_of(manifest, None)
 
 
 def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:

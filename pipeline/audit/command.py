@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline import manifest as manifests
 from pipeline.audit import key_log, observed, proof, reading, schedules
-from pipeline.audit.config import AuditConfig
+from pipeline.audit.config import LAST_EPOCH, AuditConfig
 from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import Header
 from pipeline.audit.observed import compare, read_keys, report_lines
@@ -19,7 +19,7 @@ from pipeline.audit.proof import Runs, check_all, order_checks
 from pipeline.audit.reading import Reading, Topology
 from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError, named
+from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.manifest.sources import VIEWS, Sources, flags_for, own_views, parse_sources, sources_of
 from pipeline.order.order import Order
 from pipeline.order.shares import step_of_unit
@@ -27,7 +27,7 @@ from pipeline.order.views import skips_text
 from pipeline.request import Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, resolve, resolve_all, schedule_of
 
-_GIVEN = "given  the shards hold what the manifest says: beam_jobs.validate checks that"
+_GIVEN = f"given  the shards hold what the manifest says: {name_of('beam_jobs.validate')} checks that"
 _OF_RUN = ("data_dir", "distort", "resize", "mixture_schedule")  # flags that a run has, too, beside the next ones
 _VIEW = (*VIEWS, "skip_steps")  # flags that only change the order if they are given
 _ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")  # flags
@@ -129,7 +129,7 @@ def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None
         for topology in topologies:
             proof.check_memory(source.order, topology)
     print("\n".join(_heading(source, config.epoch, topologies[0])), flush=True)
-    is_complete = _prove(config, source, topologies)
+    epochs = _prove(config, source, topologies)
     readings = [Reading(source, config.epoch, topology) for topology in topologies]
     print("\n".join(reading.reading_lines(readings[0], config.list_all)))
     if len(readings) > 1:
@@ -138,7 +138,7 @@ def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None
         _draw(config.png, readings[0])
     if header is not None:
         _observe(source, logs, step_of)
-    print("\n" + _verdict(source.order, topologies[0], is_complete) + ("; the run saw just that" if logs else ""))
+    print("\n" + _verdict(source.order, topologies[0], epochs) + ("; the run saw just that" if logs else ""))
 
 
 def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
@@ -184,25 +184,31 @@ def _topology(workers: int | None, replicas: int | None, size: int) -> Topology:
     return Topology(workers, workers if replicas is None else replicas, size)
 
 
-def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> bool:
-    """Prints each claim with its evidence; returns whether every window was replayed.
+def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> dict[int, bool]:
+    """Prints each claim with its evidence; returns whether every window was replayed, for each epoch.
 
     Raises:
       DataError: a claim does not hold.
     """
     contract, first = Contract.of(source), topologies[0]
     runs = [Runs(source, contract, config.epoch, topology, config.exhaustive) for topology in topologies]
+    # One more epoch, of one topology: an order that repeats in every epoch is right in each by itself.
+    other = config.epoch + 1 if config.epoch + 1 < LAST_EPOCH else config.epoch - 1
+    again = Runs(source, contract, other, first, exhaustive=False, share=0.5)
     checks = [*order_checks(source, contract), *runs[0].checks()]
-    checks += [check for other in runs[1:] for check in other.checks(first)]
+    checks += [check for later in runs[1:] for check in later.checks(first)]
+    checks += again.checks_again()
     print()
     if config.content:
         commandline.require("tensorflow")
         with quiet.loading():
-            from pipeline.audit import content  # noqa: PLC0415, here because it loads TensorFlow
+            from pipeline.audit import content, draws  # noqa: PLC0415, here because they load TensorFlow
         checks.append(content.content_check(source, config.epoch, first))
+        checks += draws.checks(source, (config.epoch, other), first)
     check_all(checks)
     print(_GIVEN, flush=True)
-    return all(run.is_complete for run in runs)
+    replayed = {config.epoch: all(run.is_complete for run in runs)}
+    return {**replayed, other: again.is_complete} if again.checks_again() else replayed
 
 
 def _draw(png: str, reading: Reading) -> None:
@@ -244,24 +250,31 @@ def _heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[st
     ]
 
 
-def _verdict(order: Order, topology: Topology, is_complete: bool) -> str:
+def _verdict(order: Order, topology: Topology, epochs: dict[int, bool]) -> str:
     """Returns the last line of a proof that holds.
 
     Args:
       order: of the split.
       topology: of the job.
-      is_complete: whether every window was replayed; only then was each record counted.
+      epochs: whether every window was replayed, for each epoch; only then was each record counted.
     """
-    if not is_complete:
+    number, *others = epochs
+    if not epochs[number]:
         return "no fault in what was checked; --exhaustive replays every window and counts every record"
+    replayed = f"; epoch {number} replayed"
+    if others:
+        other = others[0]
+        replayed = (
+            f"; epochs {number} and {other} replayed" if epochs[other] else f"{replayed}, and parts of epoch {other}"
+        )
     seen = min(order.num_records, order.steps_per_epoch * order.global_batch_size)
     if order.times is not None or order.skip_steps:
         return (
             f"proof holds: every record as often as the view says, {seen:,} rows per epoch but for skipped steps; "
-            f"{order.steps_per_epoch:,} full steps on each of {topology.replicas:,} replicas"
+            f"{order.steps_per_epoch:,} full steps on each of {topology.replicas:,} replicas{replayed}"
         )
     each = f"each of {seen:,} records" if seen == order.num_records else f"{seen:,} of {order.num_records:,} records"
     return (
         f"proof holds: {each} once per epoch, by one replica; {order.steps_per_epoch:,} full steps on each of "
-        f"{topology.replicas:,} replicas"
+        f"{topology.replicas:,} replicas{replayed}"
     )

@@ -7,6 +7,8 @@ import dataclasses
 from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError
 
+LAST_EPOCH = 1 << 62  # an epoch is less than this
+
 
 @dataclasses.dataclass(frozen=True)
 class AuditConfig:
@@ -37,12 +39,14 @@ class AuditConfig:
         None, "weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5'"
     )
     evaluation: bool = flag(False, "the order of evaluation; default: of training")
-    epoch: int = flag(0, "the epoch that is proved and shown")
+    epoch: int = flag(0, "the epoch that is proved and shown; the one after it is replayed as well")
     against_workers: int | None = flag(None, "compare with a job of this many workers")
     against_replicas: int | None = flag(None, "and this many replicas; default: one per worker")
     exhaustive: bool = flag(False, "replay every window of every worker, however long that takes")
     content: bool = flag(
-        False, "compare about 1,000 rows that input_fn feeds with what a plain walk over the shards finds"
+        False,
+        "compare about 1,000 rows that input_fn feeds with what a plain walk over the shards finds, and the augmented "
+        "rows of two epochs",
     )
     observed: str | None = flag(None, "logs of --log_keys: files, folders, globs, joined by commas")
     png: str | None = flag(None, "draw who reads what")
@@ -60,5 +64,5 @@ class AuditConfig:
             raise UsageError(f"--png={self.png}: the file's name must end in .png")
 
     def _check_epoch(self) -> None:
-        if not 0 <= self.epoch < 1 << 62:
+        if not 0 <= self.epoch < LAST_EPOCH:
             raise UsageError(f"--epoch={self.epoch}: must be 0 or more, and less than 2^62")

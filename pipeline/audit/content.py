@@ -20,7 +20,7 @@ from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Check, Fault
 from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, size_of
-from pipeline.decode import resize
+from pipeline.decode import decode_file, resize
 from pipeline.errors import location
 from pipeline.files.paths import folder
 from pipeline.graph_calls import error_of_input
@@ -35,13 +35,14 @@ _ROWS = 1000  # per worker, about: a third each from the epoch's beginning, its 
 _MOST_BYTES = 4 << 30  # 4 GiB of shards to walk through at most, but at least one shard
 _SIDE = 64  # at most: images that differ in size are resized to this if the run's flags name no size
 _SHOWN = 40  # characters of a value
-_DECODERS = {"png": tf.io.decode_png, "jpeg": tf.io.decode_jpeg}
 
 
-class _Fed(NamedTuple):
-    """A row that was fed: its place in the words of an error, its record id, and its values by field."""
+class Fed(NamedTuple):
+    """A row that was fed: its place in the words of an error, its step and row, record id, and values by field."""
 
     where: str
+    step: int
+    row: int
     record: int
     values: dict[str, Any]
 
@@ -61,12 +62,12 @@ def content_check(source: ResolvedRequest, epoch: int, topology: Topology) -> Ch
 
 
 def _check(source: ResolvedRequest, epoch: int, topology: Topology) -> str:
-    fed = defaultdict[str, dict[int, list[_Fed]]](lambda: defaultdict(list))
+    fed = defaultdict[str, dict[int, list[Fed]]](lambda: defaultdict(list))
     size = None
     for worker in sorted({0, topology.workers - 1}):
-        request = _request(source, topology, worker)
+        request = undistorted(source, topology, worker)
         size = request.size
-        for row in _rows(request, epoch, topology, worker):
+        for row in rows_fed(request, epoch, topology, worker):
             file, number = source.selection.locate(row.record)
             fed[file][number].append(row)
     shards = {segment.shard.file: segment.shard for segment in source.selection.segments}
@@ -88,7 +89,7 @@ def _check(source: ResolvedRequest, epoch: int, topology: Topology) -> str:
     )
 
 
-def _request(source: ResolvedRequest, topology: Topology, worker: int) -> Request:
+def undistorted(source: ResolvedRequest, topology: Topology, worker: int) -> Request:
     """Returns the request for a worker's rows, without distortion and with all features."""
     request, features = source.request, source.manifest.features
     request = dataclasses.replace(request, record_ids=True, distort=None, shard=topology.shard(worker))
@@ -107,7 +108,7 @@ def _request(source: ResolvedRequest, topology: Topology, worker: int) -> Reques
     return dataclasses.replace(request, features=names, resize=size)
 
 
-def _rows(request: Request, epoch: int, topology: Topology, worker: int) -> Iterator[_Fed]:
+def rows_fed(request: Request, epoch: int, topology: Topology, worker: int) -> Iterator[Fed]:
     """Yields the rows of some steps of a worker, once their records are those of the contract.
 
     Raises:
@@ -128,10 +129,11 @@ def _rows(request: Request, epoch: int, topology: Topology, worker: int) -> Iter
         for number in range(count * topology.local_replicas):
             step, local = first + number // topology.local_replicas, number % topology.local_replicas
             replica = worker * topology.local_replicas + local
-            yield from _of_element(_next(elements), contract, step, replica * size, topology)
+            yield from _of_element(next_element(elements), contract, step, replica * size, topology)
 
 
-def _next(elements: Iterator[Any]) -> Any:
+def next_element(elements: Iterator[Any]) -> Any:
+    """Returns the next element of a dataset; an error of the input's is raised as such, not as TensorFlow's."""
     try:
         return next(elements)
     except tf.errors.OpError as error:
@@ -140,7 +142,7 @@ def _next(elements: Iterator[Any]) -> Any:
         raise
 
 
-def _of_element(element: Any, contract: Contract, step: int, first: int, topology: Topology) -> Iterator[_Fed]:
+def _of_element(element: Any, contract: Contract, step: int, first: int, topology: Topology) -> Iterator[Fed]:
     *parts, weights, records = element
     values = parts[0] if isinstance(parts[0], dict) else {"image" if len(parts) > 1 else "record": parts[0]}
     if len(parts) > 1:
@@ -156,7 +158,7 @@ def _of_element(element: Any, contract: Contract, step: int, first: int, topolog
                 f"{where}: is fed record {record} ({kinds[weight > 0]}), and the order has {expected[row]} "
                 f"({kinds[bool(real[row])]})"
             )
-        yield _Fed(where, record, {name: column[i] for name, column in columns.items()})
+        yield Fed(where, step, row, record, {name: column[i] for name, column in columns.items()})
 
 
 def _array(value: Any) -> Any:
@@ -183,24 +185,20 @@ def _stored(
                 values = tf_example.example(record, features, decode_image=False)
             except tf_example.BadExampleError as error:
                 raise error.at(path, number, offset, bool(compression)) from None
-            yield where, number, {**values, "image": _pixels(values["image"], features["image"], size)}
+            pixels = _pixels(values["image"], features["image"], source.manifest.pixels.dct, size)
+            yield where, number, {**values, "image": pixels}
 
 
-def _pixels(data: bytes, feature: Feature, size: tuple[int, int] | None) -> Any:
-    """Returns one image, decoded by itself. TensorFlow decodes it, because other decoders round JPEG differently."""
+def _pixels(data: bytes, feature: Feature, dct: str, size: tuple[int, int] | None) -> Any:
+    """Returns one image, decoded by itself, by TensorFlow: other decoders lack its fast DCT."""
     if feature.encoding == "raw":
         pixels = np.frombuffer(data, np.uint8).reshape([n or 0 for n in feature.shape])
     else:
-        decode = _DECODERS.get(feature.encoding or "")
-        channels = feature.shape[2] or 3
-        decoded = (
-            decode(data, channels=channels) if decode else tf.io.decode_image(data, channels, expand_animations=False)
-        )
-        pixels = decoded.numpy()
+        pixels = decode_file(tf.constant(data), feature.shape[2] or 3, feature.encoding or "", dct).numpy()
     return pixels if size is None or pixels.shape[:2] == size else resize(tf.constant(pixels), size).numpy()
 
 
-def _compare(row: _Fed, where: str, stored: dict[str, Any]) -> None:
+def _compare(row: Fed, where: str, stored: dict[str, Any]) -> None:
     for name, fed in row.values.items():
         one, other = np.asarray(fed), np.asarray(stored[name])
         if one.shape == other.shape and np.all(_same(one, other)):

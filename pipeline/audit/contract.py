@@ -20,7 +20,7 @@ from pipeline.resolved import ResolvedRequest
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-_SHARDS, _WINDOW, _LIMIT, _BALANCE, _WEIGH, _START = 1, 2, 8, 9, 10, 11  # the first argument of a key
+_SHARDS, _WINDOW, _DRAWS, _LIMIT, _BALANCE, _WEIGH, _START = 1, 2, 3, 8, 9, 10, 11  # the first argument of a key
 _UNIT = 1 << 20  # weights are whole numbers of its part
 _KEPT = 2  # epochs of a view
 
@@ -119,9 +119,19 @@ class Contract:
 
     def batch(self, step: int) -> tuple[I64, Bools]:
         """Returns the record ids (G,) of a global step, and which rows are real: bool (G,)."""
+        records, real = self._rows(step)
+        return records % self.num_stored, real
+
+    def draw_keys(self, step: int) -> NDArray[np.uint64]:
+        """Returns the key (G,) that all draws of a row are made from, for a global step."""
+        records, _ = self._rows(step)
+        epoch = step // self.steps_per_epoch
+        return np.array([draw_key(self.seed, epoch, record) for record in records.tolist()], np.uint64)
+
+    def _rows(self, step: int) -> tuple[I64, Bools]:
         epoch, step = divmod(step, self.steps_per_epoch)
         records, real = self.epoch(epoch).batches(range(step, step + 1), range(self.global_batch_size))
-        return records[0] % self.num_stored, real[0]
+        return records[0], real[0]
 
 
 class Epoch:
@@ -249,6 +259,17 @@ def _times_of(source: ResolvedRequest) -> Callable[[int], I64]:
         return found
 
     return times
+
+
+def draw_key(seed: int, epoch: int, record: int) -> int:
+    """Returns the key, a uint64, that all draws of a record in an epoch are made from."""
+    return _key(_DRAWS, seed, epoch, record)
+
+
+def draw(key: int, number: int) -> np.float32:
+    """Returns draw `number` of a key, in [0, 1)."""
+    found = _hash(np.array([(key + number) % 2**64], np.uint64))[0] >> np.uint64(40)
+    return np.float32(found) * np.float32(2**-24)
 
 
 def _permutation(key: int, size: int) -> I64:

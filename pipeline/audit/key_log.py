@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, Self
 
 from pipeline.errors import DataError, UsageError, named
+from pipeline.files.reading import opened
 from pipeline.manifest.manifest import OPTIONAL, from_json
 from pipeline.order.order import MAX_STEP, MixtureSpec, OrderSpec, Spec
 from pipeline.order.shares import rows_in_blocks, units_at
@@ -221,7 +222,7 @@ def parts(path: pathlib.Path) -> list[Part]:
 def _read(path: pathlib.Path, only_starts: bool = False) -> Iterator[tuple[str, Header, Entry | None]]:
     header: Header | None = None
     entry: Entry | None = None
-    with named(path, "cannot be read"), path.open("rb") as file:
+    with named(path, "cannot be read"), opened(path) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return

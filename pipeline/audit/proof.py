@@ -248,13 +248,29 @@ def _check_same(found: tuple[I64, I64], placed: tuple[I64, I64], plan: WindowPla
 class Runs:
     """Replays the runs of a topology's workers: the whole epoch if it is small enough, else runs resumed within it.
 
+    Args:
+      source: the split and its order.
+      contract: the split's contract.
+      epoch: epoch to replay.
+      topology: topology of the job.
+      exhaustive: whether to replay the whole epoch, however large it is.
+      share: part of `BUDGET` that the epoch may take.
+
     Attributes:
+      epoch: epoch that is replayed.
       is_complete: whether the whole epoch is replayed, so that each record can be counted.
     """
 
     def __init__(
-        self, source: ResolvedRequest, contract: Contract, epoch: int, topology: Topology, exhaustive: bool
+        self,
+        source: ResolvedRequest,
+        contract: Contract,
+        epoch: int,
+        topology: Topology,
+        exhaustive: bool,
+        share: float = 1.0,
     ) -> None:
+        self.epoch = epoch
         self._selection, self._topology, order = source.selection, topology, source.order
         self._contract, self._epoch = contract, contract.epoch(epoch)
         arrays = NumpyArrays(2 * order.streams + 1)
@@ -270,7 +286,7 @@ class Runs:
         self._cost = max(read, fed) + self._windows * _PLAN_COST  # in records, like the budget
         self._part = part_size(order, topology)
         self._few = max(2, min(_FEW, BUDGET // self._part))
-        self.is_complete = exhaustive or max(self._cost, self._part) <= BUDGET
+        self.is_complete = exhaustive or max(self._cost, self._part) <= BUDGET * share
 
     def checks(self, other: Topology | None = None) -> list[Check]:
         """Returns the checks of the runs.
@@ -287,6 +303,12 @@ class Runs:
             (f"every row holds the record of the contract{same}", self._check_rows),
             *([count] if self.is_complete else []),
         ]
+
+    def checks_again(self) -> list[Check]:
+        """Returns the check of one more epoch, after `checks` of another: an order may repeat in every epoch."""
+        if self._part > BUDGET:  # open in the first epoch as well
+            return []
+        return [(f"every row of epoch {self.epoch} holds the record of the contract, too", self._check_again)]
 
     def _check_replicas(self) -> str:
         topology = self._topology
@@ -305,8 +327,6 @@ class Runs:
 
     def _check_rows(self) -> str:
         if self.is_complete:
-            self._times = np.zeros(self._contract.num_stored, np.int64)
-            self._real_rows = 0
             windows, rows = self._replay(self._whole_epoch(), self._windows)
             resumed = (
                 f"; {self._replay(self._parts(self._few), 2 * self._few)[0]} again, in runs that resume at some step"
@@ -321,6 +341,13 @@ class Runs:
         windows, rows = self._replay(self._parts(count), 2 * count)
         what = "in runs that resume at steps spread over the epoch; --exhaustive replays all"
         return f"{windows:,} of {self._windows:,} windows of the workers replayed, {rows:,} rows, {what}"
+
+    def _check_again(self) -> str:
+        if self.is_complete:
+            windows, rows = self._replay(self._whole_epoch(), self._windows)
+            return f"all {windows:,} windows of the workers replayed, {rows:,} rows; {self._check_count()}"
+        windows, rows = self._replay(self._parts(self._few), 2 * self._few)
+        return f"{windows:,} of {self._windows:,} windows of the workers replayed, {rows:,} rows"
 
     def _check_count(self) -> str:
         """Checks that the epoch fed every record as often as it is there; `_check_rows` has counted."""
@@ -360,7 +387,11 @@ class Runs:
         return windows, rows
 
     def _whole_epoch(self) -> Iterator[Fed]:
-        """Yields all workers' windows in turns: workers of the same streams then share a cached permutation."""
+        """Yields all workers' windows in turns: workers of the same streams then share a cached permutation.
+
+        Counts the records and the real rows.
+        """
+        self._times, self._real_rows = np.zeros(self._contract.num_stored, np.int64), 0
         runs = [self._checked(worker, 0) for worker in range(len(self._feeds))]
         for fed in (fed for of_workers in zip_longest(*runs) for fed in of_workers if fed):
             records = fed.records[fed.real]

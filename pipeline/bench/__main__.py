@@ -11,6 +11,7 @@ from pipeline.bench import result
 from pipeline.bench.result import result_of
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check, flag
+from pipeline.errors import name_of
 from pipeline.manifest.sources import parse_sources
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, resolve_all
@@ -117,7 +118,7 @@ def _measure_mixture(config: BenchConfig, resolved: ResolvedInput) -> None:
         print(json.dumps(result.mixture_as_object(resolved, segments, samples, names, measure.CORES)))
         return
     print("", *result.segment_lines(segments, samples, measure.CORES), sep="\n")
-    print("the stages of a source: pipeline.bench of its DIR, with --split")
+    print(f"the stages of a source: {name_of(COMMAND)} of its DIR, with --split")
 
 
 def _request(config: BenchConfig) -> Request:

@@ -35,10 +35,13 @@ _USUAL = {
     **dict.fromkeys(("lr", "learningrate", "rate", "base_lr", "initial_learning_rate"), ("learning_rate",)),
     **dict.fromkeys(("learning_rate_decay_factor", "lr_decay", "gamma"), ("decay_factor",)),
     "num_epochs_per_decay": ("decay_epochs",),
+    "staircase": ("decay_staircase",),
     **dict.fromkeys(("moving_average_decay", "ema_decay"), ("ema",)),
     **dict.fromkeys(("batch_size", "batch", "bs", "train_batch_size"), ("global_batch_size",)),
     **dict.fromkeys(("steps", "max_steps", "num_steps", "max_train_steps", "iterations"), ("train_steps",)),
-    **dict.fromkeys(("num_epochs", "max_epochs", "train_epochs", "n_epochs", "nb_epoch"), ("epochs",)),
+    **dict.fromkeys(
+        ("num_epochs", "max_epochs", "train_epochs", "training_epochs", "n_epochs", "nb_epoch"), ("epochs",)
+    ),
     **dict.fromkeys(
         ("train_dir", "output_dir", "logdir", "log_dir", "checkpoint_dir", "save_dir", "job_dir", "ckpt_dir"),
         ("model_dir", "output"),
@@ -51,7 +54,7 @@ _USUAL = {
     **dict.fromkeys(("distribution_strategy", "variable_strategy"), ("strategy",)),
     **dict.fromkeys(("sync_replicas", "issync"), ("sync",)),
     **dict.fromkeys(("num_processes", "nproc", "nproc_per_node", "world_size"), ("num_workers",)),
-    **dict.fromkeys(("hosts", "workers", "num_workers"), ("worker_hosts", "num_workers")),
+    **dict.fromkeys(("hosts", "workers", "num_workers", "total_num_replicas"), ("worker_hosts", "num_workers")),
     **dict.fromkeys(("random_seed", "rng_seed"), ("seed",)),
     **dict.fromkeys(("opt", "optim"), ("optimizer",)),
     **dict.fromkeys(("wd", "decay", "l2"), ("weight_decay",)),
@@ -126,6 +129,10 @@ class _Parser(argparse.ArgumentParser):
                 self.actions |= dict.fromkeys(action.option_strings, action)
                 self.num_places += not action.option_strings and action.nargs in (None, "?")
                 self.free += [action.dest] if action.nargs == "*" else []
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help; raises OSError if it cannot be written, which argparse hides."""
+        print(self.format_help(), end="", file=file)
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError; first takes the fault out, if possible, so that the arguments can be parsed again."""
@@ -346,7 +353,7 @@ def parse_known(
     """
     with Mistakes() as mistakes:
         parser = _Parser(command, description, kind, default or {})
-        tokens = list(with_data_dir(sys.argv[1:] if argv is None else argv, flags_of(kind)))
+        tokens = list(with_folder(sys.argv[1:] if argv is None else argv, flags_of(kind)))
         for at, token in enumerate(tokens):
             with mistakes.noted():
                 tokens[at] = _with_home(token)
@@ -366,20 +373,21 @@ def parse_known(
     return config, rest, flags
 
 
-def with_data_dir(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Returns the arguments with the data's folder in the form that the command takes.
+def with_folder(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
+    """Returns the arguments with the folder that they begin with in the form that the command takes.
 
-    If the command needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` mean the same.
+    If the command needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` mean the same. If it needs a
+    run alone, `RUN` and `--model_dir=RUN` do.
     """
-    found, flag = list(tokens), flags.get("data_dir")
-    if flag is None:
-        return found
-    if flag.field.metadata.get("positional"):
+    found, data = list(tokens), flags.get("data_dir")
+    if data is not None and data.field.metadata.get("positional"):
         if "--data_dir" in found[:-1]:
             found.remove("--data_dir")
         return [token.removeprefix("--data_dir=") for token in found]
-    if found and not found[0].startswith("-") and flag.field.default is dataclasses.MISSING:
-        found[0] = f"--data_dir={found[0]}"
+    named = [flags[name] for name in ("data_dir", "model_dir") if name in flags]
+    needed = next((flag.name for flag in named if flag.field.default is dataclasses.MISSING), None)
+    if needed and found and not found[0].startswith("-"):
+        found[0] = f"--{needed}={found[0]}"
     return found
 
 
@@ -456,7 +464,11 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
     _open_closed_streams()
     command = errors.name_of(command)
     try:
-        main(argv)
+        try:
+            main(argv)
+        except SystemExit:  # argparse's after --help
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except errors.PipelineError as error:
         for mistake in error.mistakes:
@@ -474,7 +486,7 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
         if error.errno not in _FULL or error.filename:
             raise
         discard(sys.stdout)  # else Python would try to write its buffer again at the exit
-        _complain(f"{command}: the output cannot be written: {error.strerror}")
+        _complain(f"{command}: the output cannot be written: {errors.reason_of(error)}")
         sys.exit(errors.EXIT_DATA)
     sys.exit(0)
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.commands import commandline
-from pipeline.errors import DataError, reason_of
+from pipeline.errors import DataError, name_of, reason_of
+from pipeline.files.reading import content_of
 
 _CONFIG = "config.yaml"  # in a run's folder: its flags, in groups, as `trainer.run` stores them
 
@@ -23,10 +24,10 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
 
     flag, path = f"--model_dir={model_dir}", pathlib.Path(model_dir) / _CONFIG
     try:
-        groups = yaml.safe_load(path.read_text(encoding="utf-8"))
+        groups = yaml.safe_load(content_of(path).decode())
     except (OSError, UnicodeDecodeError) as error:
         why = f"{_CONFIG} cannot be read: {reason_of(error)}"
-        raise DataError(f"{flag}: {why}; give the --model_dir of a run of trainer.run") from None
+        raise DataError(f"{flag}: {why}; give the --model_dir of a run of {name_of('trainer.run')}") from None
     except yaml.YAMLError as error:
         raise DataError(f"{flag}: {_CONFIG} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):

@@ -13,10 +13,10 @@ import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from pipeline.errors import UsageError, one_line
-from pipeline.files.reading import Identity, OpenFile, unreadable
+from pipeline.files.reading import Identity, OpenFile, opener, unreadable
 from pipeline.files.remote import RemotePath, TensorFlowPath, is_url, needs_arrow
 from pipeline.files.write import sync
 
@@ -40,6 +40,13 @@ class LocalPath(pathlib.PosixPath):
         """The path as text."""
         return str(self)
 
+    def open(self, mode: str = "r", *arguments: Any, **options: Any) -> IO[Any]:  # type: ignore[override]
+        """Opens the file as `pathlib.Path` does; to be read, a regular file alone, so that a FIFO does not block."""
+        if set(mode) & set("wax+"):
+            return super().open(mode, *arguments, **options)
+        given = dict(zip(("buffering", "encoding", "errors", "newline"), arguments, strict=False)) | options
+        return open(self, mode, opener=opener, **given)
+
     def name_in(self, folder: object) -> str:
         """Returns the path relative to a folder that contains it, with `/` between its parts."""
         return os.path.relpath(self, str(folder))
@@ -51,6 +58,7 @@ class LocalPath(pathlib.PosixPath):
         """
         import pyarrow  # noqa: PLC0415, pip installs it for conversion
 
+        os.close(opener(str(self), os.O_RDONLY))  # which does not block, as pyarrow would
         return pyarrow.OSFile(str(self))
 
     def open_file(self) -> OpenFile:

@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import NamedTuple
+import stat
+from typing import BinaryIO, NamedTuple, cast
 
 from pipeline.errors import DataError, reason_of
+
+_NOT_REGULAR = "is not a regular file"
+
+
+def opener(path: str, flags: int) -> int:
+    """Opens a regular file to be read, for `open(..., opener=opener)`; returns its descriptor.
+
+    A FIFO without a writer would block whoever opens it, for ever; a device or a socket has no content that ends.
+
+    Raises:
+      OSError: it cannot be opened, or is a FIFO, a socket or a device; IsADirectoryError: it is a folder.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # what Linux says of a socket
+            raise OSError(errno.EINVAL, _NOT_REGULAR, path) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, _NOT_REGULAR, path)
+
+
+def opened(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file to be read, buffered. Raises OSError, as `opener`."""
+    return cast(BinaryIO, open(path, "rb", opener=opener))
+
+
+def content_of(path: str | os.PathLike[str]) -> bytes:
+    """Returns what is in a regular file. Raises OSError, as `opener`."""
+    with opened(path) as file:
+        return file.read()
 
 
 class Identity(NamedTuple):
@@ -28,7 +66,7 @@ class OpenFile:
         """Opens the file, or takes over an open descriptor of it. Raises `DataError` if it cannot be opened."""
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY) if descriptor is None else descriptor
+            self._descriptor = opener(path, os.O_RDONLY) if descriptor is None else descriptor
         except OSError as error:
             raise unreadable(path, error) from None
 

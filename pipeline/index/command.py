@@ -24,20 +24,18 @@ from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError, named
+from pipeline.errors import DataError, UsageError, name_of, named, to_run
 from pipeline.files.paths import StoragePath, folder, locked
-from pipeline.files.reading import OpenFile
 from pipeline.files.write import sync
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.read import sidecars
 from pipeline.read.shards import LOCAL_THREADS
-from pipeline.records import members
-from pipeline.records.framing import Frame, Kind, walk
+from pipeline.records import framing, members
+from pipeline.records.framing import Frame, walk
 from pipeline.records.stream import RecordStream, forward
 
 _MOST_NAMED = 3  # files in a message
 _NAMELESS = "records"  # the data set of a folder without a name
-_GZIP_MAGIC = b"\x1f\x8b"
 _LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompressed
 _PREFIX = ".pipeline.index-"
 
@@ -90,8 +88,8 @@ def _compressed_lines(made: Manifest) -> Iterator[str]:
     yield (
         f"read forward only: {count_of(len(forward), 'file')}, such as {forward[0]}: not GZIP members of up to 16 MiB "
         "that end where records do, so RandomAccess and on_corrupt='skip' do not work. To change that, decompress them "
-        "(gunzip) and index them without --compression; or, if they are images, convert them: python -m "
-        "beam_jobs.convert --dataset=tfrecord --compression=GZIP"
+        "(gunzip) and index them without --compression; or, if they are images, convert them: "
+        f"{to_run('beam_jobs.convert')} --dataset=tfrecord --compression=GZIP"
     )
 
 
@@ -110,7 +108,9 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
         refused = UsageError(error.reason, path=error.path, advice=error.advice)
         raise refused.advised("it was not replaced: remove it if the files beside it are to be indexed") from None
     if found.has_images:
-        raise UsageError("belongs to a data set that beam_jobs.convert made; an index never replaces it", path=path)
+        raise UsageError(
+            f"belongs to a data set that {name_of('beam_jobs.convert')} made; an index never replaces it", path=path
+        )
     if not overwrite:
         raise UsageError(
             "the files are already indexed", path=path, advice="--overwrite reads them again and replaces it"
@@ -132,6 +132,7 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
 
 def _manifest(data_dir: str, compression: str, chosen: dict[str, list[str]], drafts: Drafts) -> Manifest:
     files = [folder(data_dir) / name for names in chosen.values() for name in names]
+    _check_packing(files)
     found = _shards(files, compression, drafts)
     for split, names in chosen.items():
         if not any(shard.num_examples for shard in found if shard.file in names):
@@ -153,6 +154,32 @@ def _manifest(data_dir: str, compression: str, chosen: dict[str, list[str]], dra
         compression=compression,
         format_version=MEMBERS_VERSION if has_tables else FORMAT_VERSION,
     )
+
+
+def _check_packing(files: Sequence[StoragePath]) -> None:
+    """Raises DataError if files are compressed in a way that a manifest cannot say, or in several ways."""
+    found: dict[str, list[str]] = {}
+    for file in files:
+        packing = _packing_of(file)
+        if packing is not None and file.identity().num_bytes:
+            found.setdefault(packing, []).append(file.name)
+    if len(found) > 1 or "ZLIB" in found:
+        kinds = [
+            f"{count_of(len(names), 'file')} {f'compressed with {packing}' if packing else 'not compressed'} "
+            f"({', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''})"
+            for packing, names in sorted(found.items())
+        ]
+        raise DataError(
+            f"{', '.join(kinds)}: the files of an index must all be compressed with GZIP, or none of them",
+            path=files[0].parent,
+            advice="write them alike, or choose files of one kind with --split; "
+            f"{name_of('beam_jobs.convert')} --dataset=tfrecord reads all kinds of images at once",
+        )
+
+
+def _packing_of(file: StoragePath) -> str | None:
+    with file.open_file() as opened:
+        return framing.packing_of(bytes(opened.read_at(0, min(framing.HEADER, file.identity().num_bytes))))
 
 
 def _shards(files: list[StoragePath], compression: str, drafts: Drafts) -> list[ShardInfo]:
@@ -237,7 +264,10 @@ def _parsed(text: str) -> tuple[str, str]:
     if not naming.is_split_name(split):
         raise UsageError(f"--split={text}: {split!r} must be letters, digits and _, and begin with a letter")
     if "/" in pattern:
-        raise UsageError(f"--split={text}: {pattern!r} contains a folder; the files must be in DATA_DIR itself")
+        raise UsageError(
+            f"--split={text}: {pattern!r} contains a folder; the files must be in DATA_DIR itself: index each folder, "
+            f"or convert all: {name_of('beam_jobs.convert')} --dataset=tfrecord --source='DIR/*/*'"
+        )
     return split, pattern
 
 
@@ -275,7 +305,7 @@ def _scanned(
         stream = RecordStream(counted, compression)
         for frame in walk(stream.read):
             if frame.fault is not None:
-                raise _error(file, opened, frame, compression)
+                raise _error(file, frame, compression)
             offsets.append(frame.end)
             crcs.append(frame.crc)
     if file.identity() != before:
@@ -321,11 +351,13 @@ def _member_firsts(stream: RecordStream, begins: NDArray[np.int64]) -> NDArray[n
     return None if ((sizes > _LARGEST_MEMBER) & (records > 1)).any() else firsts
 
 
-def _error(file: StoragePath, opened: OpenFile, frame: Frame, compression: str) -> DataError:
+def _error(file: StoragePath, frame: Frame, compression: str) -> DataError:
     assert frame.fault is not None
-    is_start = frame.number == 0 and frame.fault.kind is Kind.LENGTH_CRC and not compression
-    looks_packed = is_start and opened.read_at(0, len(_GZIP_MAGIC)) == _GZIP_MAGIC
-    advice = "the file looks compressed: give --compression=GZIP" if looks_packed else ""
+    advice, packing = "", _packing_of(file) if frame.number == 0 else None
+    if not compression and packing == "GZIP":
+        advice = "the file looks compressed: give --compression=GZIP"
+    if compression and packing == "":
+        advice = "the file is not compressed: leave out --compression"
     return frame.error(file, bool(compression), advice)
 
 

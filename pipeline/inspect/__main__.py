@@ -16,7 +16,7 @@ from pipeline import manifest
 from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.flags import check_all, flag
 from pipeline.commands.text import count_of, range_of, size_of, table
-from pipeline.errors import UsageError, named
+from pipeline.errors import UsageError, name_of, named
 from pipeline.files.paths import PathLike
 from pipeline.input import input_fn
 from pipeline.inspect import steps
@@ -42,7 +42,8 @@ class InspectConfig:
 
     data_dir: str | None = flag(
         None,
-        "the data set's folder; of --step and --key also several, as in trainer.run --data_dir, or none: the run's",
+        f"the data set's folder; of --step and --key also several, as in {name_of('trainer.run')} --data_dir, or none: "
+        "the run's",
         positional=True,
         metavar="DATA_DIR",
     )

@@ -19,7 +19,7 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import DataError, UsageError, unknown
+from pipeline.errors import DataError, UsageError, to_run, unknown
 from pipeline.files.paths import PathLike, folder
 from pipeline.manifest import naming
 from pipeline.manifest.manifest import Column, Manifest
@@ -33,7 +33,8 @@ LONGEST_STRING = 256  # characters of a string that a column gets without being 
 _NOT_IDENTIFIER = re.compile(r"\W")
 _INTEGERS = ("int8", "int16", "int32", "int64")
 _CRC_BLOCK = 4 << 20  # 4 MiB
-_MADE_BY = "python -m pipeline.index {} --add_columns=" + FROM_RECORDS
+_HEADER = 1 << 10  # bytes in which the header of a file ends
+_MADE_BY = to_run("pipeline.index") + " {} --add_columns=" + FROM_RECORDS
 
 
 def column_name(feature: str) -> str:
@@ -243,6 +244,33 @@ def _firsts(shards: Sequence[Any]) -> Iterator[tuple[Any, int]]:
     for shard in shards:
         yield shard, first
         first += shard.num_examples
+
+
+def values_of(data_dir: PathLike, split: str, name: str, column: Column, first: int, stop: int) -> Values | None:
+    """Returns some values of a column without reading its whole file, whose CRC32C is not checked.
+
+    Args:
+      data_dir: folder of the data set.
+      split: split of the records.
+      name: name of the column.
+      column: its entry in the manifest.
+      first: first record, counted in the split.
+      stop: record after the last.
+
+    Returns:
+      Values, (stop - first,), as `Columns` has them; None if the file is missing, cut, or no such column.
+    """
+    try:
+        with (folder(data_dir) / naming.column_name(split, name, column.files[split])).open_file() as opened:
+            head = io.BytesIO(bytes(opened.read_at(0, min(_HEADER, opened.identity().num_bytes))))
+            np.lib.format.read_magic(head)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(head)
+            if len(shape) != 1 or shape[0] < stop or dtype.name != column.dtype:
+                return None
+            data = opened.read_at(head.tell() + first * dtype.itemsize, (stop - first) * dtype.itemsize)
+            return np.frombuffer(bytes(data), dtype)
+    except (DataError, ValueError, KeyError):
+        return None
 
 
 def _load(data_dir: PathLike, manifest: Manifest, split: str, name: str, column: Column) -> Values:

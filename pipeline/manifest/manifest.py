@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline.errors import DataError, UsageError, to_run, unknown
+from pipeline.errors import DataError, UsageError, name_of, to_run, unknown
 from pipeline.files.paths import PathLike, folder
 from pipeline.files.reading import unreadable
 from pipeline.files.remote import RemotePath
@@ -75,6 +75,29 @@ class Feature:
     shape: tuple[int | None, ...] = ()
     encoding: str | None = None
     class_names: tuple[str, ...] = ()
+
+
+STORED, UPRIGHT = "stored", "upright"  # orientations of a `PixelRule`
+FAST, EXACT = "fast", "exact"  # its DCTs
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelRule:
+    """How the image files of a data set become pixels, for all that decodes them: training, evaluation, prediction.
+
+    Attributes:
+      orientation: `upright`: files whose EXIF data turn the image were turned when they were stored; `stored`: they are
+        as they were, and are decoded without being turned.
+      dct: the inverse cosine transform that decodes JPEG: `exact`, in which TensorFlow and Pillow agree, or `fast`,
+        TensorFlow's default, which differs from it by up to 7 of 255 at quality 95, and by dozens at 100.
+    """
+
+    orientation: str = UPRIGHT
+    dct: str = EXACT
+
+    def __str__(self) -> str:
+        """In words, for messages."""
+        return f"images {'upright' if self.orientation == UPRIGHT else 'as stored'}, {self.dct} DCT"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +224,7 @@ class Manifest:
       compression: of the shards: `GZIP`, or empty.
       format_version: of this file.
       columns: by name; they may be added to a data set that exists, so the data's digest is without them.
+      pixel_rule: how its image files become pixels; None: as by releases that had no rule, or it has no image files.
     """
 
     dataset: str
@@ -214,6 +238,18 @@ class Manifest:
     compression: str = ""
     format_version: int = FORMAT_VERSION
     columns: dict[str, Column] = dataclasses.field(default_factory=dict, metadata={OPTIONAL: True})
+    pixel_rule: PixelRule | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+
+    @property
+    def pixels(self) -> PixelRule:
+        """How image files become pixels of this data set; by releases that had no rule, it depended on the encoding."""
+        if self.pixel_rule is not None:
+            return self.pixel_rule
+        image, encoding = self.features.get("image"), self.options.get("image_encoding")
+        is_raw = image is not None and image.encoding == "raw"
+        # What was encoded again had been decoded by Pillow, upright; files that were kept were left to TensorFlow.
+        upright = is_raw or encoding in ("png", "jpeg")
+        return PixelRule(UPRIGHT if upright else STORED, EXACT if is_raw or encoding == "png" else FAST)
 
     @property
     def has_images(self) -> bool:
@@ -224,8 +260,9 @@ class Manifest:
         """Raises UsageError if the records are not images, because `pipeline.index` made the manifest."""
         if not self.has_images:
             raise UsageError(
-                f"{self.dataset}: its manifest is from pipeline.index and describes no images; feed its records with "
-                "pipeline.input_fn(..., parse=FUNCTION); for images, convert them: python -m beam_jobs.convert"
+                f"{self.dataset}: its manifest is from {name_of('pipeline.index')} and describes no images; feed its "
+                "records with pipeline.input_fn(..., parse=FUNCTION); for images, convert them: "
+                + to_run("beam_jobs.convert")
             )
 
     @property
@@ -258,7 +295,7 @@ class Manifest:
     def digest(self) -> str:
         """Identity of the data: SHA-256, hexadecimal, of the file's bytes without `crcs_crc32c`, columns and the seal.
 
-        Without these, older manifests of the same data have the same identity.
+        Without these, older manifests of the same data have the same identity. The pixel rule is in it.
         """
         content = self._content(with_crcs=False)
         content.pop("columns", None)
@@ -286,6 +323,8 @@ class Manifest:
                     del shard["crcs_crc32c"]
         if not self.columns:
             del content["columns"]
+        if self.pixel_rule is None:
+            del content["pixel_rule"]
         return content
 
 
@@ -298,6 +337,7 @@ _fields_of = functools.cache(typing.get_type_hints)
 DTYPES = ("uint8", "int64", "float32", "string")
 COLUMN_DTYPES = ("int8", "int16", "int32", "int64", "float32", "float64")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
+ORIENTATIONS, DCTS = (STORED, UPRIGHT), (FAST, EXACT)  # of pixel rules
 _WHITE = 255  # the largest value of a pixel
 _SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 _CRC = re.compile("[0-9a-f]{8}")
@@ -431,6 +471,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for name, split in manifest.splits.items():
         yield from _of_split(name, split, manifest)
     yield from _of_columns(manifest)
+    if manifest.pixel_rule is not None:
+        yield from _of_rule(manifest.pixel_rule)
     for name, count in Counter(shard.file for shard in manifest.shards).items():
         if count > 1:
             yield f"lists {name} twice"
@@ -446,6 +488,12 @@ def _of_features(manifest: Manifest) -> Iterator[str]:
             yield f"feature {name!r} has dtype {feature.dtype!r}; known: {', '.join(DTYPES)}"
         if any(n is not None and n < 0 for n in feature.shape):
             yield f"feature {name!r} has the shape {feature.shape}; must be 0 or more, or null"
+
+
+def _of_rule(rule: PixelRule) -> Iterator[str]:
+    for name, value, known in (("orientation", rule.orientation, ORIENTATIONS), ("dct", rule.dct, DCTS)):
+        if value not in known:
+            yield f"pixel_rule has the {name} {value!r}; known: {', '.join(known)}"
 
 
 def _of_columns(manifest: Manifest) -> Iterator[str]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import crc32c
 
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError, reason_of
+from pipeline.errors import DataError, UsageError, reason_of, to_run
 from pipeline.files.paths import PathLike, StoragePath, folder
 from pipeline.files.reading import Identity, OpenFile
 from pipeline.files.remote import in_command
@@ -234,7 +234,7 @@ class Copies:
         """
         path, problem = self._data_dir / entry.file, f"its CRC32C is {crc}, not {entry.crc32c} as the manifest has it"
         if not self._skips:
-            command = f"python -m beam_jobs.validate {in_command(self._data_dir.url)}"
+            command = f"{to_run('beam_jobs.validate')} {in_command(self._data_dir.url)}"
             advice = f"copy or convert the data again; to see all that is wrong: {command}"
             raise DataError(problem, path=path, advice=advice)
         self._unfit.add(entry)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, to_run
 from pipeline.files.paths import PathLike, StoragePath, folder
 from pipeline.files.reading import Identity, OpenFile
 from pipeline.manifest import ShardInfo
@@ -29,9 +29,9 @@ LOCAL_THREADS, _REMOTE_THREADS = min(4, max(2, os.cpu_count() or 1)), 16
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 _RECOVER = (
-    "the data is not what was converted: copy it again, if it was copied; or convert it again (python -m "
-    "beam_jobs.convert ... --overwrite); "
-    "or index it again, if it was indexed (python -m pipeline.index ... --overwrite)"
+    "the data is not what was converted: copy it again, if it was copied; or convert it again "
+    f"({to_run('beam_jobs.convert')} ... --overwrite); "
+    f"or index it again, if it was indexed ({to_run('pipeline.index')} ... --overwrite)"
 )
 
 

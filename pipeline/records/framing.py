@@ -26,6 +26,7 @@ FOOTER = 4  # bytes: crc of the record
 OVERHEAD = HEADER + FOOTER
 MAX_RECORD = 320 << 20  # 320 MiB, more than the largest image file; else a few MB of GZIP could claim all memory
 _MASK_DELTA = 0xA282EAD8
+_GZIP_MAGIC = b"\x1f\x8b"
 Read: TypeAlias = Callable[[int], bytes]
 _HEADER_STRUCT, _FOOTER_STRUCT = struct.Struct("<QI"), struct.Struct("<I")
 
@@ -96,9 +97,11 @@ class Frame(NamedTuple):
         Args:
           file: that has the frame.
           is_compressed: whether the offset counts decompressed bytes.
-          advice: what to do.
+          advice: what to do, unless the record is only too long: then the file is not damaged.
         """
         assert self.fault is not None
+        if self.fault.kind is Kind.TOO_LONG:
+            advice = "a record of that size is not read: write it as several"
         return DataError(
             self.fault.text,
             path=file,
@@ -144,7 +147,9 @@ def walk(
                 if length < 0:
                     raise _EndError(*fault)
             if length > MAX_RECORD:
-                raise _EndError(Kind.TOO_LONG, f"it has {length} bytes; at most {MAX_RECORD} are read")
+                raise _EndError(
+                    Kind.TOO_LONG, f"it has {length:,} bytes, above {MAX_RECORD:,} ({MAX_RECORD >> 20} MiB), the bound"
+                )
             size = length + OVERHEAD
             if len(data) - start < size:
                 data, start = _more(read, data[start:], size, Kind.CUT_RECORD), 0
@@ -209,6 +214,21 @@ def check(frame: bytes | memoryview) -> Fault | None:
     if crc != _FOOTER_STRUCT.unpack_from(frame, len(frame) - FOOTER)[0]:
         return _RECORD_FAULT
     return None
+
+
+def packing_of(start: bytes) -> str | None:
+    """Returns how a file of records is compressed: "" (not at all), `GZIP` or `ZLIB`; None if it is none of these.
+
+    Args:
+      start: the first `HEADER` bytes of the file, or all of a shorter one.
+    """
+    # First of all a whole header with its CRC, as the length of a record may look like GZIP's magic.
+    if not start or (len(start) == HEADER and claimed_length(start) is not None):
+        return ""
+    if start.startswith(_GZIP_MAGIC):
+        return "GZIP"
+    # RFC 1950: deflate, and the header's check.
+    return "ZLIB" if start[0] == 0x78 and int.from_bytes(start[:2], "big") % 31 == 0 else None
 
 
 def claimed_length(data: bytes | memoryview, start: int = 0) -> int | None:

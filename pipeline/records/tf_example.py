@@ -207,7 +207,7 @@ def _value(name: str, feature: Feature, found: Any) -> Any:
 def image(data: bytes, feature: Feature) -> NDArray[np.uint8]:
     """Returns the pixels of an image's stored bytes: uint8 (height, width, channels), writable.
 
-    Pixels of a JPEG can differ a little from TensorFlow's, whose decoder rounds differently.
+    They are those of training, but for JPEG in data sets without a `PixelRule`, where TensorFlow rounds differently.
 
     Raises:
       BadExampleError: it cannot be decoded, or its shape is not that of the manifest.

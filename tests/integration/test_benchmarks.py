@@ -78,6 +78,19 @@ def test_tfds_is_given_the_rows_of_the_files(tmp_path):
     assert bytes(found[6][1]["image"].transpose(2, 0, 1).tobytes()) == record[1:]
 
 
+@pytest.mark.slow
+def test_threads_are_counted_with_a_timeout_for_each_exchange_and_without():
+    flags = ("--only=threads", "--model=softmax_regression", "--global_batch_size=16", "--train_steps=200")
+    lines = lines_of(run(*flags, benchmark="topology"))
+    names = ("a timeout for each", "a thread that watches")
+    found = [
+        re.fullmatch(rf"two workers, 200 steps, {name}: ([\d,]+) threads in a worker, [\d,]+ steps/sec", line)
+        for name, line in zip(names, lines, strict=True)
+    ]
+    timed, watched = (int(one[1].replace(",", "")) for one in found)
+    assert timed > watched + 3 * 200
+
+
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmarks")

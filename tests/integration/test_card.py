@@ -104,11 +104,12 @@ def test_what_is_said_of_photos_of_many_sizes_is_true(passes, tmp_path):
     write_photos(tmp_path / "photos")
     source, out = f"--source={tmp_path / 'photos'}", tmp_path / "out"
     printed = convert(out, source, f"--passes={passes}", "--num_shards=2", dataset="image_folder")
-    assert "  jpeg images, colour, of 101 sizes: 100x40, 101x40, 102x40 and 98 more, the largest 200x40\n" in printed
-    assert "warning: 2 image files with an EXIF orientation" in printed
+    assert "  jpeg images, colour, of 101 sizes: 40x100, 40x101, 102x40 and 98 more, the largest 200x40\n" in printed
+    assert "  2 image files turned upright" in printed
+    assert "warning" not in printed
     page = (out / "card.html").read_text(encoding="utf-8")
     assert "The images have 101 sizes, the largest 200 \u00d7 40; here, sides are rounded up" in page
-    assert "2 image files with an EXIF orientation" in page
+    assert 'class="warning"' not in page
     printed = convert(tmp_path / "upright", source, "--image_encoding=png", dataset="image_folder")
     assert "warning" not in printed
     sizes = manifest.load(tmp_path / "upright").splits["train"].image_sizes

@@ -86,7 +86,9 @@ def test_a_worker_that_never_comes(digits, tmp_path, absent):
     assert end.is_one_line(75, rf"{name} did not come within 1 s \(--join_timeout\); .*")
 
 
-@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("rank", "number"), [(0, signal.SIGTERM), pytest.param(1, signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_wait(digits, tmp_path, rank, number):
     worker = start(digits, tmp_path, "--strategy=multiworker", *LONG, tf_config=tf_configs(2)[rank])
     wait_for_line(worker, "waiting for ")
@@ -97,8 +99,8 @@ def test_a_signal_ends_the_wait(digits, tmp_path, rank, number):
 @pytest.mark.parametrize(
     ("others", "chiefs"),
     [
-        ("--seed=1", "--seed=0"),
-        ("--global_batch_size=48", "--global_batch_size=96"),
+        pytest.param("--seed=1", "--seed=0", marks=pytest.mark.slow),
+        pytest.param("--global_batch_size=48", "--global_batch_size=96", marks=pytest.mark.slow),
         ("--learning_rate=0.1", "--learning_rate=0.05"),
     ],
 )
@@ -166,23 +168,34 @@ class Plain(Task):
 """
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+_CANNOT_BEGIN = {  # the flag, the exit code, and what is said
+    "task": (
+        "--task=mine:Plain",
+        2,
+        r"NAME cannot begin: (--task=mine:Plain: importing mine fails: .* No module named 'mine')",
+    ),
+    "model": (
+        "--model=mine:net",
+        2,
+        rf"{WORKER_1} has (?:no mine.py|mine.py, which the chief does not have); start all .*",
+    ),
+    "data": ("--data_dir=here", 1, r"NAME cannot begin: (here\b.*)"),  # as where a volume is not mounted
+    "flag": ("--epochs=0", 2, r"NAME cannot begin: (.*--epochs.*)"),
+}
+_IN_THE_FAST_LANE = (("task", 0), ("model", 1), ("data", 1), ("flag", 0))
+
+
 @pytest.mark.parametrize(
-    ("flag", "code", "said"),
+    ("case", "rank"),
     [
-        (
-            "--task=mine:Plain",
-            2,
-            r"NAME cannot begin: (--task=mine:Plain: importing mine fails: .* No module named 'mine')",
-        ),
-        ("--model=mine:net", 2, rf"{WORKER_1} has (?:no mine.py|mine.py, which the chief does not have); start all .*"),
-        ("--data_dir=here", 1, r"NAME cannot begin: (here\b.*)"),  # as where a volume is not mounted
-        ("--epochs=0", 2, r"NAME cannot begin: (.*--epochs.*)"),
+        pytest.param(case, rank, marks=[pytest.mark.slow] * ((case, rank) not in _IN_THE_FAST_LANE))
+        for case in _CANNOT_BEGIN
+        for rank in (0, 1)
     ],
-    ids=["task", "model", "data", "flag"],
 )
-def test_a_worker_that_fails_before_it_meets_the_others_ends_them(flag, code, said, rank, digits, tmp_path):
+def test_a_worker_that_fails_before_it_meets_the_others_ends_them(case, rank, digits, tmp_path):
     """One of two runs in a folder that lacks a module, and the data; and has another flag."""
+    flag, code, said = _CANNOT_BEGIN[case]
     folders = [tmp_path / "whole", tmp_path / "empty"]
     for folder in folders:
         folder.mkdir()
@@ -308,7 +321,72 @@ def test_a_stopped_worker_is_given_up_and_gives_up(digits, tmp_path, workers, vi
     for end in ends(*processes):
         assert end.is_one_line(75, LOST)
     stopped.send_signal(signal.SIGCONT)
-    assert ends(stopped)[0].is_one_line(75, LOST)
+    name = WORKER_1.replace("1", str(victim), 1) if victim else r"the chief \(localhost:\d+\)"
+    said = rf"{name} was stopped, or stuck, for \d+ s, and has lost the others since \(.+\); {ALL}"
+    assert ends(stopped)[0].is_one_line(75, said)
+
+
+def start_waiting(digits, model_dir, waits, *flags) -> list[forked.Process]:
+    """Starts two workers of which one waits somewhere, or both; see `waiting_task`."""
+    flags = ("--strategy=multiworker", f"--model_dir={model_dir}", f"--data_dir={digits}", *flags)
+    program = ["-m", "trainer.run", "--task=tests.integration.waiting_task:Waits", "--model=softmax_regression", *flags]
+    return [
+        forked.Process([*program, "--global_batch_size=96"], {"TF_CONFIG": config, "WAITS": waits})
+        for config in tf_configs(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "rank"),
+    [
+        ("step", 1),
+        *(pytest.param(where, 1, marks=pytest.mark.slow) for where in ("compiling", "evaluation")),
+        *(pytest.param(where, 0, marks=pytest.mark.slow) for where in ("step", "saving", "evaluation")),
+    ],
+)
+def test_a_worker_that_hangs_but_lives_is_given_up(digits, tmp_path, where, rank):
+    """Its threads run, and so its heartbeats to TensorFlow: only that it takes no part in a sum shows that it hangs."""
+    flags = ("--collective_timeout=6", "--train_steps=60", "--checkpoint_every=40", "--eval_every=40")
+    workers = start_waiting(digits, tmp_path, f"{where}:{rank}:1000", *flags)
+    hangs = workers.pop(rank)
+    silent = rf"lost another worker \(no answer for 6 s, --collective_timeout\); {ALL}"
+    assert ends(*workers)[0].is_one_line(75, silent)
+    hangs.kill()
+    finish(hangs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["compiling", "step", "saving", "evaluation"])
+def test_a_wait_of_all_workers_for_longer_than_the_timeout_ends_none(digits, tmp_path, where):
+    flags = ("--collective_timeout=6", "--train_steps=60", "--checkpoint_every=40", "--eval_every=40")
+    assert [end.code for end in ends(*start_waiting(digits, tmp_path, f"{where}::12", *flags))] == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_loop_that_takes_longer_than_the_timeout_ends_none(digits, tmp_path):
+    """One loop of 6,000 steps, which show progress before it ends."""
+    flags = ("--collective_timeout=3", "--train_steps=6000", "--steps_per_loop=100000", "--eval_split=none")
+    began = time.monotonic()
+    assert [end.code for end in ends(*start_waiting(digits, tmp_path, "nowhere::0", *flags))] == [0, 0]
+    assert time.monotonic() - began > 6
+
+
+def threads_of(process: forked.Process) -> int:
+    return len(os.listdir(f"/proc/{process.pid}/task"))
+
+
+def test_threads_do_not_grow_with_the_steps(digits, tmp_path):
+    """TensorFlow's own timeout of collectives keeps threads for each of them: four per step, for 120 s."""
+    workers = start_workers(digits, [tmp_path] * 2, *LONG, "--log_every=100", "--checkpoint_every=100000")
+    counts = []
+    for step in (100, 300):
+        wait_for_step(workers[0], step)
+        counts.append([threads_of(worker) for worker in workers])
+    for worker in workers:
+        worker.kill()
+    finish(*workers)
+    before, after = counts
+    assert all(later < earlier + 20 for earlier, later in zip(before, after, strict=True)), counts
 
 
 @pytest.mark.slow

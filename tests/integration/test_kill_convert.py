@@ -155,3 +155,44 @@ def test_killed_at_twenty_random_moments(more, tmp_path):
     wait_for_shards(process, out, 20)
     kill_group(process)
     check_after_kills(source, out, flags, clean)
+
+
+KILLED_IN_PUBLISH = """
+import os, pathlib, signal, sys
+from beam_jobs import convert
+from beam_jobs.sink import staging
+
+left, publish = [int(sys.argv[1])], staging.publish
+
+def counted(function):
+    def call(*arguments, **options):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+def killed(*arguments):
+    os.replace, pathlib.Path.unlink = counted(os.replace), counted(pathlib.Path.unlink)
+    publish(*arguments)
+
+staging.publish = killed
+convert.main(sys.argv[2:])
+"""
+
+
+# 1 to 3: the old data set is whole; to 19: there is none; to 21: the new one is there, with files of the old one.
+@pytest.mark.parametrize("moment", [2, 4, 12, 19, 21, 24])
+def test_overwritten_data_is_gone_even_if_the_command_was_killed(moment, tmp_path):
+    out, clean = tmp_path / "out", tmp_path / "clean"
+    flags = ["--dataset=digits", "--num_shards=train:3,test:2"]
+    new = ["--dataset=digits", "--num_shards=1", "--seed=1"]
+    finish(forked.Process(["-m", "beam_jobs.convert", *flags, f"--data_dir={out}"]))
+    finish(forked.Process(["-m", "beam_jobs.convert", *new, f"--data_dir={clean}"]))
+    process = forked.Process(["-c", KILLED_IN_PUBLISH, moment, *new, f"--data_dir={out}", "--overwrite"])
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    again = ["--overwrite"] if moment <= 3 else []  # afterwards it is replaced already, or there is none
+    finish(forked.Process(["-m", "beam_jobs.convert", *new, f"--data_dir={out}", *again]))
+    assert digests(out) == digests(clean)
+    assert {path.name for path in out.rglob("*")} == {path.name for path in clean.rglob("*")}

@@ -8,12 +8,20 @@ import time
 
 import pytest
 
-from tests.runs import checkpoint_bytes, finish, start, wait_for_step
+from tests import forked, parameter_servers
+from tests.runs import checkpoint_bytes, finish, start, tf_configs, wait_for_step
 
 STEPS = 240
 # Checkpoints, lines and epochs at unrelated steps; distortions, so that their randomness has to come back too.
 FLAGS = (f"--train_steps={STEPS}", "--checkpoint_every=23", "--log_every=10", "--steps_per_loop=4", "--eval_every=90")
 DISTORT = "--distort=shift(pixels=2)"
+# trainer.run, for `forked.Process(["-c", ...])`, whose default clock of checkpoints is 100 times as fast.
+WITH_A_FAST_CLOCK = """
+from trainer import run
+from trainer.config import steps
+steps.FIRST_CHECKPOINT_SECS, steps.CHECKPOINT_SECS = 0.6, 3.0
+run.entry_point()
+"""
 TOPOLOGIES = {
     "one_device": ("--strategy=one_device",),
     "mirrored": ("--strategy=mirrored", "--num_replicas=2"),
@@ -122,3 +130,47 @@ def test_stopped_in_the_middle_of_evaluation(digits, tmp_path, uninterrupted):
         assert finish(process)[0][0] in (0, 75)
     assert finish(start(digits, tmp_path, *flags))[0][0] == 0
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)
+
+
+def steps_saved(folder):
+    return sorted(int(path.stem.partition("-")[2]) for path in folder.glob("ckpt-*.index"))
+
+
+def wait_until_saved(folder, count):
+    for _ in range(1200):
+        if len(steps_saved(folder)) >= count:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{folder}: {list(folder.iterdir())}")
+
+
+def processes(strategy, digits, folder, *flags):
+    """Starts a run with the default flags for checkpoints; returns its processes, the chief's first."""
+    program, flags = ("-c", WITH_A_FAST_CLOCK), ("--model=softmax_regression", "--eval_split=none", *flags)
+    if strategy == "parameter_server":
+        job = parameter_servers.Job(1, 1, digits, folder, *flags, program=program)
+        return [job.processes[name] for name in ("chief 0", "worker 0", "ps 0")]
+    configs = tf_configs(2) if strategy == "multiworker" else [None]
+    program += (f"--strategy={strategy}", f"--data_dir={digits}", f"--model_dir={folder}")
+    return [forked.Process([*program, *flags], {"PYTHONUNBUFFERED": "1", "TF_CONFIG": one}) for one in configs]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["one_device", *(pytest.param(one, marks=pytest.mark.slow) for one in ("multiworker", "parameter_server"))],
+)
+def test_killed_before_the_first_interval_of_steps_it_resumes_from_what_the_clock_has_saved(strategy, digits, tmp_path):
+    """By default checkpoints are 1,000 steps apart; a run that is killed before the first is not lost."""
+    flags = ("--steps_per_loop=1", "--checkpoint_every=1000000")
+    begun = processes(strategy, digits, tmp_path, "--train_steps=1000000", *flags)
+    wait_until_saved(tmp_path, 2)
+    for process in begun:
+        process.kill()
+    finish(*begun)
+    newest = steps_saved(tmp_path)[-1]
+    assert newest < 1000000
+    rerun = processes(strategy, digits, tmp_path, f"--train_steps={newest + 5}", *flags)
+    code, out, err = finish(*rerun)[0]
+    assert code == 0, err
+    assert f"resumed from {tmp_path}/ckpt-{newest}" in out
+    assert steps_saved(tmp_path)[-1] == newest + 5

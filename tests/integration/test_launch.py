@@ -610,7 +610,8 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **environment},
+            # Unbuffered, since Python would try to write what is left to a terminal that is closed, and end with 120.
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
         )

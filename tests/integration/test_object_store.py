@@ -26,6 +26,7 @@ from pipeline import manifest
 from pipeline.errors import DataError, RerunError, TransientError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.files.remote import RemotePath
+from tests import forked
 from tests.converting import convert_in_process
 from tests.loopback import free_ports
 
@@ -247,3 +248,44 @@ def test_a_conversion_whose_lease_is_another_s_stops(bucket: RemotePath) -> None
         assert (bucket / ".converting.lease").read_bytes() == b"another's"
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+KILLED_IN_OVERWRITE = """
+import os, signal, sys
+from beam_jobs import convert
+from pipeline.files.remote import RemotePath
+
+what, when, remove = sys.argv[1], sys.argv[2], RemotePath.remove
+
+def counted(path):
+    if when == "before" and what in path.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    remove(path)
+    if when == "after" and what in path.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+RemotePath.remove = counted
+convert.main(sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "when"),
+    [("manifest.json", "before"), ("manifest.json", "after"), (".tfrecord", "before"), (".tfrecord", "after")],
+)
+def test_overwritten_data_is_gone_even_if_the_command_was_killed(what: str, when: str, bucket: RemotePath) -> None:
+    convert.main(digits(bucket))
+    new = ["--dataset=digits", f"--data_dir={bucket}", "--num_shards=1", "--image_encoding=png", "--columns=none"]
+    process = forked.Process(["-c", KILLED_IN_OVERWRITE, what, when, *new, "--overwrite"])
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    with leased(bucket, lease_seconds=0.0):  # that of the killed command
+        pass
+    replaced = "manifest.json" in bucket.files() and "train-00000-of-00001.tfrecord" in bucket.files()
+    convert.main(new if replaced else [*new, "--overwrite"])
+    made = manifest.load(bucket)
+    assert {*bucket.files(recursive=True)} == {
+        *(name for shard in made.shards for name in shard.files),
+        *("manifest.json", "card.html", "dataset_info.json", "features.json", "label.labels.txt"),
+    }
+    assert not [key for key in keys(bucket) if ".converting" in key]

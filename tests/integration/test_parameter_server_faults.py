@@ -32,6 +32,10 @@ LINE = (
 )
 LONG = (*LINE, "--train_steps=100000", "--log_every=10")
 AGAIN = "rerun the same commands to resume"
+STOPPED = (
+    r"{} \(localhost:\d+\) was stopped, or stuck, for \d+ s, longer than --collective_timeout=3: the others have given "
+    r"it up; rerun the same commands to resume from the last checkpoint\n"
+)
 LOST_PS = r"lost ps 0 \(localhost:\d+\) \(no sign of life for 3 s, --collective_timeout\), and the weights there; "
 
 
@@ -237,6 +241,7 @@ def test_a_stopped_server_ends_the_job(line, tmp_path):
     assert [heartbeat.Beat.read(tmp_path / name).lost for name in ("chief", "worker")] == [[server], [server]]
     stopped.send_signal(signal.SIGCONT)
     assert stopped.wait(20) == 75
+    assert re.fullmatch(f"trainer.run: {STOPPED.format('ps 0')}", stopped.communicate()[1])
 
 
 @pytest.mark.slow
@@ -252,6 +257,7 @@ def test_a_stopped_chief_ends_all(line, tmp_path):
     chief.send_signal(signal.SIGCONT)
     _, err = chief.communicate(60)
     assert chief.returncode == 75, err
+    assert re.fullmatch(f"trainer.run: {STOPPED.format('the chief')}", err)  # it blames nobody else
 
 
 @pytest.mark.slow
@@ -293,10 +299,10 @@ def test_a_server_ends_with_the_reason_of_the_chief(line, tmp_path):
     [
         ("worker 1", "--data_dir=nowhere", 1),
         pytest.param("worker 1", "--steps_per_loop=0", 2, marks=pytest.mark.slow),
-        ("worker 1", "--task=nowhere:Line", 2),
+        pytest.param("worker 1", "--task=nowhere:Line", 2, marks=pytest.mark.slow),
         ("chief 0", "--model_dir=README.md", 2),
         pytest.param("chief 0", "--steps_per_loop=0", 2, marks=pytest.mark.slow),
-        ("ps 0", "--steps_per_loop=0", 2),
+        pytest.param("ps 0", "--steps_per_loop=0", 2, marks=pytest.mark.slow),
         ("ps 0", "port", 2),
     ],
 )

@@ -265,3 +265,31 @@ def test_an_output_that_cannot_be_written_or_is_interrupted_leaves_what_was_ther
         1,
         f"trainer.predict: --output={tmp_path}/file/x.csv: cannot be written: File exists",
     )
+
+
+def test_a_run_without_an_evaluation_is_asked_exported_replayed_and_evaluated_on_a_split(tmp_path, digits, photos):
+    """Training and conversion themselves advise --eval_split=none where there is one split."""
+    flags = [f"--data_dir={digits}", "--model=lenet", "--train_steps=20", "--log_every=0", "--eval_split=none"]
+    done = forked.run(["-m", "trainer.run", f"--model_dir={tmp_path}/run", *flags])
+    assert done.returncode == 0, done.stderr
+    path = next(iter(photos[1]))
+    of_run = Predictor.of_run(tmp_path / "run").predict([path])[0]
+    done = predict(path, f"--model_dir={tmp_path}/run")
+    assert (done.returncode, list(answers(done.stdout))) == (0, [path]), done.stderr
+    done = forked.run(
+        ["-m", "trainer.export", f"--model_dir={tmp_path}/run", f"--output={tmp_path}/out", "--format=keras"]
+    )
+    assert done.returncode == 0, done.stderr
+    assert "keras: reloaded, on 200 examples of train: largest difference" in done.stdout
+    of_export = Predictor.of_export(tmp_path / "out").predict([path])[0]
+    assert [name for _, name, _ in of_export.best] == [name for _, name, _ in of_run.best]
+    done = forked.run(["-m", "trainer.replay", f"--model_dir={tmp_path}/run", "--step=3", "--from_start"])
+    assert done.returncode == 0, done.stderr
+    done = forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        "--split is missing: the run had --eval_split=none; give one of its data's splits (train, test)" in done.stderr
+    )
+    done = forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path}/run", "--split=test"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test accuracy = ") == 1

@@ -36,9 +36,9 @@ def train(digits, tmp_path, capsys):
 
 def test_the_time_of_each_line(train):
     lines = train("--train_steps=2", "--log_every=1", "--log_time", "--eval_split=none")
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert all(launches.TIME.match(line) for line in lines), lines
-    assert LOG_LINE.fullmatch(launches.TIME.sub("", lines[1]))[1] == "1"
+    assert LOG_LINE.fullmatch(launches.TIME.sub("", lines[2]))[1] == "1"
 
 
 def files(folder):
@@ -139,7 +139,7 @@ def test_slices_of_splits(train):
 )
 def test_models_optimizers_and_strategies(model, flags, weights, train):
     lines = train(f"--model={model}", "--train_steps=3", "--log_every=3", *flags)
-    assert LOG_LINE.fullmatch(lines[1])
+    assert LOG_LINE.fullmatch(lines[2])
     assert lines[-2].endswith(f"(368 examples{weights})")
 
 

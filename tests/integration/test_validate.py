@@ -8,16 +8,20 @@ import subprocess
 import sys
 import time
 
+import crc32c
+import numpy as np
 import pytest
 
-from beam_jobs import validate
+from beam_jobs import convert, validate
 from beam_jobs.report.card import write_card
 from beam_jobs.report.summary import facts_of_manifest
+from pipeline import manifest as manifests
 from pipeline.errors import PipelineError
 from pipeline.files.paths import path_of
+from pipeline.index import __main__ as index
 from pipeline.manifest import naming
 from tests import forked
-from tests.validated import KINDS, edit, examples_of, rewrite_shard, write
+from tests.validated import KINDS, edit, examples_of, pixels_of, png, rewrite_shard, write
 
 ROOT = pathlib.Path(__file__).parents[2]
 BUNDLES = "--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
@@ -310,3 +314,83 @@ def test_help_loads_neither_beam_nor_tensorflow():
     assert done.stdout.startswith("usage: beam_jobs.validate")
     assert done.stdout.splitlines()[-1] == "[]"
     assert "--deep" in done.stdout
+
+
+def forge(folder, column, change, split="train"):
+    """Changes the values of a column, and its CRC32C in the manifest and in the file's name with them."""
+    made = manifests.load(folder)
+    path = folder / naming.column_name(split, column, made.columns[column].files[split])
+    values = np.load(path)
+    change(values)
+    np.save(path, values)
+    crc = f"{crc32c.crc32c(path.read_bytes()):08x}"
+    forged = path.rename(folder / naming.column_name(split, column, crc))
+    edit(folder, lambda content: content["columns"][column]["files"].update({split: crc}))
+    return forged.relative_to(folder).as_posix()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_was_forged_with_its_crc_is_not_what_the_records_have(kind, tmp_path, run):
+    write(tmp_path, kind)
+    index.main([str(tmp_path), "--add_columns=records"])
+    assert run("--deep", tmp_path)[0] == 0
+    before = np.load(next((tmp_path / "columns").glob("train.label.*.npy"))).tolist()
+
+    def change(values):
+        values[[7, 9]] = (values[[7, 9]] + 1) % 4
+
+    file = forge(tmp_path, "label", change)
+    assert run(tmp_path)[0] == 0  # the file is that of the manifest
+    code, lines, error = run("--deep", tmp_path)
+    assert (code, error) == (1, f"{tmp_path}: 1 problem in 1 of 4 shards")
+    shard = f"train-00001-of-00003.tfrecord{'.gz' if kind == 'gzip' else ''}"
+    assert lines[1] == (
+        f"{file}: has {(before[7] + 1) % 4} for record 1 of {shard}, which has {before[7]} (2 records differ)"
+    )
+
+
+@pytest.mark.parametrize("column", ["bytes", "height", "coarse"])
+def test_columns_of_sizes_and_of_other_features_are_compared_too(column, tmp_path, run):
+    write(tmp_path, "png")
+    index.main([str(tmp_path), "--add_columns=records"])
+
+    def change(values):
+        values[-1] += 1
+
+    file = forge(tmp_path, column, change)
+    code, lines, _ = run("--deep", tmp_path)
+    assert code == 1
+    assert lines[1].startswith(f"{file}: has ")
+    assert " for record 6 of train-00002-of-00003.tfrecord, which has " in lines[1]
+
+
+def test_shards_in_folders_below_are_found_by_a_deep_check(tmp_path, run):
+    write(tmp_path)
+    shard = tmp_path / "train-00000-of-00003.tfrecord"
+    for folder in ("old", "other", ".trash", "old/deeper"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / shard.name).write_bytes(shard.read_bytes())
+    (tmp_path / "other" / naming.MANIFEST).write_bytes(b"{}")  # a data set of its own
+    (tmp_path / "old" / "notes.txt").write_text("")
+    assert run(tmp_path)[0] == 0
+    code, lines, error = run("--deep", tmp_path)
+    assert (code, error) == (1, f"{tmp_path}: 2 problems in the other files")
+    assert [line.partition(":")[0] for line in lines[1:3]] == [f"old/deeper/{shard.name}", f"old/{shard.name}"]
+
+
+def test_a_card_that_is_gone_is_missed_by_a_deep_check_and_written_by_the_conversion(tmp_path, run, capfd):
+    source, data = tmp_path / "photos", tmp_path / "data"
+    for name in ("a", "b"):
+        (source / name).mkdir(parents=True)
+        (source / name / "0.png").write_bytes(png(pixels_of(0, "raw")))
+    arguments = ["--dataset=image_folder", f"--source={source}", f"--data_dir={data}", "--direct_num_workers=1"]
+    convert.main(arguments)
+    assert run("--deep", data)[0] == 0
+    (data / naming.CARD).unlink()
+    assert run(data)[0] == 0
+    code, lines, _ = run("--deep", data)
+    assert code == 1
+    assert lines[1].startswith("card.html: is missing; ")
+    convert.main(arguments)
+    assert "card.html was missing, and is written again" in capfd.readouterr().out
+    assert run("--deep", data)[0] == 0

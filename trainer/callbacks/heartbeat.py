@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from pipeline.errors import EXIT_DATA, PipelineError, line_of
+from pipeline.files.reading import content_of
 from pipeline.files.write import replace
 from trainer.callbacks.base import Callback, Expected, Phase
 from trainer.loop import Progress
@@ -89,7 +90,7 @@ class Beat:
     def read(cls, path: str | os.PathLike[str]) -> Beat | None:
         """Returns the last beat in a file; None: there is none yet."""
         try:
-            content = json.loads(pathlib.Path(path).read_bytes())
+            content = json.loads(content_of(path))
             return cls(**content)
         except (OSError, ValueError, TypeError):
             return None

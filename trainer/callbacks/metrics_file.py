@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline import errors
 from pipeline.errors import UsageError, reason_of
+from pipeline.files.reading import content_of, opened
 from pipeline.files.write import replace
 from trainer.callbacks.base import Callback
 from trainer.run_folder import RunFolder
@@ -83,12 +84,12 @@ class MetricsFile(Callback):
         self._is_begun = True
 
     def _first_lines(self) -> list[bytes]:
-        return self._note.read_bytes().splitlines(keepends=True) if self._note.exists() else []
+        return content_of(self._note).splitlines(keepends=True) if self._note.exists() else []
 
     def _end(self) -> int:
         """Returns the size of the lines up to the start step, which are kept."""
         end = 0
-        with self._path.open("rb") as lines:
+        with opened(self._path) as lines:
             for line in lines:
                 # A kill may have cut this run's own first line.
                 if end == 0 and not any(own.startswith(line) for own in self._first_lines()):

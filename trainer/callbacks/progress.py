@@ -37,7 +37,7 @@ class RunSummary:
         self._cached = cache_counts()  # by earlier runs of this process
 
     def start(self, where: str, here: str, restored: Restored | None, epoch_steps: int) -> None:
-        """Prints where the run computes, what it trains, from which step to which, and what has changed.
+        """Prints where the run computes, what it trains, from which step to which, what has changed, when it saves.
 
         Args:
           where: the devices of the run, in words.
@@ -60,8 +60,10 @@ class RunSummary:
             line(f"changed since {restored.name}: {'; '.join(restored.changes)}")
         for note in self._plan.notes:
             line(f"note: {note}")
-        if step < last and (note := epoch_note(step, steps, epoch_steps)):
-            line(f"note: {note}")
+        if step < last:
+            if note := epoch_note(step, steps, epoch_steps):
+                line(f"note: {note}")
+            line(f"checkpoints: {config.steps.when_saved}")
 
     def _optimizer(self) -> str:
         state = self._state
@@ -110,6 +112,7 @@ def epoch_note(step: int, steps_per_epoch: int, steps: int) -> str:
 
 _WINDOW = 10.0  # seconds over which speeds are averaged
 _MOST_METRICS = 2  # on the bar
+_BESIDE = 11  # columns of the percentage and of the shortest bar
 _FORMAT = "{percentage:3.0f}%|{bar}| {desc}"
 _COLOUR = "green"
 
@@ -244,38 +247,51 @@ class ProgressBar(Callback):
                 self._moments.popleft()
             self._live.show(self._drawn(progress))
 
-    def text(self, progress: Progress) -> str:
-        """Returns the text beside the bar; loss and metrics are means over the epoch so far."""
-        step, means = progress.step, progress.means
-        parts = [
-            f"step {step:,}/{self._last_step:,}",
-            f"epoch {step / self._steps_per_epoch:.1f}/{self._last_step / self._steps_per_epoch:.4g}",
-            *([f"loss {means[TOTAL_LOSS]:.2f}"] if means else []),
-            *(f"{name} {means[name]:.3f}" for name in _metrics(means)[:_MOST_METRICS]),
-        ]
-        return ", ".join([*parts, *self._speeds(progress)])
+    def text(self, progress: Progress, room: int | None = None) -> str:
+        """Returns the text beside the bar; loss and metrics are means over the epoch so far.
 
-    def _speeds(self, progress: Progress) -> list[str]:
+        Args:
+          progress: progress of the run.
+          room: columns that the text may take; metrics are left out first, then the epoch, the loss and the speed, so
+            that the wait and the time left are seen. None: any number.
+        """
+        step, means = progress.step, progress.means
+        parts = {
+            "step": f"step {step:,}/{self._last_step:,}",
+            "epoch": f"epoch {step / self._steps_per_epoch:.1f}/{self._last_step / self._steps_per_epoch:.4g}",
+            **({"loss": f"loss {means[TOTAL_LOSS]:.2f}"} if means else {}),
+            **{f"metric {name}": f"{name} {means[name]:.3f}" for name in _metrics(means)[:_MOST_METRICS]},
+            **self._speeds(progress),
+        }
+        metrics = [name for name in parts if name.startswith("metric ")]
+        for name in [*metrics[::-1], "epoch", "loss", "speed"]:
+            if room is None or len(", ".join(parts.values())) <= room:
+                break
+            parts.pop(name, None)
+        return ", ".join(parts.values())
+
+    def _speeds(self, progress: Progress) -> dict[str, str]:
         earliest = self._moments[0] if self._moments else None
         if earliest is None or earliest.progress.step == progress.step:
-            return []
+            return {}
         steps, seconds, waited, _ = progress.since(earliest.progress)
         passed = self._moments[-1].when - earliest.when  # with evaluations and checkpoints
         left = (self._last_step - progress.step) * passed / steps
-        return [
-            f"{steps * self._rows / seconds:,.0f} {self._unit}/s",
-            f"input wait {waited / seconds:.0%}",
-            f"{tqdm.tqdm.format_interval(left)} left",
-        ]
+        return {
+            "speed": f"{steps * self._rows / seconds:,.0f} {self._unit}/s",
+            "wait": f"input wait {waited / seconds:.0%}",
+            "left": f"{tqdm.tqdm.format_interval(left)} left",
+        }
 
     def _drawn(self, progress: Progress) -> str:
         encoding = getattr(sys.stderr, "encoding", None) or ""
+        columns = self._live.columns
         return tqdm.tqdm.format_meter(
             progress.step,
             self._last_step,
             elapsed=0,
-            ncols=self._live.columns,
-            prefix=self.text(progress),
+            ncols=columns,
+            prefix=self.text(progress, None if columns is None else columns - _BESIDE),
             ascii=not encoding.lower().startswith("utf"),
             bar_format=_FORMAT,
             colour=None if os.environ.get("NO_COLOR") else _COLOUR,

@@ -35,6 +35,7 @@ from trainer.step.train_step import (
     HISTOGRAMS,
     IMAGES,
     NORM,
+    Traced,
     are_images,
     outputs_of_layers,
 )
@@ -100,11 +101,11 @@ class Shown(Protocol):
     """A step that TensorBoard shows.
 
     Attributes:
-      graph: of it, once it has been traced.
+      graphs: of it, once they have been traced, by name.
       state: that it trains.
     """
 
-    graph: tf.Graph | None
+    graphs: dict[str, Traced]
     state: TrainState
 
 
@@ -159,16 +160,18 @@ class TensorBoard(Callback):
             shown.append((self._flags.image_every, IMAGES, self._write_images))
         for every, summary, write in shown:
             if every:
-                steps, seconds = period_of(every, self._steps_per_epoch)
+                steps, seconds, _ = period_of(every, self._steps_per_epoch)
                 pauses = summary == HISTOGRAMS and self._read_histograms is not None
                 found.append(Action(steps, write, seconds=seconds, at=first, needs=frozenset({summary}), pauses=pauses))
         return found
 
     def _write_start(self, progress: Progress) -> None:
         self.file.text(progress.step, FLAGS, json.dumps(self._config, indent=1))
-        if self.file.is_first and self._stepper.graph is not None:  # one graph per folder
+        if self.file.is_first and (graphs := self._stepper.graphs):  # one picture per folder
             layers = {layer.name for layer in self._stepper.state.model._flatten_layers()}
-            self.file.graph(readable_graph(self._stepper.graph, layers))
+            parts = [readable_graph(*graphs[name], layers) for name in sorted(graphs)]
+            nodes = [node for part in parts for node in part.node]
+            self.file.graph(tf.compat.v1.GraphDef(node=nodes, versions=parts[0].versions))
 
     def _write_histograms(self, progress: Progress) -> None:
         if self.file.writes:
@@ -342,18 +345,19 @@ _CALLS = {
     **dict.fromkeys(("While", "StatelessWhile"), "body"),
     **dict.fromkeys(("If", "StatelessIf"), "then_branch"),
 }
+_CALL = re.compile(r"(?<![^/])(?:Stateful)?PartitionedCall(?:_\d+)?/")  # the scope of a call, which says nothing
 _LOOP = re.compile(r"^(while/)+")  # the scope of `TrainStep.train`
 _TAPE = re.compile(r"^(?P<call>.*/)?gradient_tape/(?:while/)?(?P<replica>(?:replica_\d+|worker)/)?")
 
 
-def readable_graph(graph: tf.Graph, layers: Collection[str] = ()) -> Any:
+def readable_graph(graph: tf.Graph, scope: str = "", device: str = "", layers: Collection[str] = ()) -> Any:
     """Returns a GraphDef of a graph, with its functions in place of their calls.
 
     What a tape adds stands as `gradients` in the scope of its replica: `gradient_tape/while/replica_1/dense_1/MatMul`,
     of the layer `dense`, is `replica_1/gradients/dense/MatMul`. No scope is named after the loop over the steps.
 
     Args:
-      graph: of a step.
+      graph, scope, device: see `Traced`.
       layers: names of the model's layers.
     """
     found = graph.as_graph_def()
@@ -363,8 +367,12 @@ def readable_graph(graph: tf.Graph, layers: Collection[str] = ()) -> Any:
         name = _renamed(node.name, layers)
         names[node.name] = node.name if name in taken else name
         taken.add(names[node.name])
+    for old, name in names.items():  # once all others have theirs
+        shorter = _CALL.sub("", name)
+        names[old] = "/".join(filter(None, (scope, name if shorter in taken else shorter)))
+        taken.add(shorter)
     for node in nodes:
-        node.name = names[node.name]
+        node.name, node.device = names[node.name], node.device or device
         node.input[:] = [_with_name(one, names) for one in node.input]
         node.attr.pop("_class", None)  # where nodes are placed together, by their old names
     return tf.compat.v1.GraphDef(node=nodes, versions=found.versions)

@@ -15,11 +15,19 @@ from collections.abc import Callable, Sequence
 from pipeline import errors
 from pipeline.errors import DataError, UsageError, name_of, unknown
 from pipeline.files.write import replace
-from trainer.run_folder import BEST, RunFolder
+from trainer.config.steps import Period
+from trainer.run_folder import BEST, RunFolder, check_file
 
 PREFIX = "ckpt"
 LIST = "checkpoint"  # the file that `tf.train.latest_checkpoint` reads
-SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written
+SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written, or its index waits for its data's removal
+FILE = re.compile(rf"{PREFIX}-\d+\.(index|data-\d{{5}}-of-\d{{5}})")  # names of the files of checkpoints
+_REMOVED = "removed-"  # prefix of such an index
+_HALF = (
+    f"its {PREFIX}-*.data-* files lack their .index files, as half of a copy does; copy the whole folder again, once "
+    "no run writes to it"
+)
+ALL = Period()  # every checkpoint counts as one of the newest; see `kept`
 _DATA = "is a data set (it has a manifest.json), not the folder of a run"
 _NAME = re.compile(rf"(?:(?P<folder>{BEST})(?:/|$))?(?:{PREFIX}-)?(?P<step>\d+)?")
 
@@ -44,12 +52,13 @@ class CheckpointFiles:
 
     Attributes:
       folder: of the files.
-      max_to_keep, steps_per_epoch: see `kept`.
+      max_to_keep, steps_per_epoch, period: see `kept`.
     """
 
     folder: pathlib.Path
     max_to_keep: int
     steps_per_epoch: int
+    period: Period = ALL
 
     @property
     def paths(self) -> list[str]:
@@ -76,7 +85,7 @@ class CheckpointFiles:
         """Removes older checkpoints that are not kept once this step is saved. Raises as `add`."""
         # Newer ones are there only if they could not be read. They stay until training has passed them.
         steps = [other for other in self.steps if other <= step]
-        self.keep(kept(steps, self.max_to_keep, self.steps_per_epoch), upto=step)
+        self.keep(kept(steps, self.max_to_keep, self.steps_per_epoch, self.period), upto=step)
 
     def write(self, step: int, write: Callable[[str], object]) -> None:
         """Adds a checkpoint, or replaces that of the same step; removes no others. Raises as `add`."""
@@ -110,34 +119,49 @@ class CheckpointFiles:
         """Cleans up after a killed save or removal, and lists the complete checkpoints.
 
         Returns:
-          The checkpoints that are listed but have lost their index, which no kill causes. Their data files stay.
+          The checkpoints that have lost their index, which no kill causes. Their data files stay.
 
         Raises:
-          DataError: all that are listed have lost it, or the folder cannot be written to.
+          DataError: all have lost it, something else lies in the place of a file, or the folder cannot be written to;
+            nothing is removed.
         """
         self._check_folder()  # which remembers the folder's identity
         with errors.named(self.folder, "cannot be written to"):
-            for scratch in self.folder.glob(f"{SCRATCH}*"):
-                # Killed between its renames, a save that replaces its step leaves new data with the old index.
-                index = list(scratch.glob(f"{PREFIX}-*.index"))
-                if index and not list(scratch.glob(f"{PREFIX}-*.data-*")):
-                    index[0].replace(self.folder / index[0].name)
+            self._check_places()
+            scratches = list(self.folder.glob(f"{SCRATCH}*"))
+            cut = [index for scratch in scratches for index in scratch.glob(f"*{PREFIX}-*.index")]
+            # Killed between its renames, a save that replaces its step leaves new data with the old index.
+            whole = [index for index in cut if not _is_removed(index) and not _data_in(index.parent)]
+            left = [path for path in _data_in(self.folder) if not path.with_suffix(".index").exists()]
+            ours = {index.name.removeprefix(_REMOVED) for index in cut}
+            lost = list(dict.fromkeys(path.stem for path in left if f"{path.stem}.index" not in ours))
+            if not self.steps and not whole:
+                self._check_lost(lost)
+            for index in whole:
+                index.replace(self.folder / index.name)
+            for path in left:
+                if path.stem not in lost and not path.with_suffix(".index").exists():
+                    path.unlink()
+            for scratch in scratches:  # last, as it says what may be removed
                 shutil.rmtree(scratch, ignore_errors=True)
-            steps, listed = self.steps, self._listed()
-            if listed and not steps:
-                raise DataError(
-                    f"{self.folder}: lists {', '.join(listed)} in its file `checkpoint`, but no .index file is there; "
-                    "restore them from a backup, or remove that file to start over"
-                )
-            lost = []
-            for path in self.folder.glob(f"{PREFIX}-*.data-*"):
-                if not path.with_suffix(".index").exists():
-                    if path.stem in listed:
-                        lost.append(str(path.with_suffix("")))
-                    else:
-                        path.unlink()
-            self._list(steps)
-        return lost
+            self._list(self.steps)
+        return [str(self.folder / name) for name in lost]
+
+    def _check_places(self) -> None:
+        """Raises DataError if something else lies where a file of a checkpoint belongs: each save would fail there."""
+        for path in sorted(self.folder.iterdir()):
+            if path.name == LIST or FILE.fullmatch(path.name):
+                check_file(path)
+
+    def _check_lost(self, lost: Sequence[str]) -> None:
+        """Raises DataError if a folder without complete checkpoints has had some."""
+        if listed := self._listed():
+            raise DataError(
+                f"{self.folder}: lists {', '.join(listed)} in its file `{LIST}`, but no .index file is there; "
+                "restore them from a backup, or start over with --fresh"
+            )
+        if lost:
+            raise DataError(f"{self.folder}: {_HALF}, or start over with --fresh")
 
     def _listed(self) -> list[str]:
         """Returns the names in TensorFlow's list. It is written after saves and before removals: all were complete."""
@@ -175,20 +199,42 @@ class CheckpointFiles:
         return found.st_dev, found.st_ino
 
     def _remove(self, step: int) -> None:
-        pathlib.Path(f"{path_of(self.folder, step)}.index").unlink()  # first: without it, the checkpoint is absent
-        for path in self.folder.glob(f"{PREFIX}-{step}.data-*"):
-            path.unlink()
+        index = pathlib.Path(f"{path_of(self.folder, step)}.index")
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self.folder) as scratch:
+            # First, as without it the checkpoint is absent. It stays until the data are gone: data without any index
+            # are those of half a copy, which are not ours to remove.
+            index.replace(pathlib.Path(scratch) / f"{_REMOVED}{index.name}")
+            for path in self.folder.glob(f"{PREFIX}-{step}.data-*"):
+                path.unlink()
 
 
-def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int) -> list[int]:
-    """Returns which of the steps, ascending, to keep: the newest, and two that are an epoch or more apart."""
+def _is_removed(index: pathlib.Path) -> bool:
+    return index.name.startswith(_REMOVED)
+
+
+def _data_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    return list(folder.glob(f"{PREFIX}-*.data-*"))
+
+
+def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: Period = ALL) -> list[int]:
+    """Returns which of the steps, ascending, to keep: the newest, and two that are an epoch or more apart.
+
+    Args:
+      steps: of the checkpoints.
+      max_to_keep: how many of the newest.
+      steps_per_epoch: T.
+      period: of the steps that count. Others stay while fewer count than are kept, or while they are one of the newest
+        two; they take no place of those that count. Without steps, all count.
+    """
     # A slow divergence may be in all of the newest. The older of the two is at least an epoch old, and about two at
     # most if checkpoints are frequent; the younger one takes its place in time.
     apart = [steps[0]]
     for step in steps:
         if step - apart[-1] >= steps_per_epoch:
             apart.append(step)
-    return sorted({*steps[-max_to_keep:], *apart[-2:]})
+    counted = [step for step in steps if not period.steps or period.is_due(step)][-max_to_keep:]
+    newest = max(max_to_keep - len(counted), min(max_to_keep, 2))
+    return sorted({*counted, *steps[-newest:], *apart[-2:]})
 
 
 def check_run_folder(folder: RunFolder) -> None:
@@ -236,11 +282,8 @@ def _why_none(folder: pathlib.Path) -> str:
         return "has no checkpoint; a run keeps the best ones with --keep_best"
     if not folder.is_dir():
         return f"there is no such folder; {_of_a_run()}"
-    if list(folder.glob(f"{PREFIX}-*.data-*")):
-        return (
-            f"its {PREFIX}-*.data-* files lack their .index files, as half of a copy does; copy the whole folder "
-            "again, once no run writes to it"
-        )
+    if _data_in(folder):
+        return _HALF
     if _is_data(folder):
         return f"{_DATA}; {_of_a_run()}"
     near = [one for one in (folder.parent, *sorted(folder.glob("*/"))) if steps_in(one)]

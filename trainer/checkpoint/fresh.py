@@ -10,20 +10,19 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import re
 import shutil
 from collections.abc import Iterator
 
 from pipeline.errors import RerunError, UsageError, named
+from pipeline.files.reading import content_of, opened
 from pipeline.files.write import replaced, sync
 from trainer import run_folder
-from trainer.checkpoint.files import LIST, PREFIX, SCRATCH
+from trainer.checkpoint.files import FILE, LIST, SCRATCH
 from trainer.config import TrainConfig, file
-from trainer.run_folder import EVENTS, RunFolder
+from trainer.run_folder import EVENTS, RunFolder, check_file
 
 VARIABLE = "STEPFEED_FRESH"  # names a job, which starts over once, however often its processes are started
 _REMOVING, _BEGUN = "removing", "begun"  # in the note, before the name of the job
-_CHECKPOINT = re.compile(rf"{PREFIX}-\d+\.(index|data-\d{{5}}-of-\d{{5}})")
 
 
 def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
@@ -45,8 +44,9 @@ def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
     settled = dataclasses.replace(config, run=dataclasses.replace(config.run, fresh=False))
     if not is_chief:
         return settled
+    check_file(folder.fresh_note)
     with named(folder.fresh_note, "cannot be written or read"):
-        text = folder.fresh_note.read_text(encoding="utf-8") if folder.fresh_note.exists() else ""
+        text = content_of(folder.fresh_note).decode() if folder.fresh_note.exists() else ""
         state, _, job = text.strip().partition(" ")
         now = os.environ.get(VARIABLE, "")
         if config.run.fresh and not (now and now == job):
@@ -104,13 +104,11 @@ def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) 
     elif path in (folder.best, folder.logs) and path.is_dir():
         for inner in sorted(path.rglob("*")):
             place = inner.relative_to(path).parts
-            of_best = inner.name == LIST or _CHECKPOINT.fullmatch(inner.name) or place[0].startswith(SCRATCH)
+            of_best = inner.name == LIST or FILE.fullmatch(inner.name) or place[0].startswith(SCRATCH)
             of_logs = inner.name.startswith(EVENTS) or place[0] == "plugins" or inner.is_dir()
             if inner.is_symlink() or not (of_best if path == folder.best else of_logs):
                 yield inner
-    elif not (
-        path.is_file() and (_CHECKPOINT.fullmatch(path.name) or path.name.removesuffix(".tmp") in _names(folder))
-    ):
+    elif not (path.is_file() and (FILE.fullmatch(path.name) or path.name.removesuffix(".tmp") in _names(folder))):
         yield path
 
 
@@ -123,11 +121,11 @@ def _metrics(folder: RunFolder) -> list[pathlib.Path]:
     """Returns the files of --metrics_jsonl in the folder, which begin as the run has noted."""
     if not folder.metrics_note.exists():
         return []
-    first = set(folder.metrics_note.read_bytes().splitlines(keepends=True))
+    first = set(content_of(folder.metrics_note).splitlines(keepends=True))
     found = []
     for path in folder.path.iterdir():
         if path.is_file() and not path.name.startswith("."):
-            with path.open("rb") as lines:
+            with opened(path) as lines:
                 found += [path] if lines.readline(1 << 16) in first else []
     return found
 
@@ -139,6 +137,6 @@ def _remove(folder: RunFolder) -> None:
         for path in sorted(folder.path.iterdir(), key=lambda path: path.suffix != ".index"):
             if path in (folder.best, folder.logs) or (path.name.startswith(SCRATCH) and path.is_dir()):
                 shutil.rmtree(path)
-            elif path in metrics or path.suffix == ".tmp" or path.name == LIST or _CHECKPOINT.fullmatch(path.name):
+            elif path in metrics or path.suffix == ".tmp" or path.name == LIST or FILE.fullmatch(path.name):
                 path.unlink()
         sync(folder.path)

@@ -18,10 +18,11 @@ from pipeline import errors
 from pipeline.errors import DataError, UsageError
 from trainer.checkpoint import NotFiniteError, reader
 from trainer.checkpoint.best import BestCheckpoints, Ranking
-from trainer.checkpoint.files import PREFIX, CheckpointFiles, path_of
+from trainer.checkpoint.files import ALL, PREFIX, CheckpointFiles, path_of
 from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
 from trainer.plan import Plan
+from trainer.run_folder import check_file
 
 _RANKING = "ranking"  # its name among the parts of a checkpoint
 
@@ -136,7 +137,11 @@ class CheckpointManager:
         folder = config.run.folder
         self._config, self._state, self._say, self._is_chief = config, state, say, is_chief
         self._spec = RunSpec.of(state, plan.training, config)
-        self._files = CheckpointFiles(folder.path, config.steps.max_to_keep, plan.training.steps_per_epoch)
+        in_epoch = plan.training.steps_per_epoch
+        period = config.steps.period("checkpoint", in_epoch)
+        # The clock that nobody asked for must not push out the checkpoints of --checkpoint_every.
+        counted = period if period.soonest else ALL
+        self._files = CheckpointFiles(folder.path, config.steps.max_to_keep, in_epoch, counted)
         self._checkpoint = tf.train.Checkpoint(**state.trackable(), record=_Record(self._record_text))
         self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
         flags, data = config.steps, {name: split.spec.manifest_digest for name, split in plan.evaluation.items()}
@@ -144,6 +149,7 @@ class CheckpointManager:
         self._ranking, self._saved = ranking, (0, 0)
         self._parts: dict[str, Stateful] = {**parts, _RANKING: ranking}  # a run that ranks nothing hands it on
         if is_chief:
+            check_file(folder.config)
             for path in self._files.tidy():
                 say(f"skipped {path}, which is damaged: its .index file is missing")
         self.best = BestCheckpoints(ranking, folder, is_chief, self._write_with) if flags.ranks else None
@@ -201,6 +207,11 @@ class CheckpointManager:
     def _read(self, path: str) -> dict[str, Any]:
         """Restores the variables from a checkpoint; returns the content of its record."""
         record = reader.read(pathlib.Path(path))
+        if path != str(path_of(self._files.folder, record.step)):  # its batches would be those of another step
+            raise DataError(
+                f"{path}: is a copy of {PREFIX}-{record.step} under another name: it holds step {record.step}; move it "
+                "away, or give it its own name back"
+            )
         stored = {**record.content, STEP: record.step}
         self._spec.check(path, stored)
         with reader.readable(pathlib.Path(path)):

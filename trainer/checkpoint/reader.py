@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pipeline.errors import DataError, UsageError, line_of
+from pipeline.errors import DataError, UsageError, line_of, name_of
 from trainer.checkpoint.files import path_of
 from trainer.cluster.failures import first_line
 from trainer.config import TrainConfig
@@ -122,7 +122,7 @@ def read(path: pathlib.Path) -> Record:
     with readable(path):
         reader = tf.train.load_checkpoint(str(path))
         if not reader.has_tensor(_RECORD):
-            raise UsageError(f"{path} was not written by trainer.run; use another --model_dir")
+            raise UsageError(f"{path} was not written by {name_of('trainer.run')}; use another --model_dir")
         averaged = any(name.startswith(_AVERAGES) for name in reader.get_variable_to_shape_map())
         content = json.loads(reader.get_tensor(_RECORD).decode())
         return Record(path, int(reader.get_tensor(_STEP)), averaged, content)
@@ -148,6 +148,9 @@ def best_first(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
 @contextlib.contextmanager
 def readable(path: pathlib.Path) -> Iterator[None]:
     """Context in which TensorFlow's errors about a damaged or removed checkpoint become UnreadableErrors."""
+    for file in path.parent.glob(f"{path.name}.*"):
+        if not file.is_file() and file.exists():  # TensorFlow would wait at a FIFO for ever
+            raise UnreadableError(f"{file.name} is not a regular file", path=path)
     try:
         yield
     except tf.errors.OpError as error:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
+from pipeline.files import code
 from pipeline.order.order import Spec
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 from trainer.checkpoint import structure as structures
@@ -17,7 +18,13 @@ from trainer.config import TrainConfig
 from trainer.config.model import dtype_policy
 from trainer.config.train_config import changed_flags
 
-_COMPARED_APART = ("structure", "data", "order", "config")  # parts of a checkpoint's content; the others must be equal
+_COMPARED_APART = (
+    "structure",
+    "data",
+    "order",
+    "config",
+    "code",
+)  # parts of a checkpoint's content; the others must be equal
 STEP = "step"  # of a checkpoint, beside the content of its record
 _DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `
 _SIZE = "record_bytes"  # likewise
@@ -64,6 +71,7 @@ class RunSpec:
       config: all flags.
       structure: of the model as its code builds it, before a checkpoint restores the optimizer's rate.
       data: {digest of a manifest: its data set in words}.
+      code: the versions and the digests of the source files that compute; see `pipeline.files.code`.
     """
 
     state: State
@@ -71,12 +79,13 @@ class RunSpec:
     config: TrainConfig
     structure: Structure
     data: Mapping[str, str]
+    code: Mapping[str, Any]
 
     @classmethod
     def of(cls, state: State, training: ResolvedInput, config: TrainConfig) -> RunSpec:
         """Returns the spec of a run, before a checkpoint is restored."""
         data = {part.spec.manifest_digest: data_in_words(part) for part in training.parts}
-        return cls(state, training.spec, config, structures.of(state.model), data)
+        return cls(state, training.spec, config, structures.of(state.model), data, code_of(config))
 
     def content(self) -> dict[str, Any]:
         """Returns what a checkpoint of this run stores beside the variables, as JSON."""
@@ -93,6 +102,7 @@ class RunSpec:
             **self._same_bits(),
             "structure": self.structure,
             "data": dict(self.data),
+            "code": self.code,
             "order": json.loads(self.spec.to_json()),
             "config": dataclasses.asdict(config),
         }
@@ -130,7 +140,8 @@ class RunSpec:
         """Returns the training options that differ from the stored ones: `--learning_rate was 0.05, is 0.01`."""
         model, flags = map(str, self._model_changes(stored)), changed_flags(stored["config"], self.config)
         skips = self.spec.later_changes(stored["order"], stored[STEP]) if STEP in stored else None
-        return (*self._order_changes(stored), *([skips] if skips else []), *flags, *model)
+        edited = code.changes(stored.get("code"), self.code)
+        return (*self._order_changes(stored), *([skips] if skips else []), *flags, *model, *edited)
 
     def keep_rate(self, stored: Mapping[str, Any]) -> None:
         """Sets the rate of a compiled model to that of its code, if the code has changed since the checkpoint.
@@ -182,9 +193,25 @@ class RunSpec:
         return ""
 
 
+def code_of(config: TrainConfig) -> dict[str, Any]:
+    """Returns what computes in a run: versions, our sources, and the user's modules behind its flags."""
+    return code.of_program(config.model.modules)
+
+
+def code_changes(stored: Mapping[str, Any], config: TrainConfig) -> list[str]:
+    """Returns which source files and versions differ from those of a checkpoint's run; none for an old checkpoint.
+
+    Args:
+      stored: the content of the checkpoint's record.
+      config: flags of the run.
+    """
+    return code.changes(stored.get("code"), code_of(config))
+
+
 def data_in_words(part: ResolvedRequest) -> str:
-    """Returns a data set in words: `digits:train, 1,429 records`."""
-    return f"{part.manifest.dataset}:{part.spec.split}, {count_of(sum(part.order.counts), 'record')}"
+    """Returns a data set in words: `photos:train, 1,429 records, images upright, exact DCT`."""
+    rule = "" if part.manifest.pixel_rule is None else f", {part.manifest.pixel_rule}"
+    return f"{part.manifest.dataset}:{part.spec.split}, {count_of(sum(part.order.counts), 'record')}{rule}"
 
 
 def _data(digest: str, content: Mapping[str, Any]) -> str:

@@ -378,9 +378,18 @@ def _of_training(was: Structure, now: Structure, same_keras: bool) -> Iterator[C
     if [one["class"] for one in sides[0]] == [one["class"] for one in sides[1]]:
         for old, new in zip(*sides, strict=True):
             yield from (change._replace(is_harmless=True) for change in _of_layer(old, new, same_keras))
+            if _feeding(old, was) != _feeding(new, now):
+                was_fed, is_fed = _sources(old["inputs"]), _sources(new["inputs"])
+                yield Change(f"layer {new['name']}: its inputs", was_fed, is_fed, True)
         return
     names = [[f"{one['name']}({one['config'].get('rate', '')})" for one in side] or ["none"] for side in sides]
     yield Change("layers that only take part in training", *_both(*names), True)
+
+
+def _feeding(layer: Mapping[str, Any], whole: Structure) -> list[int]:
+    """Returns the numbers of the layers that feed a layer: two structures may have them under other names."""
+    numbers = {one["name"]: number for number, one in enumerate(whole["layers"])}
+    return [numbers.get(name, -1) for name in re.findall(r'"from": "([^"]*)"', json.dumps(layer["inputs"]))]
 
 
 def _of_part(part: str, was: Any, now: Any, same_keras: bool) -> Iterator[Change]:

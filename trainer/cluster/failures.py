@@ -10,7 +10,16 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline.errors import DataError, PipelineError, UsageError, place_of, root_cause, said_by
+from pipeline.errors import (
+    DataError,
+    PipelineError,
+    UsageError,
+    place_of,
+    reason_of,
+    root_cause,
+    said_by,
+    with_limit,
+)
 from pipeline.graph_calls import message_of_input
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 
@@ -28,6 +37,7 @@ OWN = (
 _OWN_FRAMES = 2  # `in_one_line`, and the block inside it, which is the trainer's
 _OTHER_SHAPE = re.compile(r"expected shape (\[[\d,]*\]) but another member in the group expected shape (\[[\d,]*\])")
 _PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
+_ABORTED = "Collective ops is aborted by: "  # before the reason: common_runtime/base_collective_executor.cc
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
@@ -55,7 +65,7 @@ def in_one_line(num_workers: int) -> Iterator[None]:
             raise UsageError(f"{place}: {said_by(error)}") from error
         if not isinstance(error, OSError):
             raise
-        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        reason = f"{error.filename}: {reason_of(error)}" if error.filename else with_limit(str(error))
         raise _disk_full(reason) if error.strerror in _FULL else DataError(reason) from None
 
 
@@ -70,6 +80,8 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
             "checkpoint",
             lost=[SOMEBODY],
         )
+    if (limited := with_limit(reason)) != reason:
+        return DataError(limited)
     if issubclass(kind(error), tf.errors.ResourceExhaustedError):
         return DataError(f"out of memory ({reason}); try a smaller --global_batch_size")
     return DataError(reason)
@@ -116,4 +128,5 @@ def first_line(error: tf.errors.OpError) -> str:
     """Returns what an error says happened, in one line, without its place in the graph and the Python code."""
     if said := message_of_input(error.message):
         return " ".join(said.split("] ["))  # tf.debugging.assert_* adds values to its message
-    return root_cause(error.message)[1] or kind(error).__name__
+    said = root_cause(error.message)[1].removeprefix(_ABORTED)
+    return said or kind(error).__name__

@@ -183,7 +183,7 @@ def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
 
     Args:
       cluster: of this process; a single worker need not be in TF_CONFIG.
-      flags: how they sum, and how long one may be silent, here and in each collective, until it counts as lost.
+      flags: how they sum, and how long one may be silent here until it counts as lost; later a `Watchdog` decides.
 
     Raises:
       LostError: a worker did not join.
@@ -193,7 +193,7 @@ def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
     if cluster.size > 1:
         _bound_joining(timeout)
     how = tf.distribute.experimental.CommunicationImplementation(flags.all_reduce.upper())
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout, implementation=how)
+    options = tf.distribute.experimental.CommunicationOptions(implementation=how)
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):

@@ -8,6 +8,7 @@ from typing import ClassVar
 from pipeline import request
 from pipeline.commands.flags import check, check_all
 from pipeline.distort import recipes
+from pipeline.errors import to_run
 from pipeline.manifest.sources import Source, parse_sources, schedule_of, sources_of
 from pipeline.order import sharding
 from pipeline.order.views import View, checked_skips
@@ -48,7 +49,7 @@ class DataFlags:
         "raise",
         "a corrupt record: raise an error that names it, or skip it (its row gets weight 0)",
         known=request.POLICIES,
-        parameter_server={"skip": f"{_GRAPHS} skip nothing; repair the data (python -m beam_jobs.validate)"},
+        parameter_server={"skip": f"{_GRAPHS} skip nothing; repair the data ({to_run('beam_jobs.validate')})"},
     )
     max_corrupt: int = flag(request.MAX_CORRUPT, "records that each worker may skip", least=0)
     cache_dir: str | None = flag(

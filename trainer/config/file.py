@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.commands.flags import Mistakes
 from pipeline.errors import UsageError, reason_of, unknown
+from pipeline.files.reading import content_of
 from pipeline.files.write import replace
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
 
     loader = _loader()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = content_of(path).decode()
         _check_once(path, yaml.compose(text, loader), {})
         content = yaml.load(text, loader)
     except (OSError, UnicodeDecodeError) as error:

@@ -81,6 +81,11 @@ class ModelFlags:
         shapes_training=False,  # a changed model names its changes
     )
 
+    @property
+    def modules(self) -> list[str]:
+        """The full names of the user's modules behind --model and --task."""
+        return [name.partition(":")[0] for name in (self.model, self.task or "") if ":" in name]
+
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
         check_all(lambda: check(self), self._check_model, self._check_task, lambda: self.class_weights)
@@ -131,7 +136,7 @@ class OptimizerFlags:
     momentum: float = flag(0.9, "of --optimizer=momentum and nesterov", least=0, below=1)
     schedule: str = flag(
         "exponential",
-        "of the rate: exponential (a staircase), piecewise, cosine, linear or constant",
+        "of the rate: exponential (a staircase, or smooth), piecewise, cosine, linear or constant",
         known=SCHEDULES,
         by_model=True,
     )
@@ -143,6 +148,9 @@ class OptimizerFlags:
         by_model=True,
     )
     decay_epochs: float = flag(1.0, "exponential: epochs of a stair", above=0, below=_EPOCHS, by_model=True)
+    decay_staircase: bool = flag(
+        True, "exponential: the rate falls in stairs; false: smoothly, a little with each step"
+    )
     decay_at: str = flag("", "piecewise: the epochs at which a stair begins, such as 91,136.5", by_model=True)
     end_factor: float = flag(
         0.0, "cosine, linear: the rate at the last step, as a share of --learning_rate", least=0, most=_FLOAT32
@@ -178,7 +186,7 @@ class OptimizerFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_optimizer, self._check_stairs)
+        check_all(lambda: check(self), self._check_optimizer, self._check_stairs, self._check_smooth)
 
     def _check_optimizer(self) -> None:
         check_name("optimizer", self.optimizer.partition("(")[0].strip(), OPTIMIZERS)
@@ -189,6 +197,13 @@ class OptimizerFlags:
             raise UsageError(
                 f"--schedule={self.schedule} with --decay_at={self.decay_at!r}: the piecewise schedule, and no other, "
                 "takes the epochs at which its stairs begin, such as --decay_at=91,136"
+            )
+
+    def _check_smooth(self) -> None:
+        if not self.decay_staircase and self.schedule != "exponential":
+            raise UsageError(
+                f"--decay_staircase=false with --schedule={self.schedule}: the exponential schedule alone has stairs "
+                "to leave out; use --schedule=exponential, or leave it out"
             )
 
     def __str__(self) -> str:

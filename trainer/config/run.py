@@ -7,7 +7,7 @@ import pathlib
 from typing import ClassVar
 
 from pipeline.commands.flags import check, check_all
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, name_of
 from trainer.config.meaning import PARAMETER_SERVER, flag
 from trainer.run_folder import RunFolder
 
@@ -63,7 +63,7 @@ class RunFlags:
     )
     log_keys: str | None = flag(
         None,
-        "folder for the keys of every row trained on, for pipeline.audit --observed; slower",
+        f"folder for the keys of every row trained on, for {name_of('pipeline.audit')} --observed; slower",
         per_machine=True,
         parameter_server="is not supported; the ledger at the end of the run says which steps were applied",
     )
@@ -116,7 +116,9 @@ class ClusterFlags:
     shapes_training: ClassVar[bool] = False
 
     worker_hosts: str | None = flag(None, "host:port of each worker, separated by commas", per_process=True)
-    ps_hosts: str | None = flag(None, "host:port of each parameter server, likewise", per_process=True)
+    ps_hosts: str | None = flag(
+        None, "host:port of each parameter server, likewise; implies --strategy=parameter_server", per_process=True
+    )
     chief_host: str | None = flag(
         None,
         "host:port of a chief that is not a worker (None: the process of worker 0 is the chief)",

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from pipeline.commands.flags import check, check_all
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, name_of
 from trainer.config.meaning import flag
 
 Every: TypeAlias = int | str  # the value of a flag: a number of steps, or the text of an interval: `1 epoch`, `30s`
@@ -27,10 +27,13 @@ class Period(NamedTuple):
     Attributes:
       steps: between two times; with a fraction, the next whole step after it counts. 0: not by steps.
       seconds: since the last time; 0: not by the clock.
+      soonest: shortest wait of a clock that slows down: each wait is as long as the training so far, from `soonest` up
+        to `seconds`. 0: each is `seconds`.
     """
 
     steps: Fraction | int = 0
     seconds: float = 0.0
+    soonest: float = 0.0
 
     def next_after(self, step: int) -> float:
         """Returns the next step at which it is due, infinity if there is none."""
@@ -39,6 +42,10 @@ class Period(NamedTuple):
     def is_due(self, step: int) -> bool:
         """Whether a step, from 1 on, is one of its steps."""
         return self.next_after(step - 1) == step
+
+    def wait_after(self, seconds: float) -> float:
+        """Returns how long to wait by the clock after it was done this many seconds into the training."""
+        return min(self.seconds, max(self.soonest, seconds)) if self.soonest else self.seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,19 +107,23 @@ class Interval:
         return f"{number} {self.unit}" if self.amount == 1 else f"{number} {self.unit}s"
 
 
-def period_of(every: Every, steps_per_epoch: int, seconds: float = 0.0) -> Period:
+def period_of(every: Every, steps_per_epoch: int, seconds: float = 0.0, soonest: float = 0.0) -> Period:
     """Returns the period of a flag's value.
 
     Args:
       every: the value.
       steps_per_epoch: T.
       seconds: after which it is due as well; 0: by `every` alone.
+      soonest: shortest wait by that clock; see `Period`.
     """
     period = Interval.of(every).period(steps_per_epoch)
-    return period._replace(seconds=seconds) if seconds else period
+    return period._replace(seconds=seconds, soonest=soonest) if seconds else period
 
 
 MODES = ("auto", "max", "min")
+# With these, a run that is killed in its first minutes loses a minute or half of what it has computed, and later five
+# minutes at most. It costs a long run three saves in its first five minutes, which a large model can bear.
+CHECKPOINT_SECS, FIRST_CHECKPOINT_SECS = 300.0, 60.0
 _LOOP = 10**6  # steps: a signal waits for the end of a loop
 _WITH_SERVERS = "is not supported; use --strategy=one_device or mirrored"
 _INTERVAL: dict[str, Any] = {"least": 0, "parse": Interval.value_of, "metavar": "interval"}
@@ -142,8 +153,11 @@ class StepFlags:
     eval_every: Every = flag(0, "an evaluation, likewise; 0: only at the end", **_INTERVAL)
     checkpoint_every: Every = flag(1000, "a checkpoint, likewise; 0: none but the one at the end", **_INTERVAL)
     summary_secs: float = flag(0.0, "scalars also after N seconds without; 0: by --summary_every alone", least=0)
-    checkpoint_secs: float = flag(
-        0.0, "a checkpoint also after N seconds without; 0: by --checkpoint_every alone", least=0
+    checkpoint_secs: float | None = flag(
+        None,
+        "a checkpoint also after N seconds without; 0: by --checkpoint_every alone (None: after 60 in the first "
+        "minutes, then after 300, unless --checkpoint_every is 0 or a time)",
+        least=0,
     )
     log_epochs: bool | None = flag(
         None, "a line per epoch: its loss and metrics, those of its evaluation (None: unless --train_steps is given)"
@@ -184,8 +198,22 @@ class StepFlags:
 
     def period(self, name: str, steps_per_epoch: int) -> Period:
         """Returns how often it is time for a `log` line, a `summary`, an `eval`uation or a `checkpoint`, given T."""
-        every, seconds = getattr(self, f"{name}_every"), getattr(self, f"{name}_secs", 0.0)
-        return period_of(every, steps_per_epoch, seconds)
+        every, seconds, soonest = getattr(self, f"{name}_every"), getattr(self, f"{name}_secs", 0.0), 0.0
+        if seconds is None:  # of checkpoints
+            interval = Interval.of(every)
+            is_clocked = interval.amount > 0 and not interval.is_time
+            seconds, soonest = (CHECKPOINT_SECS, FIRST_CHECKPOINT_SECS) if is_clocked else (0.0, 0.0)
+        return period_of(every, steps_per_epoch, seconds, soonest)
+
+    @property
+    def when_saved(self) -> str:
+        """When checkpoints are saved, in words: `every 1000 steps, at least every 300 s (the first after 60 s)`."""
+        every, period = Interval.of(self.checkpoint_every), self.period("checkpoint", 1)
+        said = [f"every {every}"] if every.amount and not every.is_time else []
+        if period.seconds:
+            soon = f" (the first after {period.soonest:g} s)" if period.soonest else ""
+            said.append(f"{'at least ' if said else ''}every {period.seconds:g} s{soon}")
+        return ", ".join([*said, "and at the end" if said else "at the end alone"])
 
     @property
     def logs_epochs(self) -> bool:
@@ -238,7 +266,8 @@ class OutputFlags:
     )
     log_time: bool | None = flag(
         None,
-        "date and time in front of each line (None: in the files and pipes of a job that trainer.launch started)",
+        f"date and time in front of each line (None: in the files and pipes of a job that {name_of('trainer.launch')} "
+        "started)",
         per_machine=True,
     )
     log_device_placement: bool = flag(False, "TensorFlow says on which device it computes each operation")

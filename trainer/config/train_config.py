@@ -31,7 +31,7 @@ from trainer.config.meaning import (
 from trainer.config.model import DEFAULT_EPOCHS, ENDING, OWN_EPOCHS, ModelFlags, OptimizerFlags, defaults_of
 from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import Interval, OutputFlags, StepFlags
-from trainer.run_folder import RunFolder
+from trainer.run_folder import RunFolder, check_file
 
 _DESCRIPTION = (
     "Trains a model on one device or many; resumes where it stopped. --config=FILE.yaml takes flags from a file, which "
@@ -318,9 +318,11 @@ def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainC
       SystemExit: after --help and --dump_config.
     """
     arguments, dumps = _arguments(argv)
-    named = _values_of(arguments, "model", "task", "optimizer")
+    named = _values_of(arguments, "model", "task", "optimizer", "ps_hosts")
     model = named.model or ModelFlags.model
     defaults = defaults_of(named.model or (None if named.task else model), named.optimizer)
+    if named.ps_hosts:  # it means nothing under another strategy
+        defaults = {**defaults, "strategy": PARAMETER_SERVER}
     config = commandline.parse(
         "trainer.run",
         _DESCRIPTION,
@@ -352,12 +354,13 @@ def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
     If neither data nor a file are given, the stored flags of the run in --model_dir come first, except for this
     process's place in its cluster.
     """
-    given = commandline.with_data_dir(sys.argv[1:] if argv is None else argv, flags_of(TrainConfig))
+    given = commandline.with_folder(sys.argv[1:] if argv is None else argv, flags_of(TrainConfig))
     arguments, dumps = file.taken_out(given, flags_of(TrainConfig))
     named = _values_of(arguments, "data_dir", "model_dir")
     has_file = any(token.split("=")[0] == "--config" for token in given)
     if named.data_dir is None and named.model_dir and not has_file:
         stored = RunFolder(pathlib.Path(named.model_dir).expanduser()).config
+        check_file(stored)
         if stored.is_file():
             places = tuple(f"--{field.name}=" for field in dataclasses.fields(ClusterFlags))
             of_run = [one for one in file.flags(stored, flags_of(TrainConfig)) if not one.startswith(places)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from typing import ClassVar
 
 from pipeline.commands.flags import check, check_all, flag
-from pipeline.errors import UsageError, unknown
+from pipeline.errors import UsageError, name_of, unknown
 from pipeline.order.views import View
 from trainer.config.meaning import check_apart, check_local
 from trainer.run_folder import RunFolder
@@ -17,9 +18,15 @@ WEIGHTS = ("raw", "ema")
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFlags:
-    """A trained model. Flags that are not given are those of its run."""
+    """A trained model. Flags that are not given are those of its run.
 
-    model_dir: str = flag(text="folder of a run of trainer.run; it may be training")
+    Attributes:
+      needs_split: whether a split has to be named if the run evaluated none; else it is the one that was trained on.
+    """
+
+    needs_split: ClassVar[bool] = False
+
+    model_dir: str = flag(text=f"folder of a run of {name_of('trainer.run')}; it may be training")
     checkpoint: str | None = flag(None, "ckpt-400, 400, best or best/ckpt-400 (None: the newest)")
     weights: str | None = flag(
         None,
@@ -54,6 +61,8 @@ class CheckpointFlags:
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig(CheckpointFlags):
     """What is evaluated, and where the results go. Data flags default to those of the run."""
+
+    needs_split: ClassVar[bool] = True
 
     batch_size: int | None = flag(None, "examples at a time (None: the run's --global_batch_size)", least=1)
     mistakes: int = flag(24, "the worst that are kept and drawn", least=0)
@@ -135,9 +144,16 @@ class ExportConfig(CheckpointFlags, _Required):
 class PredictConfig:
     """Which model is asked, about which images, and where the answers go."""
 
-    images: list[str] = flag(text="image files, and folders of them", positional=True, repeated=True, metavar="IMAGE")
-    model_dir: str | None = flag(None, "folder of a run of trainer.run; it may be training")
-    exported: str | None = flag(None, "instead: what trainer.export wrote, its folder or one of the files in it")
+    images: list[str] = flag(
+        text="image files, and folders of them; the first may be the run (or the export) instead",
+        positional=True,
+        repeated=True,
+        metavar="IMAGE",
+    )
+    model_dir: str | None = flag(None, f"folder of a run of {name_of('trainer.run')}; it may be training")
+    exported: str | None = flag(
+        None, f"instead: what {name_of('trainer.export')} wrote, its folder or one of the files in it"
+    )
     checkpoint: str | None = flag(None, "of the run: ckpt-400, 400, best or best/ckpt-400 (None: the newest)")
     weights: str | None = flag(
         None, "of the run: raw, or ema: the average over the steps (None: the average if it kept one)", known=WEIGHTS
@@ -148,7 +164,13 @@ class PredictConfig:
     batch_size: int = flag(64, "images that are computed at once", least=1)
 
     def __post_init__(self) -> None:
-        """Checks the values, alone and together."""
+        """Takes the model from the images if it is the first of them; checks the values, alone and together."""
+        if self.model_dir is None and self.exported is None and self.images:
+            first, *others = self.images
+            kind = "exported" if os.path.isfile(os.path.join(first, EXPORT)) else "model_dir"
+            if kind == "exported" or RunFolder(pathlib.Path(first)).has_checkpoints():
+                object.__setattr__(self, kind, first)
+                object.__setattr__(self, "images", others)
         check_all(lambda: check(self), self._check_images, self._check_model, self._check_output)
 
     def _check_images(self) -> None:

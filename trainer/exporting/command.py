@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from pipeline.batch.compose import make_dataset
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of
-from pipeline.decode import ExampleParser
+from pipeline.decode import ExampleParser, decode_file
 from pipeline.errors import DataError, UsageError, named, root_cause
+from pipeline.manifest.manifest import UPRIGHT
 from trainer.cluster import failures
 from trainer.config.trained import EXPORT, ExportConfig
 from trainer.exporting import reading
@@ -97,7 +98,9 @@ def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pa
     name = f"{trained.name} at step {trained.record.step}"
     with named(f"--output={config.output}", "cannot be written"):
         (folder / EXPORT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        said = readme_of(name, model, config.formats, config.stablehlo_batch)
+        rule = trained.split.manifest.pixel_rule
+        upright = rule is not None and rule.orientation == UPRIGHT
+        said = readme_of(name, model, config.formats, config.stablehlo_batch, upright)
         (folder / README).write_text(said, encoding="utf-8")
 
 
@@ -133,6 +136,7 @@ def _about(config: ExportConfig, trained: Trained, model: Served, differences: d
             "resize": trained.config.data.resize,
             "distort": trained.config.data.distort,
             "fits": model.fitting is not None,  # whether images of other sizes are cut and stretched to it
+            "pixel_rule": dataclasses.asdict(trained.split.manifest.pixels),  # how files become images
         },
         "class_names": list(model.class_names),
         "files": {
@@ -244,7 +248,8 @@ def _read(files: Mapping[str, File], scratch: pathlib.Path, classes: int, module
 
 def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
     """Returns the first images of the split, decoded but not preprocessed: uint8 (height, width, channels) each."""
-    feature, parser = trained.split.manifest.features["image"], ExampleParser({})
+    manifest, parser = trained.split.manifest, ExampleParser({})
+    feature = manifest.features["image"]
 
     def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label, _ = parser.parse(records)
@@ -253,9 +258,9 @@ def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
     request = dataclasses.replace(trained.split.request, parse=parse, distort=None, resize=None)
     rows = _real_rows(make_dataset(request), lambda batch: batch[0], count)
     if feature.encoding == "raw":
-        return [np.frombuffer(row, np.uint8).reshape(trained.split.manifest.image_shape) for row in rows]
-    channels = feature.shape[2] or 3
-    return [tf.io.decode_image(row, channels=channels, expand_animations=False).numpy() for row in rows]
+        return [np.frombuffer(row, np.uint8).reshape(manifest.image_shape) for row in rows]
+    of_file = feature.shape[2] or 3, feature.encoding or "", manifest.pixels.dct
+    return [decode_file(tf.constant(row), *of_file).numpy() for row in rows]
 
 
 def trained_probabilities(trained: Trained, count: int) -> NDArray[np.float32]:

@@ -145,10 +145,10 @@ README = "README.md"  # beside the files: what they take and give, and for each 
 _PHOTO = "photo.png"  # what the programs look at
 _IMAGE = """\
 {standard}import numpy as np
-import PIL.Image
+import PIL.Image{upright}
 {imports}
 
-image = PIL.Image.open("{photo}").convert("{mode}"){resized}
+image = {opened}.convert("{mode}"){resized}
 pixels = np.asarray(image, np.uint8).reshape(1, image.height, image.width, {channels})
 """
 _RESIZED = ".resize(({width}, {height}))  # or cut it, as your images need it"
@@ -195,7 +195,7 @@ _PROGRAMS = {
 }
 
 
-def readme_of(name: str, model: Served, formats: Sequence[str], batch: int) -> str:
+def readme_of(name: str, model: Served, formats: Sequence[str], batch: int, upright: bool = False) -> str:
     """Returns the content of README.md.
 
     Args:
@@ -203,7 +203,9 @@ def readme_of(name: str, model: Served, formats: Sequence[str], batch: int) -> s
       model: that was exported.
       formats: of the files.
       batch: images that a StableHLO program takes.
+      upright: whether photographs must be turned as their EXIF data say, as the training's were.
     """
+    opened = f'PIL.Image.open("{_PHOTO}")'
     height, width, channels = model.core_shape
     lines = [
         f"# {name}",
@@ -218,7 +220,8 @@ def readme_of(name: str, model: Served, formats: Sequence[str], batch: int) -> s
         head = _IMAGE.format(
             standard="import json\n\n" if kind == "stablehlo" else "",
             imports=imports,
-            photo=_PHOTO,
+            upright="\nimport PIL.ImageOps" if upright else "",
+            opened=f"PIL.ImageOps.exif_transpose({opened})" if upright else opened,
             mode="L" if channels == 1 else "RGB",
             resized="" if takes_any else _RESIZED.format(width=width, height=height),
             channels=channels,

@@ -22,9 +22,13 @@ from tqdm import tqdm
 from pipeline import images
 from pipeline.commands import commandline
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError, line_of, named, reason_of
+from pipeline.decode import decode_file
+from pipeline.errors import DataError, UsageError, line_of, named, reason_of, root_cause, to_run
 from pipeline.files import write
+from pipeline.files.reading import content_of
 from pipeline.images import BadImageError
+from pipeline.manifest import PixelRule
+from pipeline.manifest.manifest import FAST, UPRIGHT
 from trainer.checkpoint import files
 from trainer.cluster import failures
 from trainer.config.trained import EXPORT, CheckpointFlags, PredictConfig
@@ -34,7 +38,8 @@ from trainer.inference import Trained, build_first
 
 # The best first. A StableHLO program is not among them: it takes batches of one size alone.
 _READ = {"saved_model": reading.saved_model, "keras": reading.keras, "onnx": reading.onnx}  # the readers by format
-_AGAIN = "export the run again (trainer.export)"
+_AGAIN = f"export the run again ({to_run('trainer.export')})"
+_RULE = PixelRule()  # of data sets that are converted today
 _BATCH = 64  # files that `predict` reads at a time
 
 
@@ -50,6 +55,7 @@ class Predictor:
       name: what it is, in one line.
       class_names: by class number.
       image_shape: (height, width, channels) that the model gets.
+      pixel_rule: how files become pixels: turned upright or not, and by which DCT, as in training.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class Predictor:
         image_shape: tuple[int, int, int],
         probabilities: Callable[[NDArray[np.uint8]], NDArray[np.float32]],
         fit: Callable[[NDArray[np.uint8]], NDArray[np.uint8]] | None = None,
+        pixel_rule: PixelRule = _RULE,
     ) -> None:
         """Makes a predictor of its parts; `of_run` and `of_export` find them.
 
@@ -69,8 +76,10 @@ class Predictor:
           probabilities: of uint8 (n, height, width, channels), float32 (n, classes).
           fit: brings an image of any size to that of the model, as the run's input did; None: images are stretched, as
             `beam_jobs.convert --resize` does it.
+          pixel_rule: how files become pixels, as in the data set that the model was trained on.
         """
         self.name, self.class_names, self.image_shape = name, tuple(class_names), image_shape
+        self.pixel_rule = pixel_rule
         self._probabilities, self._fit = probabilities, fit
 
     @classmethod
@@ -111,6 +120,7 @@ class Predictor:
             model.core_shape,
             lambda batch: np.asarray(compute(tf.constant(batch))),
             None if fitting is None else (lambda image: np.asarray(fitting.fit(tf.constant(image[None])))[0]),
+            trained.split.manifest.pixels,
         )
 
     @classmethod
@@ -145,7 +155,9 @@ class Predictor:
                 raise DataError(f"cannot be loaded and run: {line_of(error)}", path=file) from None
 
         # A file that takes any size gets images as they are, one size at a time.
-        return cls(str(file), about["class_names"], shape, probabilities, (lambda image: image) if any_size else None)
+        fit = (lambda image: image) if any_size else None
+        rule = PixelRule(**about["preprocessing"].get("pixel_rule", {}))  # earlier exports say nothing of it
+        return cls(str(file), about["class_names"], shape, probabilities, fit, rule)
 
     def probabilities(self, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         """Returns the probabilities of images: float32 (n, classes).
@@ -201,11 +213,10 @@ class Predictor:
             ]
 
     def _read(self, path: str) -> NDArray[np.uint8] | str:
-        """Returns the image of a file, upright and as the model takes it; or why it cannot be read."""
+        """Returns the image of a file as the model takes it; or why it cannot be read."""
         try:
-            image = images.open_file(pathlib.Path(path).read_bytes())
             # Fitted at once: a batch of photographs as they are would need gigabytes.
-            return self._fitted(images.pixels(image, self.image_shape[2], upright=True))
+            return self._fitted(pixels_of(content_of(path), self.image_shape[2], self.pixel_rule))
         except OSError as error:
             return reason_of(error)
         except BadImageError as error:
@@ -217,6 +228,29 @@ class Predictor:
     def _best(self, probabilities: NDArray[np.float32], top: int) -> tuple[tuple[int, str, float], ...]:
         order = np.argsort(-probabilities, kind="stable")[:top]
         return tuple((int(n), self.class_names[n], float(probabilities[n])) for n in order)
+
+
+def pixels_of(file: bytes, channels: int, rule: PixelRule) -> NDArray[np.uint8]:
+    """Returns the pixels of an image file as training got those of its files: uint8 (height, width, channels).
+
+    Args:
+      file: its content, in any format that a conversion reads.
+      channels: 1 or 3.
+      rule: that of the data set that the model was trained on.
+
+    Raises:
+      BadImageError: it is no usable image; the message says why.
+    """
+    opened = images.open_file(file)
+    kind = images.kept_as(opened, file)
+    upright = rule.orientation == UPRIGHT or kind is None  # other formats were always decoded, and turned, when stored
+    if kind != "jpeg" or rule.dct != FAST:
+        return images.pixels(opened, channels, upright)
+    try:  # Pillow has no fast DCT
+        found: NDArray[np.uint8] = decode_file(tf.constant(file), channels, kind, FAST).numpy()
+    except tf.errors.OpError as error:
+        raise BadImageError(f"the image cannot be decoded: {root_cause(error.message)[1]}") from None
+    return images.turned(found, images.orientation(opened)) if upright else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,7 +355,7 @@ def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
     """
     folder = path if (path / EXPORT).is_file() else path.parent
     try:
-        about = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
+        about = json.loads(content_of(folder / EXPORT))
         made = {name: folder / file["file"] for name, file in about["files"].items()}
         _ = about["preprocessing"]["fits"], about["image_size"]
     except OSError:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.commands.flags import check, check_all, check_most, flag
-from pipeline.errors import UsageError, to_run
+from pipeline.errors import UsageError, name_of, to_run
 
 KINDS = ("jobset", "trainjob", "tfjob")
-_MEMORY = re.compile(r"([1-9]\d*)([MGT])i")
+# Sizes as Slurm's users and Kubernetes' write them. 1500M is by 1024 in Slurm and by 1000 in Kubernetes.
+_MEMORY = re.compile(r"(?=.*[1-9])(\d+)([KMGT])(i?)", re.IGNORECASE | re.ASCII)
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
 # Names as Kubernetes checks them (apimachinery/pkg/util/validation). A job's name is also that of a service: RFC 1035.
 _DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -35,12 +36,29 @@ _LONGEST_IMAGE = 255
 
 
 @dataclasses.dataclass(frozen=True)
+class Memory:
+    """A size as a user wrote it.
+
+    Attributes:
+      amount: number of units.
+      unit: K, M, G or T.
+      is_binary: whether an i follows the unit, which is then 1024 times the one before; else it is the scheduler's.
+    """
+
+    amount: int
+    unit: str
+    is_binary: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class ProcessFlags:
     """The job's name on another scheduler, and what each of its processes gets there."""
 
     name: str | None = flag(None, "of the job, in lower-case letters, digits and hyphens (None: train)")
     cpus: int | None = flag(None, "of each process", least=1, most=_MOST_NUMBER)
-    memory: str | None = flag(None, "of each process, such as 16Gi")
+    memory: str | None = flag(
+        None, "of each process, such as 16Gi; or as the scheduler's users write it, such as 1500M"
+    )
     port: int | None = flag(
         None, "that processes listen on (None: 2222; slurm: follows from the job's number)", least=1, most=65535
     )
@@ -60,7 +78,8 @@ class ProcessFlags:
     def _check_memory(self) -> None:
         if self.memory is not None and not _MEMORY.fullmatch(self.memory):
             raise UsageError(
-                f"--memory={self.memory}: must be a whole number and Mi, Gi or Ti without a space, such as 16Gi"
+                f"--memory={self.memory}: must be a whole number and Mi, Gi or Ti, or K, M, G or T, without a space, "
+                "such as 16Gi or 1500M"
             )
 
     @property
@@ -74,10 +93,10 @@ class ProcessFlags:
         return self.name or "train"
 
     @property
-    def memory_of(self) -> tuple[int, str]:
-        """The number of --memory and its unit, M, G or T, each 1024 times the one before."""
+    def memory_of(self) -> Memory | None:
+        """The size that --memory gives."""
         match = _MEMORY.fullmatch(self.memory or "")
-        return (int(match[1]), match[2]) if match else (0, "M")
+        return Memory(int(match[1]), match[2].upper(), bool(match[3])) if match else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -389,8 +408,8 @@ class JobFlags:
     )
     page: int | None = flag(
         None,
-        f"port at which to serve a page about the job, too, as trainer.watch does; without a value: {PAGE_PORT}, or if "
-        "that is taken any free one",
+        f"port at which to serve a page about the job, too, as {name_of('trainer.watch')} does; without a value: "
+        f"{PAGE_PORT}, or if that is taken any free one",
         least=0,
         below=1 << 16,
         bare=0,

@@ -67,8 +67,10 @@ class Asynchronous:
         batch_of = self.batches.of_epoch(content, first)
 
         def one(i: tf.Tensor, finite: tf.Tensor, waited: tf.Tensor, rows: tf.TensorArray) -> tuple[Any, ...]:
-            found, row, seconds = self._step(steps[i], batch_of, finite)
-            with tf.control_dependencies([found]):
+            with tf.name_scope("loop"):
+                step = steps[i]
+            found, row, seconds = self._step(step, batch_of, finite)
+            with tf.name_scope("loop/"), tf.control_dependencies([found]):
                 return tf.identity(i + 1), found, waited + seconds, rows.write(i, row)
 
         texts = tf.TensorArray(tf.string, tf.size(steps), element_shape=[])
@@ -85,23 +87,26 @@ class Asynchronous:
     def _step(self, step: tf.Tensor, batch_of: Any, before: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Makes a step; returns whether it is finite, its row, and the seconds that its batch took."""
         share = tf.constant(0, tf.int64)
-        with tf.control_dependencies([before]):  # the step before has ended
-            began = tf.timestamp()
-        with tf.control_dependencies([began]):
-            batch = batch_of(step, share)
-        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-            seconds = tf.timestamp() - began
+        with tf.name_scope("input"):
+            with tf.control_dependencies([before]):  # the step before has ended
+                began = tf.timestamp()
+            with tf.control_dependencies([began]):
+                batch = batch_of(step, share)
+            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+                seconds = tf.timestamp() - began
         computed, sent = self.compute.of(step, share, batch)
-        norm = norm_of(sent)
-        with tf.control_dependencies([*sent.gradients, *sent.changes]):
+        with tf.name_scope("metrics"):
+            norm = norm_of(sent)
+        with tf.name_scope("ledger"), tf.control_dependencies([*sent.gradients, *sent.changes]):
             begun = self.ledger.begin(step)
-        with tf.control_dependencies([begun]):
+        with tf.name_scope("optimizer"), tf.control_dependencies([begun]):
             applied = self.compute.apply(step, sent)
-        with tf.control_dependencies([applied.op]):
+        with tf.name_scope("ledger/"), tf.control_dependencies([applied.op]):
             ended = [self.ledger.applied(step), self.state.global_step.assign_add(1, read_value=False)]
-        with tf.control_dependencies([op for op in ended if op is not None]):
-            finite = tf.identity(is_finite(computed, norm))
-        return finite, self.rows.packed(computed.sums, computed.penalty, norm), seconds
+        with tf.name_scope("metrics/"):
+            with tf.control_dependencies([op for op in ended if op is not None]):
+                finite = tf.identity(is_finite(computed, norm))
+            return finite, self.rows.packed(computed.sums, computed.penalty, norm), seconds
 
 
 @dataclasses.dataclass

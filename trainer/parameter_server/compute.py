@@ -33,7 +33,7 @@ from pipeline.resolved import ResolvedRequest
 from trainer.config import TrainConfig
 from trainer.config.steps import Period
 from trainer.step.state import TrainState
-from trainer.step.train_step import COLUMNS, Contribution, Gradients, clipped, histogram, is_skipped
+from trainer.step.train_step import COLUMNS, Contribution, Gradients, Traced, clipped, histogram, is_skipped
 from trainer.task import WEIGHT, divisor
 
 _DECODED_TOGETHER = 256  # images
@@ -235,7 +235,7 @@ class Compute:
       state: on the parameter servers.
       trainable: moves the weights.
       kept: moves the floating-point variables that are not trained.
-      graph: of a step, once it has been traced.
+      graphs: of a step, once they have been traced, by name.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class Compute:
           skip_steps: (first, end) of global steps that change nothing but the number of the step.
         """
         model = state.model
-        self._strategy, self.state, self.graph = strategy, state, None
+        self._strategy, self.state, self.graphs = strategy, state, dict[str, Traced]()
         self._gradients = Gradients(state, 1, config.order.seed, config.model.jit_compile, distort)
         self._clip_norm = config.optimizer.clip_norm
         self.trainable = Transfer([v.value for v in model.trainable_variables])
@@ -273,19 +273,21 @@ class Compute:
 
     def of(self, step: tf.Tensor, share: tf.Tensor, batch: tuple[Any, ...]) -> tuple[Contribution, Sent]:
         """Returns the contribution of a share's rows to a step, and what to send of it."""
-        self.graph = tf.compat.v1.get_default_graph()
-        values = [self.trainable.pull(), self._fixed.pull()]
-        weight = divisor(tf.reduce_sum(batch[-1]))
+        self.graphs["step"] = Traced(tf.compat.v1.get_default_graph(), device="/job:worker")
+        with tf.name_scope("weights"):
+            values = [self.trainable.pull(), self._fixed.pull()]
         with tf.name_scope("worker"):
+            weight = divisor(tf.reduce_sum(batch[-1]))
             computed = self._gradients.of(share, weight, values, batch, step)
-        old = [value for value in values[1] if value.dtype.is_floating]
-        changes = [new - tf.cast(was, tf.float32) for new, was in zip(computed.state, old, strict=True)]
-        sent = Sent(self.trainable.flattened(computed.gradients), self.kept.flattened(changes))
-        if not self._skip_steps:
-            return computed, sent
-        skipped = is_skipped(step, self._skip_steps)  # of which not even the regularisation counts
-        zeroed = lambda value: tf.where(skipped, tf.zeros_like(value), value)  # noqa: E731
-        return tf.nest.map_structure(zeroed, computed), tf.nest.map_structure(zeroed, sent)
+        with tf.name_scope("send"):
+            old = [value for value in values[1] if value.dtype.is_floating]
+            changes = [new - tf.cast(was, tf.float32) for new, was in zip(computed.state, old, strict=True)]
+            sent = Sent(self.trainable.flattened(computed.gradients), self.kept.flattened(changes))
+            if not self._skip_steps:
+                return computed, sent
+            skipped = is_skipped(step, self._skip_steps)  # of which not even the regularisation counts
+            zeroed = lambda value: tf.where(skipped, tf.zeros_like(value), value)  # noqa: E731
+            return tf.nest.map_structure(zeroed, computed), tf.nest.map_structure(zeroed, sent)
 
     @tf.function(autograph=False)
     def apply(self, step: tf.Tensor, sent: Sent) -> tf.Tensor:

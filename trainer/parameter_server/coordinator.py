@@ -21,6 +21,7 @@ from trainer.cluster import messages, rendezvous
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Description, Failure, Hello, difference, shortened
 from trainer.cluster.rendezvous import ANSWER_SECONDS, NOTICE_SECONDS, late, taken
+from trainer.cluster.stops import Stops, given_up
 from trainer.parameter_server.roles import PS, WORKER, Roles, Task
 
 _FIRST_NOTICE_SECONDS = 0.5
@@ -80,6 +81,7 @@ class Coordinator:
         self._server = rendezvous.Server(self._serve)
         self._told: set[int] = set()  # ranks of those who know why the job cannot begin
         self._starts: collections.Counter[Task] = collections.Counter()
+        self._stops = Stops()
 
     def __enter__(self) -> Self:
         """Begins to serve."""
@@ -131,6 +133,8 @@ class Coordinator:
             raise self._loss(self.lost)
 
     def _loss(self, server: Task) -> RerunError:
+        if stopped := self._stops.recent(self._silence):
+            return given_up(self._roles.name(self._roles.mine), stopped, self._silence)
         why = f" (no sign of life for {self._silence:g} s, --collective_timeout)" if server in self.silent else ""
         name = self._roles.name(server)
         return RerunError(f"lost {name}{why}, and the weights there; {_AGAIN}", lost=[name])
@@ -204,6 +208,7 @@ class Coordinator:
     async def _live(self) -> None:
         """Gives signs of life."""
         while True:
+            self._stops.tick(self._silence)
             for _, writer in list(self._present.values()):
                 messages.write_sign(writer)
             await asyncio.sleep(messages.sign_every(self._silence))
@@ -319,6 +324,8 @@ class Coordinator:
             why = f" (no sign of life for {self._silence:g} s, --collective_timeout)" if task in self.silent else ""
             name = self._roles.name(task)
             what = f"{name} has left after {signalled}" if signalled and not why else f"lost {name}{why}"
+            if stopped := self._stops.recent(self._silence):
+                what = f"{name} has left after {stopped:.0f} s in which the chief was stopped"
             self.silent.discard(task)
             self._say(f"{what}; training goes on {'with the other workers' if self.has_workers else 'once it is back'}")
 

@@ -170,12 +170,16 @@ class WorkerLines:
         """
         self._coordinator, self._period = coordinator, period
         self._counts: collections.Counter[tuple[int, int]] = collections.Counter()
-        self._said: dict[tuple[int, int], float] = {}  # when a worker's last line came; at first, its first step
+        # When a worker's last line came; from when its seconds are counted, and how many steps it had made then.
+        self._said: dict[tuple[int, int], tuple[float, float, int]] = {}
         self._made: dict[int, tuple[int, float]] = {}  # steps of each worker, and their seconds
         self._told: dict[int, tuple[int, float]] = {}  # these, when `scalars` was last called
 
     def add(self, worker: int, global_step: int, losses: Sequence[float], seconds: float) -> None:
         """Counts a worker's steps, and prints the lines that are due.
+
+        Their seconds per batch are those since the worker's last line, or since it began: as in the classic programs,
+        what it waited for others is among them.
 
         Args:
           worker: that made them.
@@ -188,15 +192,16 @@ class WorkerLines:
         self._counts[key] += len(losses)
         steps, spent = self._made.get(worker, (0, 0.0))
         self._made[worker] = steps + len(losses), spent + seconds
-        now = time.monotonic()
-        is_time = bool(self._period.seconds) and now - self._said.setdefault(key, now) >= self._period.seconds
+        now, made = time.monotonic(), self._counts[key]
+        last, since, earlier = self._said.setdefault(key, (now, now - seconds, 0))
+        is_time = bool(self._period.seconds) and now - last >= self._period.seconds
         for count, loss in enumerate(losses, before + 1):
-            if self._period.is_due(count) or (is_time and count == self._counts[key]):
-                self._said[key] = now
+            if self._period.is_due(count) or (is_time and count == made):
+                self._said[key] = now, now, made
                 self._coordinator.print_at(
                     worker,
                     f"After {count} training steps ({global_step} global steps), loss on training batch is {loss:g}. "
-                    f"({seconds / len(losses):.3f} sec/batch)",
+                    f"({(now - since) / (made - earlier):.3f} sec/batch)",
                 )
 
     def scalars(self) -> dict[str, float]:

@@ -21,6 +21,7 @@ from trainer.parameter_server.compute import ColumnBatches, Compute, Sent, Trans
 from trainer.parameter_server.ledger import Ledger, Row, Rows, Tally
 from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
 from trainer.step.state import TrainState
+from trainer.step.train_step import Traced
 from trainer.task import WEIGHT, divisor
 
 _POLL_SECONDS = 0.1
@@ -85,23 +86,30 @@ class Synchronous:
     @tf.function(autograph=False)
     def share(self, columns: Any, step: tf.Tensor, number: tf.Tensor, place: tf.Tensor) -> Share:
         """Computes the gradient of a share of a step with the weights as they are now, and puts it in a place."""
-        began = tf.timestamp()
-        content, worker = next(columns)
-        version = self._state.global_step.read_value()
-        with tf.control_dependencies([version]):  # weights are of this version, or newer
-            batch = self.batches.of_epoch(content, step)(step, number)
+        with tf.name_scope("input"):
+            began = tf.timestamp()
+            content, worker = next(columns)
+            version = self._state.global_step.read_value()
+            with tf.control_dependencies([version]):  # weights are of this version, or newer
+                batch = self.batches.of_epoch(content, step)(step, number)
+            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+                waited = tf.timestamp() - began
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-            waited = tf.timestamp() - began
             computed, sent = self._compute.of(step, number, batch)
-        kept = [
-            tf.raw_ops.ResourceScatterUpdate(resource=room.handle, indices=place, updates=values)
-            for room, values in zip([*self._gradients, *self._changes], [*sent.gradients, *sent.changes], strict=True)
-        ]
-        norm = norm_of(sent)
-        with tf.control_dependencies(kept):
-            seconds = tf.timestamp() - began
-        row = self.rows.packed(computed.sums, computed.penalty, norm)
-        return Share(version, computed.sums[WEIGHT], row, is_finite(computed, norm), waited, seconds, worker)
+        with tf.name_scope("send/"):
+            kept = [
+                tf.raw_ops.ResourceScatterUpdate(resource=room.handle, indices=place, updates=values)
+                for room, values in zip(
+                    [*self._gradients, *self._changes], [*sent.gradients, *sent.changes], strict=True
+                )
+            ]
+        with tf.name_scope("metrics"):
+            norm = norm_of(sent)
+            with tf.control_dependencies(kept):
+                seconds = tf.timestamp() - began
+            row = self.rows.packed(computed.sums, computed.penalty, norm)
+            finite = is_finite(computed, norm)
+        return Share(version, computed.sums[WEIGHT], row, finite, waited, seconds, worker)
 
     @tf.function(autograph=False)
     def update(self, step: tf.Tensor, places: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -112,18 +120,22 @@ class Synchronous:
           places: int32 (M,).
           weights: of the rows of each, float32 (M,).
         """
+        self._compute.graphs["update"] = Traced(tf.compat.v1.get_default_graph(), "update", "/job:chief")
         # A worker divided its gradient by the weight of its rows; times its part of all weight, the sum is the mean
         # over the rows of the step.
-        parts = weights / divisor(tf.reduce_sum(weights))
-        sent = Sent([_mean(room, places, parts) for room in self._gradients], [])
-        equal = tf.ones_like(weights) / tf.cast(tf.size(weights), tf.float32)
-        sent = sent._replace(changes=[_mean(room, places, equal) for room in self._changes])
-        norm = norm_of(sent)
-        with tf.control_dependencies([self._ledger.begin(step)]):
+        with tf.name_scope("mean"):
+            parts = weights / divisor(tf.reduce_sum(weights))
+            sent = Sent([_mean(room, places, parts) for room in self._gradients], [])
+            equal = tf.ones_like(weights) / tf.cast(tf.size(weights), tf.float32)
+            sent = sent._replace(changes=[_mean(room, places, equal) for room in self._changes])
+            norm = norm_of(sent)
+        with tf.name_scope("ledger"):
+            begun = self._ledger.begin(step)
+        with tf.name_scope("optimizer"), tf.control_dependencies([begun]):
             applied = self._compute.apply(step, sent)
-        with tf.control_dependencies([applied.op]):
+        with tf.name_scope("ledger/"), tf.control_dependencies([applied.op]):
             marked = self._ledger.applied(step)
-        with tf.control_dependencies([marked]):
+        with tf.name_scope("global_step"), tf.control_dependencies([marked]):
             counted = self._state.global_step.assign(step + 1, read_value=False)
         with tf.control_dependencies([counted] if counted is not None else []):
             return tf.identity(norm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from trainer.cluster import messages, rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Description, Hello
 from trainer.cluster.rendezvous import Client
+from trainer.cluster.stops import Stops, given_up
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 
 _POLL_SECONDS = 0.1  # between two looks at whether a signal has come
@@ -112,6 +114,7 @@ class WorkerClient(Client):
         super().__init__(hello, roles.name(chief), roles.address(chief), join_timeout)
         self._silence, self._interrupt, self._heartbeat, self._output = silence, interrupt, heartbeat, output
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._stops = Stops()
 
     def serve(self) -> None:
         """Serves the chief until the job ends.
@@ -133,6 +136,7 @@ class WorkerClient(Client):
             raise error
         assert self._streams is not None
         reader, writer = self._streams
+        self._stops.tick(math.inf)  # it has not ticked while it waited for the job to begin
         self._heartbeat.on_phase(Phase("serving the chief", expects="nothing"))
         with contextlib.closing(writer), self._interrupt.deferred(), self._guarded() as guard:
             listening = asyncio.create_task(self._listen(reader))
@@ -147,6 +151,7 @@ class WorkerClient(Client):
         until = None
         while not listening.done():
             now = time.monotonic()
+            self._stops.tick(self._silence)
             if guard is not None:
                 with contextlib.suppress(OSError):  # it was killed, or is stopped
                     os.write(guard, b".")
@@ -170,19 +175,18 @@ class WorkerClient(Client):
         try:
             while isinstance(said := await messages.read_line(reader, self._silence), str):
                 self._output.print(said)
-        except TimeoutError:
-            raise RerunError(
-                f"lost {self.chief}: no sign of life for {self._silence:g} s (--collective_timeout); rerun the same "
-                "commands to resume from the last checkpoint",
-                lost=[self.chief],
-            ) from None
-        except messages.NOT_OURS:
-            after = f" after {self._interrupt.reason}" if self._interrupt.requested else ""
-            raise RerunError(
-                f"lost {self.chief}{after}; rerun the same commands to resume from the last checkpoint",
-                lost=[self.chief],
-            ) from None
+        except messages.NOT_OURS as error:
+            raise self._loss(isinstance(error, TimeoutError)) from None
         return said
+
+    def _loss(self, is_silent: bool) -> RerunError:
+        """Returns the error of a chief that is silent or gone."""
+        if stopped := self._stops.recent(self._silence):
+            return given_up(self._roles.name(self._roles.mine), stopped, self._silence)
+        after = f" after {self._interrupt.reason}" if self._interrupt.requested else ""
+        why = f": no sign of life for {self._silence:g} s (--collective_timeout)" if is_silent else after
+        again = "rerun the same commands to resume from the last checkpoint"
+        return RerunError(f"lost {self.chief}{why}; {again}", lost=[self.chief])
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[int | None]:

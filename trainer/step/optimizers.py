@@ -63,12 +63,13 @@ def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Varia
 
 
 def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int) -> Schedule:
-    """Returns the learning rate as the flags describe it: warm-up, then a staircase, a cosine, a line, or a constant.
+    """Returns the learning rate as the flags describe it: warm-up, then a staircase, a curve, a line, or a constant.
 
     With r = learning_rate, s = global step, w = steps of warm-up, and p = (s - w) / (last_step - w) in [0, 1]:
-    exponential r * decay_factor^floor(s / stair); piecewise r * decay_factor^(stairs before s); cosine
-    r * (e + (1 - e) * (1 + cos(pi * p)) / 2), e = end_factor (Loshchilov and Hutter 2017, "SGDR", without restarts);
-    linear r * (e + (1 - e) * (1 - p)). Below w all are multiplied by (s + 1) / w (Goyal et al. 2017, 2.2).
+    exponential r * decay_factor^floor(s / stair), without the floor unless it is a staircase; piecewise
+    r * decay_factor^(stairs before s); cosine r * (e + (1 - e) * (1 + cos(pi * p)) / 2), e = end_factor (Loshchilov and
+    Hutter 2017, "SGDR", without restarts); linear r * (e + (1 - e) * (1 - p)). Below w all are multiplied by
+    (s + 1) / w (Goyal et al. 2017, 2.2).
 
     Args:
       flags: of the optimizer.
@@ -93,6 +94,8 @@ def _shape(flags: OptimizerFlags, steps_per_epoch: int, warmup: int, last_step: 
     factor, end = tf.constant(flags.decay_factor, tf.float64), flags.end_factor
     if flags.schedule == "exponential":
         stair = max(1, int(flags.decay_epochs * steps_per_epoch))
+        if not flags.decay_staircase:
+            return lambda step: factor ** (step / stair)
         return lambda step: factor ** tf.floor(step / stair)
     if flags.schedule == "piecewise":
         stairs = tf.constant([int(epoch * steps_per_epoch) for epoch in flags.stairs], tf.float64)

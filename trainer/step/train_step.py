@@ -98,6 +98,20 @@ class Logged(NamedTuple):
     losses: Any = None
 
 
+class Traced(NamedTuple):
+    """A graph for TensorBoard.
+
+    Attributes:
+      graph: of a step, or of a part of one.
+      scope: that its nodes stand in; empty: they stand alone.
+      device: of the nodes that name none; empty: of this process.
+    """
+
+    graph: tf.Graph
+    scope: str = ""
+    device: str = ""
+
+
 class _Updated(NamedTuple):
     """What an update passes on to the next one: the first seven attributes of a `LoopResult`."""
 
@@ -142,7 +156,7 @@ class TrainStep:
       times_exchange: whether to measure `LoopResult.exchanged`.
       value_names: see `LoopResult.names`; known once an update has been traced.
       averages, epoch: those of the last `LoopResult`; before the first, NaN and an empty tensor.
-      graph: of an update, once it has been traced.
+      graphs: of an update, once it has been traced, by name.
     """
 
     strategy: tf.distribute.Strategy
@@ -159,7 +173,7 @@ class TrainStep:
         self.value_names: tuple[str, ...] = ()
         self.averages = tf.Variable([math.nan] * len(AVERAGED), trainable=False, dtype=tf.float32)
         self.epoch = tf.Variable(tf.zeros([0], tf.float64), trainable=False, shape=tf.TensorShape([None]))
-        self.graph: tf.Graph | None = None
+        self.graphs: dict[str, Traced] = {}
         self._sum_shapes: dict[str, tf.TensorShape] = {}
 
     def run(self, iterator: Iterator[Any], steps: int, summaries: frozenset[str] = frozenset()) -> LoopResult:
@@ -309,7 +323,7 @@ class TrainStep:
 
     def _update(self, batch: tuple[Any, ...], before: _Updated) -> tuple[_Updated, _Reduced]:
         """Runs one step on all replicas. Its scopes are those that TensorBoard shows."""
-        state, self.graph = self.state, tf.compat.v1.get_default_graph()
+        state, self.graphs["step"] = self.state, Traced(tf.compat.v1.get_default_graph())
         if state.schedule:
             with tf.name_scope("learning_rate"):
                 state.optimizer.learning_rate = state.schedule(state.global_step.read_value())

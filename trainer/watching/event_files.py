@@ -7,9 +7,11 @@ import dataclasses
 import json
 import math
 import pathlib
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pipeline.files.reading import opened as opened_file
 from pipeline.records import framing
 from pipeline.records.framing import Kind
 from trainer.run_folder import EVENTS
@@ -101,21 +103,23 @@ class EventFiles:
         self.images_step: int | None = None
         self.problems: dict[str, str] = {}
 
-    def update(self) -> None:
-        """Reads what is new. What cannot be read is in `problems`."""
+    def update(self, until: float = math.inf) -> bool:
+        """Reads what is new, and returns whether that was all. What cannot be read is in `problems`.
+
+        Args:
+          until: time of `time.monotonic` after which the rest is left to the next call.
+        """
         files = sorted(self._folder.glob(f"{EVENTS}*"))  # names begin with the time
         sizes = {file.name: _size_of(file) for file in files}
         if any(sizes.get(name, -1) < offset for name, offset in self._offsets.items()):  # another run began there
             self._forget()
-        for file in files:
-            if sizes[file.name] > self._offsets.get(file.name, 0):
-                self._read(file)
+        return all(self._read(file, until) for file in files if sizes[file.name] > self._offsets.get(file.name, 0))
 
-    def _read(self, file: pathlib.Path) -> None:
+    def _read(self, file: pathlib.Path, until: float) -> bool:
         self.problems.pop(file.name, None)
         offset = self._offsets.get(file.name, 0)
         try:
-            with file.open("rb") as opened:
+            with opened_file(file) as opened:
                 opened.seek(offset)
                 for frame in framing.walk(lambda size: opened.read(max(size, 1 << 20)), offset=offset):
                     if frame.fault:
@@ -125,8 +129,11 @@ class EventFiles:
                     if frame.record is not None:
                         self._take(file, frame.record)
                     self._offsets[file.name] = frame.end
+                    if time.monotonic() > until:
+                        return False
         except OSError as error:
             self.problems[file.name] = f"cannot be read: {error.strerror}"
+        return True
 
     def _take(self, file: pathlib.Path, record: bytes) -> None:
         """Takes what an event holds."""
@@ -169,23 +176,26 @@ class MetricsLines:
         self.series: dict[str, Series] = {}
         self.problems: dict[str, str] = {}
 
-    def update(self) -> None:
-        """Reads the lines that are new, but for one that is still written."""
+    def update(self, until: float = math.inf) -> bool:
+        """Reads the lines that are new, but for one that is still written; as `EventFiles.update`."""
         size = _size_of(self._path)
         if size < self._offset:  # a resumed run has removed lines
             self.series, self._offset = {}, 0
         if size == self._offset:
-            return
+            return True
         try:
-            with self._path.open("rb") as file:
+            with opened_file(self._path) as file:
                 file.seek(self._offset)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
                     self._offset += len(line)
                     self._take(line)
+                    if time.monotonic() > until:
+                        return False
         except OSError as error:
             self.problems[self._path.name] = f"cannot be read: {error.strerror}"
+        return True
 
     def _take(self, line: bytes) -> None:
         try:
@@ -234,7 +244,7 @@ def _size_of(path: pathlib.Path) -> int:
 
 def lines_of(path: pathlib.Path) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects in the lines of a file, without those that are none, such as one that is half written."""
-    with path.open("rb") as file:
+    with opened_file(path) as file:
         for line in file:
             try:
                 content = parsed(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import functools
@@ -22,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pipeline.commands.text import count_of
 from pipeline.errors import PipelineError
@@ -33,6 +35,7 @@ _COOKIE = "stepfeed_token_{}"  # with a digest of the token
 _AGE = 0.7  # seconds for which a snapshot serves all who ask
 _MOST_ROWS = 12  # of evaluations
 _MOST_PICTURES = 8
+_PATIENCE = 10.0  # seconds for a request to be there in whole
 _STATIC = {
     "page.css": "text/css",
     "page.js": "text/javascript",
@@ -228,6 +231,26 @@ def _file(name: str) -> bytes:
     return (pathlib.Path(__file__).parent / "static" / name).read_bytes()
 
 
+class _Impatient(H11Protocol):  # type: ignore[misc]
+    """A connection that is closed if no whole request comes: uvicorn waits for ever for the rest of a half one."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look = self.loop.call_later(_PATIENCE, self._close_if_none_came, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._look.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_none_came(self, before: object) -> None:
+        """Closes the connection if its last request is the one that was answered at the last look."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if not is_answering and self.cycle is before:
+            self.transport.close()
+        else:
+            self._look = self.loop.call_later(_PATIENCE, self._close_if_none_came, self.cycle)
+
+
 def serve(site: Site, listener: socket.socket, host: str, token: str | None) -> None:
     """Serves the site until the process is told to end.
 
@@ -240,7 +263,7 @@ def serve(site: Site, listener: socket.socket, host: str, token: str | None) -> 
     hosts = () if token else ("localhost", "127.0.0.1", "::1", host)
     config = uvicorn.Config(
         site.app(hosts, token),
-        http="h11",
+        http=_Impatient,
         ws="none",
         lifespan="off",
         loop="asyncio",

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
+from pipeline.errors import EXIT_RERUN, PipelineError, UsageError, name_of
+from pipeline.files.reading import content_of
 from trainer import config as configs
 from trainer.callbacks.heartbeat import Beat
 from trainer.checkpoint.best import Ranking
@@ -38,6 +39,7 @@ _NUMBERED = re.compile(r"(.*)-([0-9]{1,9})")
 _MOST_EVENTS = 400
 _MOST_POINTS = 1500  # of a curve
 _AGAIN = 30.0  # seconds after which a data set that could not be read is tried again
+_PAUSE = 0.02  # seconds between two portions of files that are read in portions
 _IS_OF_LAUNCHER = 10.0  # seconds by which beats may be newer than the launcher's status, while the launcher runs
 
 
@@ -48,9 +50,17 @@ class RunSource:
       folder: of the run; it need not exist yet.
       name: what the run is called.
       clock: returns the seconds since 1970; for tests.
+      patience: seconds that a snapshot takes at most for what is new in files that grow; a thread reads the rest, and
+        the snapshots until then say so.
     """
 
-    def __init__(self, folder: pathlib.Path, name: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        name: str = "",
+        clock: Callable[[], float] = time.time,
+        patience: float = math.inf,
+    ) -> None:
         self.folder, name = RunFolder(folder), name or folder.name or str(folder)
         self.name = name.encode(errors="backslashreplace").decode()  # a folder's name need not be UTF-8
         self._clock = clock
@@ -61,6 +71,7 @@ class RunSource:
         self._yaml: tuple[float, Mapping[str, Any] | None] = (0.0, None)
         self._data: tuple[TrainConfig, float, reading.Data | str] | None = None
         self._lock = threading.Lock()
+        self._patience, self._catching_up = patience, False
 
     def snapshot(self) -> Snapshot:
         """Returns what the files say now."""
@@ -115,15 +126,30 @@ class RunSource:
         return {**own, **{f"evaluate: {tag}": one for tag, one in self._evaluate.series.items()}}
 
     def _follow(self) -> None:
-        """Reads what was added to the files that grow."""
-        self._events.update()
-        self._evaluate.update()
+        """Reads what was added to the files that grow, or leaves it to a thread if that is much."""
+        if not self._catching_up and not self._read_on():
+            self._catching_up = True
+            threading.Thread(target=self._catch_up, daemon=True).start()
+
+    def _catch_up(self) -> None:
+        """Reads on, a portion at a time, so that snapshots and other runs are not kept waiting."""
+        while self._catching_up:
+            time.sleep(_PAUSE)
+            with self._lock:
+                self._catching_up = False  # if reading fails, the next snapshot says why
+                self._catching_up = not self._read_on()
+
+    def _read_on(self) -> bool:
+        """Reads for `patience`; returns whether that was all."""
+        until = time.monotonic() + self._patience
+        is_all = self._events.update(until) and self._evaluate.update(until)
         path = (self._flags() or {}).get("output", {}).get("metrics_jsonl")
         if path and not self._events.series:  # --summary_every=0
             if self._lines is None or self._lines[0] != path:
                 near = self.folder.path / pathlib.Path(path).name
                 self._lines = path, MetricsLines(near if near.exists() else pathlib.Path(path))
-            self._lines[1].update()
+            is_all = is_all and self._lines[1].update(until)
+        return is_all
 
     def _snapshot(self, now: float) -> Snapshot:
         status, beats = self._status(), self._beats()
@@ -189,7 +215,7 @@ class RunSource:
             data_note=note,
             flags=_flat(self._flags(status)),
             changes=tuple(_changes(self._events.starts)),
-            events=self._all_events(status, beats, evaluations),
+            events=self._all_events(status, beats, evaluations, metric),
             images=len(self._events.images),
             images_step=self._events.images_step,
             problems=self._all_problems(),
@@ -211,7 +237,7 @@ class RunSource:
         if content is None:
             return None
         if not isinstance(content.get("processes"), list) or not isinstance(content.get("time"), int | float):
-            self._problems[STATUS] = "is not a status of trainer.launch"
+            self._problems[STATUS] = f"is not a status of {name_of('trainer.launch')}"
             return None
         return content
 
@@ -316,7 +342,11 @@ class RunSource:
         return []
 
     def _all_events(
-        self, status: Mapping[str, Any] | None, beats: Mapping[str, Beat], evaluations: Sequence[EvaluationRow]
+        self,
+        status: Mapping[str, Any] | None,
+        beats: Mapping[str, Beat],
+        evaluations: Sequence[EvaluationRow],
+        metric: str | None,
     ) -> tuple[Event, ...]:
         found = list(self._job_events())
         changes = {change.time: change for change in _changes(self._events.starts)}
@@ -333,8 +363,11 @@ class RunSource:
         for row in evaluations:
             if row.rank is not None and row.rank < best:
                 best = row.rank
-                values = ", ".join(f"{name} {value:.4f}" for name, value in row.values.items())
-                found.append(Event(row.time, "best", f"step {row.step:,}: best evaluation so far, {values}"))
+                # The metric that ranks comes first: by accuracy, the best may have a worse loss than an earlier one.
+                others = ", ".join(f"{name} {value:.4f}" for name, value in row.values.items() if name != metric)
+                said = f"best {metric} so far: {row.values.get(str(metric), math.nan):.4f}"
+                also = f" ({others})" if others else ""
+                found.append(Event(row.time, "best", f"step {row.step:,}: {said}{also}"))
         if status is None:
             for name, beat in beats.items():
                 if beat.exit_code is not None:
@@ -374,7 +407,7 @@ class RunSource:
             try:
                 import yaml  # noqa: PLC0415, here because only runs without TensorBoard's files need it
 
-                content = yaml.safe_load(path.read_text(encoding="utf-8"))
+                content = yaml.safe_load(content_of(path).decode())
             except ImportError:
                 self._problems[path.name] = "needs PyYAML, which is not installed, to be read"
             except (OSError, ValueError, RecursionError, yaml.YAMLError):
@@ -416,7 +449,7 @@ class RunSource:
     def _json(self, path: pathlib.Path) -> dict[str, Any] | None:
         """Returns a JSON object in a file; notes what is wrong with the file, unless it is missing."""
         try:
-            content = parsed(path.read_bytes())
+            content = parsed(content_of(path))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -433,9 +466,11 @@ class RunSource:
     def _all_problems(self) -> tuple[str, ...]:
         found = dict(self._problems)
         found |= self._events.problems | self._evaluate.problems | (self._lines[1].problems if self._lines else {})
+        if self._catching_up:
+            found["logs"] = "are long, and are still being read: curves and numbers are not the newest yet"
         if not self.folder.path.is_dir():
             found[str(self.folder.path)] = "is not there"
-        elif not self._events.starts and not self._lines:
+        elif not self._events.starts and not self._lines and not self._catching_up:
             found["logs"] = "has no files of TensorBoard (yet): there are no curves"
         return tuple(f"{name} {what}" for name, what in found.items())
 

@@ -22,20 +22,26 @@ LOADED_BEFORE = (
 
 @contextlib.contextmanager
 def unprivileged():
-    """Takes root's rights from this process; folders without any permission bind every other user anyway."""
+    """Takes root's rights from this process, and gives it a place for temporary files.
+
+    Folders without any permission bind every other user anyway.
+    """
     if os.geteuid():
         yield
         return
     for module in LOADED_BEFORE:  # the interpreter's own files may be readable by root only
         importlib.import_module(f"beam_jobs.{module}")
-    try:
-        os.setresuid(NOBODY, NOBODY, 0)
-    except OSError:
-        pytest.skip("root cannot become another user here")
-    try:
-        yield
-    finally:
-        os.setresuid(0, 0, 0)
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        os.chmod(place, 0o777)
+        patch.setattr(tempfile, "tempdir", place)  # TMPDIR may be for root alone
+        try:
+            os.setresuid(NOBODY, NOBODY, 0)
+        except OSError:
+            pytest.skip("root cannot become another user here")
+        try:
+            yield
+        finally:
+            os.setresuid(0, 0, 0)
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ import pathlib
 import re
 import shlex
 
+import pytest
+
 from pipeline.commands.flags import flags_of
 from trainer import config
 from trainer.config import TrainConfig
@@ -32,6 +34,33 @@ def test_every_flag_of_ours_in_a_row_is_one():
     flags = {name for row in rows for name in re.findall(r"`[^`]*?--(\w+)[^`]*`", row)}
     assert len(flags) > 30
     assert flags - KNOWN == set()
+
+
+def of_sections(*titles):
+    """Returns the text of some sections."""
+    parts = re.split(r"^#+ (.*)$", TEXT, flags=re.MULTILINE)
+    return "".join(body for title, body in zip(parts[1::2], parts[2::2], strict=True) if title in titles)
+
+
+def test_the_rows_of_parameter_servers_offer_nothing_that_they_refuse():
+    text = of_sections("Parameter servers", "Linear regression with Supervisor")
+    offered = set(re.findall(r"`[^`]*?--(\w+)[^`]*`", text))
+    refused = {name for name, one in flags_of(TrainConfig).items() if one.field.metadata.get("parameter_server")}
+    assert {"activation_every", "image_every", "deterministic"} <= refused
+    assert len(offered) > 10
+    assert offered & refused == set()
+
+
+@pytest.mark.parametrize(("towers", "epochs"), [(1, 350), (2, 700), (4, 1400)])
+def test_the_stairs_of_the_towers_are_those_of_the_program(towers, epochs):
+    """50,000 / 128 batches per epoch of one tower, times 350, on any number of towers; ours has whole steps."""
+    stair = epochs * -(-50_000 // (towers * 128))
+    assert stair == pytest.approx(136_718, rel=0.005)
+    assert str(epochs) in TEXT
+    if towers == 2:
+        (towers_of_page, *_) = [config.parse(arguments) for arguments in commands("train")]
+        assert towers_of_page.optimizer.decay_epochs == epochs
+        assert towers_of_page.order.global_batch_size == towers * 128
 
 
 def test_what_the_page_says_of_defaults_is_so():

@@ -6,12 +6,14 @@ import struct
 import sys
 import time
 import tracemalloc
+import unicodedata
 import warnings
 import zlib
 
 import numpy as np
 import PIL.ExifTags
 import PIL.Image
+import PIL.ImageFont
 import PIL.ImageOps
 import pytest
 
@@ -35,6 +37,12 @@ def png(width, height, bits=8, colour=2, data=b"", chunks=()):
     header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
     parts = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(data)), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def half_of_zeros():
+    """Returns a JPEG file whose second half was reserved on a disk, but not written."""
+    data = file_of(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8), "JPEG")
+    return data[: len(data) // 2] + bytes(len(data) - len(data) // 2)
 
 
 def decoded(data, channels=0):
@@ -121,7 +129,7 @@ def test_a_jpeg_of_a_camera_with_more_images_after_the_first_is_kept_as_jpeg(pix
     first, second = (PIL.Image.fromarray(image) for image in pixels(2, (16, 16, 3)))
     data = file_of(first, "MPO", save_all=True, append_images=[second], quality=95)
     opened = images.open_file(data)
-    assert images.KEPT_FORMATS[opened.format] == "jpeg"
+    assert images.kept_as(opened, data) == "jpeg"
     assert (images.pixels(opened) == decoded(file_of(first, "JPEG", quality=95))).all()
 
 
@@ -151,6 +159,102 @@ def test_an_orientation_that_there_is_not_is_none(value, colour):
     assert images.orientation(images.open_file(with_orientation(colour, "JPEG", value))) == 1
 
 
+def psnr(one, other):
+    return 10 * np.log10(255**2 / np.mean((one.astype(float) - other) ** 2))
+
+
+def photograph(height, width):
+    """Returns a smooth picture with some noise."""
+    y, x = np.mgrid[:height, :width]
+    waves = np.stack([128 + 90 * np.sin(x / 17 + c) * np.cos(y / 23) for c in range(3)], axis=-1)
+    return np.uint8((waves + np.random.default_rng(1).normal(0, 4, waves.shape)).clip(0, 255))
+
+
+@pytest.mark.parametrize("kind", ["RGB", "L", "P", "RGBA", "LA", "1"])
+@pytest.mark.parametrize("value", range(2, 9))
+def test_a_png_file_is_written_again_upright_without_loss(kind, value, colour):
+    data = with_orientation(PIL.Image.fromarray(colour).convert(kind), "PNG", value)
+    upright = images.upright_file(images.open_file(data))
+    opened = images.open_file(upright)
+    assert (opened.mode, images.orientation(opened), b"eXIf" in upright) == (kind, 1, False)
+    expected = images.pixels(images.open_file(data), upright=True)
+    assert (images.pixels(opened) == expected).all()
+    assert (images.turned(decoded(data), value) == expected).all()
+
+
+def test_a_png_file_of_16_bits_keeps_the_upper_eight_upright():
+    grey, colour, *files = grey_and_colour_of_16_bits()
+    exif = struct.pack(">2sHIHHHIHH", b"MM", 42, 8, 1, 0x0112, 3, 1, 6, 0) + bytes(4)
+    for values, data in zip((grey, colour), files, strict=True):
+        chunk = b"eXIf" + exif
+        chunk = struct.pack(">I", len(exif)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        found = decoded(images.upright_file(images.open_file(data[:33] + chunk + data[33:])))
+        assert (found == np.rot90(values.reshape(3, 4, -1) >> 8, -1)).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "least"),
+    [
+        ((96, 128), {"quality": 92}, 48),
+        ((96, 128), {"quality": 75}, 48),
+        ((96, 128), {"quality": 95, "subsampling": 0}, 55),
+        ((96, 128), {"quality": 90, "progressive": True}, 48),
+        ((96, 128), {"quality": 92, "subsampling": 1}, 45),
+        ((95, 127), {"quality": 92}, 44),
+    ],
+    ids=["92", "75", "444", "progressive", "422", "cut blocks"],
+)
+@pytest.mark.parametrize("value", range(2, 9))
+def test_a_jpeg_file_is_written_again_upright_nearly_without_loss(value, size, options, least):
+    picture = PIL.Image.fromarray(photograph(*size))
+    data = with_orientation(picture, "JPEG", value, icc_profile=b"a profile", **options)
+    upright = images.upright_file(images.open_file(data))
+    opened = images.open_file(upright)
+    assert (images.orientation(opened), b"Exif" in upright, opened.info["icc_profile"]) == (1, False, b"a profile")
+    assert psnr(images.pixels(images.open_file(data), upright=True), images.pixels(opened)) > least
+    assert len(upright) < 1.6 * len(data)
+    assert upright == images.upright_file(images.open_file(data))
+
+
+def test_a_jpeg_file_for_print_stays_cmyk_upright():
+    data = with_orientation(PIL.Image.fromarray(photograph(32, 48)).convert("CMYK"), "JPEG", 6, quality=95)
+    opened = images.open_file(images.upright_file(images.open_file(data)))
+    assert (opened.mode, opened.size) == ("CMYK", (32, 48))
+    assert psnr(images.pixels(images.open_file(data), upright=True), images.pixels(opened)) > 45
+
+
+def with_broken_pixels(data):
+    """Returns a PNG file whose chunks are whole, but not the compressed pixels in them."""
+    start = data.index(b"IDAT")
+    (length,) = struct.unpack(">I", data[start - 4 : start])
+    content = bytearray(data[start : start + 4 + length])
+    content[4 + length * 3 // 10] ^= 0x55
+    return data[:start] + content + struct.pack(">I", zlib.crc32(content)) + data[start + 8 + length :]
+
+
+def test_to_look_for_an_orientation_decodes_nothing():
+    opened = images.open_file(with_broken_pixels(file_of(photograph(64, 64), "PNG")))
+    assert images.orientation(opened) == 1
+    images.decode_scaled(opened, (16, 16))
+    assert images.upright_size(opened) == (64, 64)
+    with pytest.raises(BadImageError, match="the image cannot be decoded"):
+        images.pixels(opened)
+
+
+@pytest.mark.parametrize("kind", ["eXIf", "tEXt"])
+def test_an_orientation_behind_a_png_files_pixels_counts(kind, colour):
+    whole = with_orientation(colour, "PNG", 6)
+    start = whole.index(b"eXIf") - 4
+    (length,) = struct.unpack(">I", whole[start : start + 4])
+    chunk, rest = whole[start : start + 12 + length], whole[:start] + whole[start + 12 + length :]
+    if kind == "tEXt":
+        content = b'tEXtXML:com.adobe.xmp\0<x tiff:Orientation="6"/>'
+        chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+    opened = images.open_file(rest[:-12] + chunk + rest[-12:])
+    assert images.orientation(opened) == 6
+    assert (images.pixels(opened, upright=True) == np.rot90(colour, -1)).all()
+
+
 def test_damaged_exif_data_is_no_orientation(colour):
     opened = images.open_file(file_of(colour, "JPEG", exif=b"Exif\0\0MM\0*\0\0\xff\xff\0"))
     assert images.orientation(opened) == 1
@@ -162,8 +266,14 @@ def test_damaged_exif_data_is_no_orientation(colour):
     [
         (b"", "empty"),
         (b"hello", "0x68656c6c"),
-        (b"\x89PNG\r\n\x1a\n", "0x89504e47|header"),
-        (png(0, 5), "0x89504e47"),
+        (b"\x89PNG\r\n\x1a\n", "begins as a PNG file, but its header is corrupt"),
+        (png(0, 5), "begins as a PNG file, but its header is corrupt"),
+        (png(2, 1, data=bytes(7), chunks=[(b"gAMA", b"")]), "begins as a PNG file, .*: unpack"),
+        (png(2, 1, data=bytes(7), chunks=[(b"zTXt", b"k\0\1" + zlib.compress(b"x"))]), "PNG .* compression method 1"),
+        (b"\xff\xd8\xff\xe0", "begins as a JPEG file"),
+        (file_of(np.zeros((64, 64), np.uint8), "JPEG")[:-2], "JPEG file is cut short"),
+        (half_of_zeros(), "JPEG file is cut short: its last [0-9,]+ bytes are zeros"),
+        (png(2, 1, 8, 0, bytes(3)).replace(b"\x08\0\0\0\0", b"\x08\0\1\0\0"), "PNG|CRC"),
         (png(60_000, 60_000), "67108864 pixels"),
         (png(8193, 8192), "8193x8192 .* 67108864"),
         (png(1 << 26, 2), "67108864"),
@@ -205,6 +315,23 @@ def test_of_16_bits_the_upper_eight_are_taken_as_tensorflow_does():
         assert (tensorflow.io.decode_png(data).numpy() == decoded(data)).all()
 
 
+@pytest.mark.parametrize("most", [65535, 4095])
+@pytest.mark.parametrize("kind", ["P5", "P2"])
+def test_of_a_pgm_file_of_16_bits_the_upper_eight_are_taken(kind, most):
+    values = np.array([[0, most // 2, most], [most // 3, 1, most - 1]], ">u2")
+    content = values.tobytes() if kind == "P5" else " ".join(map(str, values.ravel())).encode()
+    found = decoded(f"{kind}\n3 2\n{most}\n".encode() + content)
+    assert found.shape == (2, 3, 1)
+    assert (found[..., 0] == np.round(values / most * 65535).astype(int) >> 8).all()
+
+
+def test_a_jpeg_file_that_tensorflow_does_not_decode_is_not_kept():
+    data = file_of(photograph(32, 32), "JPEG")
+    lossless = data.replace(b"\xff\xc0", b"\xff\xc3", 1)  # as far as its marker says
+    assert images.kept_as(images.open_file(data), data) == "jpeg"
+    assert images.kept_as(images.open_file(data), lossless) is None
+
+
 def test_of_12_bits_the_upper_eight_are_taken():
     tags = ((256, 2), (257, 1), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 3))
     entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags)
@@ -228,7 +355,7 @@ def test_heic_is_read_where_pillow_heif_is_installed():
     ramp = np.repeat(np.add.outer(np.arange(40), np.arange(30))[..., None].astype(np.uint8) * 3, 3, axis=2)
     data = file_of(ramp, "HEIF", quality=90)
     assert np.abs(decoded(data).astype(int) - ramp).max() <= 6
-    assert images.open_file(data).format not in images.KEPT_FORMATS
+    assert images.kept_as(images.open_file(data), data) is None
 
 
 def test_heic_without_pillow_heif_is_refused_with_what_to_install(monkeypatch):
@@ -369,7 +496,8 @@ def test_a_png_holds_the_pixels_and_a_jpeg_nearly(channels, pixels):
     assert np.abs(decoded(images.encoded(ramp, "jpeg")).astype(int) - ramp).max() <= 5
     for kind in ("png", "jpeg"):
         assert images.encoded(image, kind) == images.encoded(image.copy(), kind)
-        assert images.KEPT_FORMATS[images.open_file(images.encoded(image, kind)).format] == kind
+        data = images.encoded(image, kind)
+        assert images.kept_as(images.open_file(data), data) == kind
 
 
 def test_to_look_at_bytes_stay_floats_are_stretched_and_grey_becomes_rgb():
@@ -378,3 +506,24 @@ def test_to_look_at_bytes_stay_floats_are_stretched_and_grey_becomes_rgb():
     np.testing.assert_array_equal(images.as_pixels(np.array([[[-2.0], [0.0], [2.0]]])), [[[0], [128], [255]]])
     np.testing.assert_array_equal(images.as_pixels(np.ones((1, 2, 1))), 0)
     assert images.as_rgb(np.full((2, 3, 1), 7, np.uint8)).tolist() == [[[7, 7, 7]] * 3] * 2
+
+
+def test_letters_with_marks_are_drawn_by_a_font_that_has_them():
+    own = images.lettering("cat", 14)
+    assert (own[0], own[1].getname()) == ("cat", PIL.ImageFont.load_default(14).getname())
+    text, font = images.lettering("Mäuse, żółw", 14)
+    if font.getname() == own[1].getname():
+        pytest.skip("no font of Latin letters is installed")
+    assert text == "Mäuse, żółw"
+    assert bytes(font.getmask("ä")) != bytes(font.getmask("\uffff"))
+    assert images.lettering(unicodedata.normalize("NFD", text), 14)[0] == text
+
+
+def test_without_a_font_letters_lose_their_marks(monkeypatch):
+    monkeypatch.setattr(images, "_FONTS", ())
+    monkeypatch.setattr(images, "_font_of_matplotlib", lambda: "/none.ttf")
+    images.lettering.cache_clear()
+    try:
+        assert images.lettering("Mäuse 鼠", 14)[0] == "Mause ?"
+    finally:
+        images.lettering.cache_clear()

@@ -1,4 +1,6 @@
 import pathlib
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -20,9 +22,10 @@ def data(tmp_path_factory):
     return path
 
 
-def made(data, folder, *, optimizer="adam", width=3, every=2, seed=0, compiled=True, keep=2, **options):
+def made(data, folder, *, optimizer="adam", width=3, more=False, every=2, seed=0, compiled=True, keep=2, **options):
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), keras.layers.Dense(width)])
+    last = [keras.layers.Dense(width)] if more else []
+    model = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), keras.layers.Dense(width), *last])
     if compiled:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, **options)
@@ -70,7 +73,7 @@ def undisturbed(data, tmp_path_factory):
     [
         pytest.param(1, [(0, 0, 3, 5)], marks=pytest.mark.slow),  # before the first save
         (4, [(2, 0, 1, 3), (5, 1, 3, 5)]),  # on step 4, before it is saved
-        (9, [(8, 1, 2, 2), (10, 2, 3, 5)]),
+        pytest.param(9, [(8, 1, 2, 2), (10, 2, 3, 5)], marks=pytest.mark.slow),
         pytest.param(11, [(10, 2, 3, 5)], marks=pytest.mark.slow),  # between two epochs
     ],
 )
@@ -91,7 +94,9 @@ def test_several_steps_per_call_are_saved_after_the_call_that_reaches_them(data,
         trained(data, tmp_path / "other", steps_per_execution=3)
 
 
-@pytest.mark.parametrize(("every", "keep", "saved"), [(2, 1, [5]), (2, 9, [2, 4, 5]), (3, 9, [3, 5])])
+@pytest.mark.parametrize(
+    ("every", "keep", "saved"), [(2, 1, [5]), (2, 9, [2, 4, 5]), pytest.param(3, 9, [3, 5], marks=pytest.mark.slow)]
+)
 def test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept(every, keep, saved, data, tmp_path):
     assert trained(data, tmp_path, epochs=1, every=every, keep=keep)[2] == saved
 
@@ -116,6 +121,166 @@ def test_another_order_model_or_optimizer_is_refused(data, tmp_path):
         with pytest.raises(UsageError, match=said) as caught:
             resume.restore()
         assert caught.value.path == str(tmp_path / "ckpt-5")
+
+
+@pytest.mark.parametrize(
+    ("changed", "damage"),
+    [
+        ({"seed": 3}, None),
+        ({"width": 4}, None),
+        ({"more": True}, None),
+        ({"optimizer": "sgd"}, None),
+        ({}, lambda data: data[:-9]),  # the last values cannot be read, those before could be
+        ({}, lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]),
+        ({}, lambda data: b""),
+    ],
+    ids=["order", "shape", "layers", "optimizer", "truncated", "a flipped bit", "empty"],
+)
+def test_what_is_refused_has_changed_nothing_in_the_model(changed, damage, data, tmp_path):
+    trained(data, tmp_path, epochs=1)
+    if damage:
+        path = tmp_path / "ckpt-5.data-00000-of-00001"
+        path.write_bytes(damage(path.read_bytes()))
+    model, resume = made(data, tmp_path, **changed)
+    variables = [*model.variables, *model.optimizer.variables]
+    before = [variable.numpy() for variable in variables]
+    with pytest.raises((UsageError, DataError), match=r"ckpt-5"):
+        resume.restore()
+    assert all(np.array_equal(one, v.numpy()) for one, v in zip(before, variables, strict=True))
+    model.add(keras.layers.Dense(3))  # nor what is made later
+    model.build((None, *SHAPE))
+    assert not model.layers[-1].bias.numpy().any()
+
+
+class Watched(keras.callbacks.Callback):
+    """Has a state of its own, of kinds that Keras' callbacks lack; and is told of each epoch once, at its end."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.log_of_test, self.seen, self.sums = log, {"epochs": 0}, np.zeros(2)
+        self._log = log
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen = {"epochs": self.seen["epochs"] + 1}
+        self.sums = self.sums + np.array([1, logs["loss"]])
+        self._log[epoch] = (float(self.model.optimizer.learning_rate.numpy()), logs["loss"], logs["accuracy"])
+
+
+def with_callbacks(data, folder, epochs, log, *, dies=None, first=False, patience=5):
+    """Trains with callbacks that remember; returns them and the final weights."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.5, momentum=0.9), loss, weighted_metrics=["accuracy"])
+    never = {"monitor": "loss", "min_delta": 100.0}  # no epoch after the first is better
+    callbacks = {
+        "reduce": keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=2, cooldown=1, **never),
+        "stop": keras.callbacks.EarlyStopping(patience=patience, restore_best_weights=True, **never),
+        "best": keras.callbacks.ModelCheckpoint(
+            folder / "best.weights.h5", "loss", save_best_only=True, save_weights_only=True
+        ),
+        "watched": Watched(log),
+    }
+    spec = order_spec(data, global_batch_size=8, training=True)
+    resume = ExactResume(model, folder, spec, every=2, callbacks=list(callbacks.values()))
+    resume.restore()
+    killer = [Dies(dies)] if dies else []
+    for step, rest in resume.fits(epochs=epochs, steps_per_epoch=STEPS):
+        batches = input_fn(data, global_batch_size=8, training=True, start_step=step, distort="shift", weights="mean")
+        order = [resume, *callbacks.values()] if first else [*callbacks.values(), resume]
+        model.fit(batches, **rest, callbacks=[*killer, *order], verbose=0)
+    return callbacks, [variable.numpy() for variable in model.variables]
+
+
+@pytest.mark.parametrize(
+    ("deaths", "first"),
+    [
+        ((13, 4, 7, 3), False),  # in epochs and at their ends
+        pytest.param((4, 9), True, marks=pytest.mark.slow),  # as the first of the callbacks
+        *(pytest.param(deaths, False, marks=pytest.mark.slow) for deaths in ((4, 9), (25, 1), (5, 5, 5, 5))),
+    ],
+)
+def test_callbacks_that_remember_do_as_in_a_run_that_was_never_stopped(deaths, first, data, tmp_path):
+    """The rate is halved twice, and the same epoch ends the training with the same bits, however it was killed."""
+    log = {}
+    expected, weights = with_callbacks(data, tmp_path / "undisturbed", 9, log, first=first)
+    assert sorted(log) == list(range(6))
+    assert [rate for rate, *_ in log.values()] == [0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+    assert expected["stop"].stopped_epoch == 5
+    found = {}
+    for dies in deaths:
+        with pytest.raises(KeyboardInterrupt):
+            with_callbacks(data, tmp_path / "killed", 9, found, dies=dies, first=first)
+    callbacks, ended = with_callbacks(data, tmp_path / "killed", 9, found, first=first)
+    assert [rate for _, (rate, *_) in sorted(found.items())] == [rate for rate, *_ in log.values()]
+    assert np.allclose([found[epoch][1:] for epoch in range(6)], [log[epoch][1:] for epoch in range(6)], rtol=1e-6)
+    assert all(np.array_equal(one, other) for one, other in zip(ended, weights, strict=True))
+    for name, attributes in {
+        "stop": ("wait", "stopped_epoch", "best_epoch"),
+        "reduce": ("wait", "cooldown_counter"),
+        "watched": ("seen",),
+    }.items():
+        for attribute in attributes:
+            assert getattr(callbacks[name], attribute) == getattr(expected[name], attribute), (name, attribute)
+    for name in ("stop", "reduce", "best"):
+        assert float(callbacks[name].best) == pytest.approx(float(expected[name].best), rel=1e-6)
+    assert np.allclose(callbacks["watched"].sums, expected["watched"].sums, rtol=1e-6)
+    again, _ = with_callbacks(data, tmp_path / "killed", 9, more := {}, first=first)
+    assert more == {}  # it has ended
+    assert again["stop"].stopped_epoch == 0
+    with_callbacks(data, tmp_path / "killed", 9, more, first=first, patience=7)
+    assert sorted(more) == [6, 7]  # the patience that is given now
+
+
+def test_other_callbacks_begin_anew_and_earlier_checkpoints_have_none(data, tmp_path, caplog):
+    trained(data, tmp_path, epochs=1)
+    with_callbacks(data, tmp_path / "some", 1, {})
+    for folder, callbacks, said in (
+        (tmp_path, [], None),
+        (tmp_path, [keras.callbacks.EarlyStopping()], "has the state of no callbacks, not of EarlyStopping"),
+    ):
+        caplog.clear()
+        model, _ = made(data, folder)
+        spec = order_spec(data, global_batch_size=8, training=True)
+        ExactResume(model, folder, spec, every=2, callbacks=callbacks).restore()
+        messages = [record.getMessage() for record in caplog.records]
+        assert len(messages) == bool(said)
+        assert not said or said in messages[0]
+
+
+SCRIPT = """
+import keras, sys
+from parts import width
+from pipeline import ExactResume, input_fn, order_spec
+data, folder, epochs = sys.argv[1:]
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(width)])
+model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+resume = ExactResume(model, folder, order_spec(data, global_batch_size=8, training=True), every=2)
+resume.restore()
+for step, rest in resume.fits(epochs=int(epochs), steps_per_epoch=5):
+    batches = input_fn(data, global_batch_size=8, training=True, start_step=step, weights="mean")
+    model.fit(batches, **rest, callbacks=[resume], verbose=0)
+"""
+
+
+def test_a_script_or_a_file_of_it_that_was_edited_is_named(data, tmp_path):
+    script, parts = tmp_path / "script.py", tmp_path / "parts.py"
+    script.write_text(SCRIPT)
+    parts.write_text("width = 3")
+    command = [sys.executable, script, data, tmp_path / "run"]
+
+    def said(epochs):
+        done = subprocess.run([*command, str(epochs)], capture_output=True, text=True, check=True, cwd="/")
+        return [line.partition("changed since: ")[2] for line in done.stderr.splitlines() if "changed since" in line]
+
+    assert said(1) == []
+    assert said(2) == []
+    parts.write_text("width = 1 + 2")
+    assert said(3) == ["parts.py was edited"]
+    assert said(3) == []
+    script.write_text(SCRIPT + "print('the end')")
+    assert said(4) == ["script.py was edited"]
 
 
 def test_what_is_no_checkpoint_of_it_is_named(data, tmp_path):

@@ -8,11 +8,14 @@ import sys
 import pytest
 
 from pipeline import errors
+from pipeline.commands import commandline
 from stepfeed import command
 from stepfeed.command import COMMANDS
 from tests.datasets import write_dataset
 from tests.forked import ROOT
+from trainer.config.trained import EvaluateConfig, ExportConfig, PredictConfig
 from trainer.launching.local.screen import Screen
+from trainer.replay import ReplayConfig
 
 
 def stepfeed(*arguments, cwd=ROOT):
@@ -121,6 +124,53 @@ def test_a_file_or_package_with_the_name_of_one_of_ours_is_named(command, place,
     assert f"{tmp_path}/{named} has the same name" in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [("stepfeed", "train"), ("trainer.run",), ("beam_jobs.convert",)])
+def test_a_package_that_was_installed_over_ours_is_named_in_one_line(arguments, tmp_path):
+    for name in ("stepfeed", "trainer", "beam_jobs", "pipeline"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    file = tmp_path / "pipeline" / "__init__.py"
+    file.write_text('"""Pipelines for everybody."""\n')
+    program = [sys.executable, "-m", *arguments, "--data_dir=d"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"'pipeline', but {file} is of another package of that name, installed over ours; uninstall" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["trainer.run", "trainer.evaluate", "beam_jobs.convert"])
+def test_a_module_of_ours_names_a_file_that_comes_first(module, tmp_path):
+    (tmp_path / "pipeline.py").touch()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert (
+        f"{module.partition('.')[0]}: stepfeed needs its package 'pipeline', but {tmp_path}/pipeline.py" in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["completion", "bash"], ["inspect", "--flags"], ["train", "--help"]]
+)
+@pytest.mark.parametrize("reader", ["gone", "full"])
+def test_an_output_that_nobody_reads_or_that_cannot_be_written(arguments, reader):
+    if reader == "gone":
+        ours, theirs = os.pipe()
+        os.close(ours)
+    else:
+        theirs = os.open("/dev/full", os.O_WRONLY)
+    program = [sys.executable, "-P", "-m", "stepfeed", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(
+            program, cwd=ROOT, env=environment, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(theirs)
+    name = f"stepfeed {arguments[0]}" if arguments[0] in COMMANDS else "stepfeed"
+    full = f"{name}: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == ((141, "") if reader == "gone" else (1, full))
+
+
 def completions(words):
     """Returns what bash offers after these words."""
     script = stepfeed("completion", "bash").stdout
@@ -178,3 +228,48 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, f"stepfeed {name}: interrupted\n")
+
+
+def test_child_processes_use_the_names_that_were_typed(tmp_path):
+    """Their environment says so: workers of a job, and Beam's."""
+    code = "from pipeline import errors; print(errors.name_of('trainer.run'), errors.to_run('beam_jobs.validate'))"
+    names = "trainer.run=stepfeed train;beam_jobs.validate=stepfeed validate"
+    for given, said in ((names, "stepfeed train stepfeed validate"), ("", "trainer.run python -m beam_jobs.validate")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"STEPFEED_COMMANDS": given},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == said
+    write_dataset(tmp_path / "data", (20, 7))
+    (tmp_path / "data" / "train-00000-of-00002.tfrecord").write_bytes(b"")
+    for flags in (["audit", "data", "--content", "--global_batch_size=9"], ["validate", "data", "--deep"]):
+        done = stepfeed(*flags, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "python -m" not in done.stdout + done.stderr
+        assert flags[0] == "validate" or "(stepfeed convert ... --overwrite)" in done.stderr
+
+
+def test_the_folder_of_a_run_may_come_first(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ckpt-7.index").touch()
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "export.json").touch()
+    monkeypatch.chdir(tmp_path)
+    for kind in (EvaluateConfig, ExportConfig, ReplayConfig):
+        more = {ExportConfig: ["--output=out"], ReplayConfig: ["--step=3"]}.get(kind, [])
+        given = [commandline.parse("x", "x", kind, [first, *more]) for first in ("run", "--model_dir=run")]
+        assert given[0] == given[1]
+        assert given[0].model_dir == "run"
+    found = commandline.parse("x", "x", PredictConfig, ["run", "a.png", "b.png", "--top=2"])
+    assert (found.model_dir, found.exported, found.images) == ("run", None, ["a.png", "b.png"])
+    found = commandline.parse("x", "x", PredictConfig, ["exported", "a.png"])
+    assert (found.model_dir, found.exported, found.images) == (None, "exported", ["a.png"])
+    found = commandline.parse("x", "x", PredictConfig, ["run", "a.png", "--model_dir=run"])
+    assert (found.model_dir, found.images) == ("run", ["run", "a.png"])
+    for wrong in (["run"], ["a.png", "b.png"]):
+        with pytest.raises(errors.UsageError, match="missing"):
+            commandline.parse("x", "x", PredictConfig, wrong)

@@ -104,7 +104,9 @@ def make_checkpoints(tmp_path, spec, config_of):
 
         order = dataclasses.replace(spec, **(order or {}))
         part = types.SimpleNamespace(
-            spec=order, manifest=types.SimpleNamespace(dataset=dataset), order=types.SimpleNamespace(counts=(9,))
+            spec=order,
+            manifest=types.SimpleNamespace(dataset=dataset, pixel_rule=None),
+            order=types.SimpleNamespace(counts=(9,)),
         )
         training = types.SimpleNamespace(spec=order, steps_per_epoch=10, parts=(part,))
         evaluation = {flags.get("eval_split", "test"): types.SimpleNamespace(spec=spec)}

@@ -121,6 +121,21 @@ def test_stop_is_asked_after_the_actions():
     assert sum(lengths) == 20
 
 
+def test_by_the_clock_saves_are_frequent_at_first_and_any_worker_may_ask_for_them(monkeypatch):
+    """Steps of 10 seconds: saved after 60 and 120 seconds, then as the clock slows down, and at each 100th step."""
+    now, saved = [0.0], []
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    inner, _ = counting(0)
+
+    def slow(steps, needs):
+        now[0] += 10.0 * steps
+        return inner(steps, needs)
+
+    save = Action(100, lambda progress: saved.append(progress.step), seconds=300.0, soonest=60.0)
+    train(slow, 0, 130, 1, [save], lambda due: (False, set(due)))
+    assert saved == [7, 15, 31, 62, 93, 100]  # a step after it is due, since all workers agree first
+
+
 def test_the_first_update_which_is_compiled_is_timed_apart(monkeypatch):
     now, found = [0.0], []
     monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])

@@ -1,10 +1,21 @@
+import re
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from pipeline.errors import UsageError
-from trainer.task import DataSpec, RowMeasure, Task, classes_of, gives_probabilities, load_first_weights, shape_of
+from trainer.task import (
+    DataSpec,
+    RowMeasure,
+    Task,
+    classes_of,
+    gives_probabilities,
+    load_first_weights,
+    shape_of,
+    uncalled,
+)
 
 
 def task(config_of, **flags):
@@ -395,3 +406,40 @@ def test_what_cannot_work_is_one_line(build, flags, message, make_stepper):
     with pytest.raises(UsageError, match=message) as caught:
         make_stepper(1, optimizer="momentum", build=build, **flags)
     assert "\n" not in str(caught.value)
+
+
+class Helps:
+    def shuffled(self):
+        """Of a base that is no task."""
+
+
+class Odd(Helps, Task):
+    """A port of a program whose base class had other methods."""
+
+    parse = staticmethod(lambda records: (records, records))
+    helper = 3
+
+    def train_sums(self, model, features, labels, weights):
+        raise SystemExit
+
+    def shuffled(self):
+        return super().shuffled()
+
+    def loss(self, labels, outputs):
+        return self._own(labels)
+
+    def _own(self, labels):
+        return labels
+
+
+class Odder(Odd):
+    def restore(self):
+        """Called by nobody, either."""
+
+
+def test_methods_that_the_trainer_never_calls_are_named_with_the_one_that_may_be_meant():
+    assert uncalled(Task) is None
+    assert re.match(r"Odd: the trainer does not call train_sums \(did you mean train_step\?\): ", uncalled(Odd))
+    assert re.match(
+        r"Odder: .* not call restore, train_sums \(did you mean train_step\?\): .* these names; ", uncalled(Odder)
+    )

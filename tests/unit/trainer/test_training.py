@@ -36,7 +36,7 @@ def train(tmp_path, capsys):
 )
 def test_images_of_several_sizes(encoding, flags, train):
     lines = train(encoding, "--train_steps=7", "--log_every=7", *flags)
-    assert lines[1].startswith("step 7, loss = ")
+    assert lines[2].startswith("step 7, loss = ")
     assert "(4 examples" in lines[-2]
     assert "step 7 to 9" in train(encoding, "--train_steps=9", *flags)[0]
 
@@ -86,6 +86,20 @@ class Kept(Task):
 
     def after_train(self, model, evaluation):
         Kept.weights = [variable.numpy() for variable in model.trainable_variables]
+
+
+class Misnamed(Task):
+    """Means to compute the sums of a step."""
+
+    def train_sums(self, model, features, labels, weights):
+        raise SystemExit
+
+
+def test_a_method_that_the_trainer_never_calls_is_told(tmp_path, capsys):
+    write_dataset(tmp_path / "data", (25, 15), (8, 6, 3))
+    flags = {"data_dir": str(tmp_path / "data"), "model_dir": str(tmp_path / "model"), "model": "mlp"}
+    run.train(TrainConfig.of(**flags, train_steps=1, global_batch_size=8, eval_split="none"), task=Misnamed)
+    assert capsys.readouterr().out.startswith("Misnamed: the trainer does not call train_sums (")
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])

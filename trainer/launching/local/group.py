@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from pipeline.errors import EXIT_RERUN
+from pipeline.errors import EXIT_RERUN, name_of
 from trainer.launching.job import PARAMETER_SERVER
 from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.placement import Placement, Ports
@@ -26,7 +26,7 @@ _LOG = re.compile(
     r"|To enable the following instructions: "
     r"|\S+\.py:\d+: \w*Warning: "
 )
-_OF_COMMAND = "trainer.run: "  # the line that a trainer ends with
+_OF_COMMAND = f"{name_of('trainer.run')}: "  # the line that a trainer ends with
 
 
 @dataclasses.dataclass(frozen=True)

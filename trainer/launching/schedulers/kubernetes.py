@@ -409,7 +409,10 @@ def _probes(job: Job) -> Manifest:
 def _resources(job: Job, role: str) -> Manifest:
     """Returns what each process of a role gets: as much as it asks for, and no more. Only workers get GPUs."""
     flags = job.launch.processes
-    asked = {"cpu": str(flags.cpus) if flags.cpus else None, "memory": flags.memory}
+    memory = None
+    if size := flags.memory_of:
+        memory = f"{size.amount}{size.unit}i" if size.is_binary else f"{size.amount}{size.unit.replace('K', 'k')}"
+    asked = {"cpu": str(flags.cpus) if flags.cpus else None, "memory": memory}
     requests: Manifest = {name: value for name, value in asked.items() if value is not None}
     gpus = {_GPU: str(job.launch.job.gpus_per_worker)} if job.launch.job.gpus_per_worker and role == _TRAINS else {}
     limits = {**requests, **gpus}

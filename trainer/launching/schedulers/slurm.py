@@ -17,6 +17,8 @@ from trainer.launching.job import PARAMETER_SERVER, Job
 # - The warning is SIGUSR1, and to this script only: scancel and preemption send SIGTERM, and are to end the job.
 # - srun returns the highest code of all tasks: 1 or 2 of one would be lost beside 75 of the others.
 # - srun returns 127 where a command is not found, as `wait` does for a child that was waited for already.
+# - --kill-on-bad-exit would kill tasks that save, and after a 75, too. A task that fails for good has scancel ask the
+#   others to save and end instead, as the launcher does here; once: a second SIGTERM ends a task without saving.
 # - scontrol requeue keeps the job's number, so the count of restarts is kept in a file of that number, with the newest
 #   checkpoint at that time: a newer one forgives the restarts before it. The file is there only once a step was made.
 # - Task 0, the chief, runs on the node of this script, and its heartbeat says whether a step was made.
@@ -75,13 +77,13 @@ def render(job: Job) -> str:
 
 
 def _options(job: Job, flags: SlurmFlags, tasks: int, per_node: int) -> list[str]:
-    processes, (amount, unit) = job.launch.processes, job.launch.processes.memory_of
+    processes, memory = job.launch.processes, job.launch.processes.memory_of
     given = {
         "job-name": processes.job_name,
         "nodes": tasks // per_node,
         "ntasks-per-node": per_node,
         "cpus-per-task": processes.cpus,
-        "mem": f"{amount * per_node}{unit}" if amount else None,
+        "mem": f"{memory.amount * per_node}{memory.unit}" if memory else None,  # all of Slurm's units are by 1024
         "gpus-per-task": job.launch.job.gpus_per_worker or None,
         "time": flags.time_limit,
         "partition": flags.partition,

@@ -56,17 +56,19 @@ while [ "$alone $role" = "yes worker" ] && [ "$code" -gt 128 ] && [ -z "$ended" 
 done
 case $code in  # higher than any other: srun returns the highest
     1|2) code=$((code + 200));;
-    126|127)  # there is no such command here, of which nothing tells the others
-        code=$((code + 77))
-        scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID";;
+    126|127) code=$((code + 77));;
 esac
+# The others would wait for this one; at their start, until --join_timeout. They save, if they can, and end.
+ends_all=
+if [ "$code" -gt 200 ] && [ -z "$ended" ] && [ "${#roles[@]}" -gt 1 ]; then ends_all=yes; fi
 if [ "$alone" = yes ]; then  # the chief says how the job ended
     if [ "$role" = chief ]; then
-        scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"  # a worker may be coming back, and wait for it
+        ends_all=yes  # a worker may be coming back, and wait for it
     elif [ "$code" -lt 200 ]; then
         code=0
     fi
 fi
+if [ -n "$ends_all" ]; then scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"; fi
 exit "$code"
 '
 

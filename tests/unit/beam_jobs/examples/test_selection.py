@@ -49,12 +49,19 @@ def turned(array, value, kind="PNG"):
     return file_of(array, kind, exif=exif)
 
 
-def test_files_that_are_kept_keep_their_orientation_and_are_counted(pixels):
-    files = [turned(image, value) for image, value in zip(pixels(4, (7, 9, 3)), (1, 6, 3, 6), strict=True)]
+@pytest.mark.parametrize(("kind", "off"), [("PNG", 0), ("JPEG", 20)])
+def test_files_are_written_again_if_they_are_not_upright_and_kept_if_they_are(kind, off, pixels):
+    stored = np.repeat(np.repeat(pixels(4, (2, 4, 1)) // 2 + 64, 16, axis=1), 16, axis=2)
+    stored = np.concatenate([stored, 255 - stored, stored // 2], axis=3)
+    files = [turned(image, value, kind) for image, value in zip(stored, (1, 6, 3, 6), strict=True)]
     made = recode(block_of(files), SOURCE)
-    assert made.images == files
-    assert made.sizes == {(7, 9, 3): 4}  # as decoders of TensorFlow see them
+    assert [one == other for one, other in zip(made.images, files, strict=True)] == [True, False, False, False]
+    assert made.sizes == {(32, 64, 3): 2, (64, 32, 3): 2}
     assert made.turned == 3
+    for before, after, turns in zip(*map(decoded, (files, made.images)), (0, -1, 2, -1), strict=True):
+        assert np.abs(after.astype(int) - np.rot90(before, turns)).max() <= off
+    shown = np.concatenate([image.reshape(-1, 3) for image in decoded(made.images)]).astype(object)
+    assert made.sums.sums == shown.sum(axis=0).tolist()
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ import shutil
 
 import pytest
 
+from beam_jobs import convert
 from beam_jobs.sink import present
 from pipeline import images
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 from tests.datasets import edit_manifest
 from tests.made_source import Content
+from tests.round_trips import picture
 
 
 def flip_last_bit(path):
@@ -146,3 +148,22 @@ def test_a_missing_manifest_is_no_data_set_and_a_dangling_one_an_error(tmp_path)
     (tmp_path / "manifest.json").symlink_to(tmp_path / "gone")
     with pytest.raises(DataError):
         present.existing_manifest(tmp_path)
+
+
+def test_classes_that_are_renumbered_by_overwrite_are_named(tmp_path, capsys):
+    def convert_classes(*classes, flags=("--overwrite",)):
+        shutil.rmtree(tmp_path / "in", ignore_errors=True)
+        for name in classes:
+            (tmp_path / "in" / name).mkdir(parents=True)
+            (tmp_path / "in" / name / "0.png").write_bytes(picture(0))
+        convert.main(
+            ["--dataset=image_folder", f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}", *flags]
+        )
+        return capsys.readouterr().out
+
+    assert "other labels" not in convert_classes("cat", "dog", flags=())
+    assert "other label" not in convert_classes("cat", "dog", "eel")  # the old ones keep theirs
+    for flags in (["--overwrite", "--dry_run"], ["--overwrite"]):
+        said = convert_classes("bee", "cat", "dog", flags=flags)
+        assert "3 classes have other labels" in said
+        assert "'cat' 0 -> 1, 'dog' 1 -> 2, 'eel' 2 -> none (new: 'bee')" in said

@@ -94,10 +94,10 @@ def test_killed_at_any_change_it_leaves_a_whole_data_set_or_none(replacing, monk
             assert expected.items() <= contents(out).items()
         staging.remove_leftovers(out, "f" * 64)
         assert not [path for path in out.iterdir() if path.name.startswith(".")]
-    # New manifest aside, old one away, 4 shards, their CRCs, 4 columns, 3 files beside them, the manifest in its place;
-    # then train's 3 old shards and more.
-    assert seen[:21] == ["old"] * 2 + ["none"] * 16 + ["new"] * 3
-    assert set(seen[21:]) == {"new"}
+    # The list of old files, new manifest aside, old one away, 4 shards, their CRCs, 4 columns, 3 files beside them, the
+    # manifest in its place; then train's 3 old shards and more.
+    assert seen[:22] == ["old"] * 3 + ["none"] * 16 + ["new"] * 3
+    assert set(seen[22:]) == {"new"}
     assert len(changes) == len(seen)
 
 
@@ -105,7 +105,7 @@ def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_sha
     make, _, new = replacing
     shards = {name: data for name, data in contents(new).items() if naming.parse_shard_name(name)}
     seen = []
-    for moment in range(1, 19):
+    for moment in range(1, 20):
         folder, out = make()
         with monkeypatch.context() as patch:
             interrupt_at(patch, moment, Killed())
@@ -128,7 +128,33 @@ def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_sha
         if present is None:
             assert not (out / "dataset_info.json").exists()
             assert not [*(out / "columns").glob("*")]
-    assert seen == [False] * 2 + [True] * 16
+    assert seen == [False] * 3 + [True] * 16
+
+
+@pytest.mark.parametrize("digest", [DIGEST, "f" * 64, None], ids=["the same plan", "another one", "nothing to do"])
+def test_killed_at_any_change_the_next_run_removes_what_was_to_be_replaced(replacing, monkeypatch, contents, digest):
+    make, old, new = replacing
+    obsolete = contents(old).keys() - contents(new).keys()
+    assert sum(name.endswith(".tfrecord") for name in obsolete) == 3
+    for moment in range(1, 100):
+        folder, out = make()
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, moment, Killed())
+            try:
+                staging.publish(folder, out, manifest.load(out))
+            except Killed:
+                pass
+            else:
+                break
+        is_there = (out / "manifest.json").exists()
+        if is_there or digest:  # without a manifest, there is always something to do
+            staging.undo_interrupted_publish(out)
+            staging.remove_leftovers(out, digest)
+            is_old = is_there and manifest.load(out) == manifest.load(old)
+            left = contents(out).keys() & obsolete
+            assert left == (obsolete if is_old else set()), moment
+            assert is_there or not [*out.glob("*.tfrecord")]
+    assert moment > 25
 
 
 def test_a_data_set_without_columns_gets_no_folder_for_them(plan_of, pixels, tmp_path, monkeypatch):

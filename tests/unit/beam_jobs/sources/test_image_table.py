@@ -411,6 +411,10 @@ def test_class_names_of_hugging_face_are_known(root):
     table = pa.table({"file_name": ["a.png"], "label": [1]})
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), root / "a.parquet")
     assert opened(root / "a.parquet").class_names == ("ape", "bee")
+    info["info"]["features"]["label"]["names"] = ["bee", "ape"]
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), root / "b.parquet")
+    with pytest.raises(DataError, check=at("b.parquet", "a.parquet", "class names differ")):
+        opened(root / "*.parquet")
 
 
 @pytest.mark.parametrize("change", ["the table", "gone", "longer", "touched", "the classes"])
@@ -452,3 +456,137 @@ def test_a_column_of_keys_names_the_examples(root):
     source = opened(table_of(root, "path,label,id\na.png,1,x1\nsub/b.png,0,\n"), key_column="id")
     block = everything(source)
     assert (block.keys[0], block.bad, source.unique_keys) == (b"x1", {1: "id is empty"}, False)
+
+
+def numbers_of(root, kept, *texts):
+    text = "".join(f"a.png,x,{value}\n" for value in texts)
+    return opened(table_of(root, f"file_name,label,n\n{text}"), keep_columns=(kept,))
+
+
+@pytest.mark.parametrize(
+    ("texts", "kept", "found"),
+    [
+        ([f"17000000000000000{number:02d}" for number in (0, 40, 80)], "n", None),
+        (["1700000000000000001", "1700000000000000003"], "n:int64", None),
+        (["9007199254740993", "1.0"], "n:int64", [9007199254740993, 1]),
+        (["-9223372036854775808", "+9223372036854775807"], "n:int64", [-(2**63), 2**63 - 1]),
+        (["007", "1e3", "5"], "n:int64", [7, 1000, 5]),
+        (["9007199254740992", "0.5"], "n:float32", [2.0**53, 0.5]),
+        (["9007199254740993", "0.5"], "n:float32", [2.0**53, 0.5]),  # rounded, as the flag says
+        (["18446744073709551615"], "n:string", [b"18446744073709551615"]),
+        (["18446744073709551615", "1"], "n:float32", [2.0**64, 1.0]),
+        (["0.10000000149011612", "2"], "n", [float(np.float32(0.1)), 2.0]),
+    ],
+)
+def test_numbers_of_text_are_exact(root, texts, kept, found):
+    block = everything(numbers_of(root, kept, *texts))
+    assert np.asarray(block.extra["n"]).tolist() == ([int(text) for text in texts] if found is None else found)
+
+
+@pytest.mark.parametrize(
+    ("texts", "kept", "facts"),
+    [
+        (["1", "18446744073709551615"], "n", ("row 1", "18446744073709551615", "n:string", "n:float32")),
+        (["1", "18446744073709551615"], "n:int64", ("row 1", "18446744073709551615", "int64", "n:string")),
+        (["1.0", "9007199254740993"], "n", ("row 1", "9007199254740993", "n:string")),
+        (["0.5", "9007199254740993"], "n:int64", ("row 1", "9007199254740993", "n:string")),
+        (["0.5", "0.50000000000000000001"], "n", ("row 1", "0.50000000000000000001", "n:string")),
+        (["0.5", "1e400"], "n", ("row 1", "1e400", "n:string")),
+        (["0.5", "x"], "n:float32", ("row 1", "'x'", "no number", "n:string")),
+    ],
+)
+def test_numbers_of_text_that_would_become_others_are_refused_with_advice_that_helps(root, texts, kept, facts):
+    with pytest.raises(DataError, check=said("labels.csv", "'n'", *facts)) as error:
+        numbers_of(root, kept, *texts)
+    for advised in ("n:string", "n:float32"):
+        if advised in str(error.value):
+            assert len(everything(numbers_of(root, advised, *texts)).extra["n"]) == 2
+
+
+def test_numbers_of_json_are_exact_or_refused(root):
+    def kept(*values):
+        rows = "".join(f'{{"file_name": "a.png", "label": 0, "n": {value}}}\n' for value in values)
+        return everything(opened(table_of(root, rows, "labels.jsonl"), keep_columns=("n:int64",))).extra["n"].tolist()
+
+    assert kept("9007199254740993", "1") == [9007199254740993, 1]
+    assert kept("9007199254740994.0", "1.0") == [9007199254740994, 1]
+    assert kept("9007199254740993.0") == [9007199254740993]  # alone, it stays a decimal
+    with pytest.raises(DataError, check=said("labels.jsonl, row 1", "9007199254740993.0", "float64")):
+        kept("1.5", "9007199254740993.0")
+    with pytest.raises(DataError, check=said("labels.jsonl", "1.5")):
+        kept("9007199254740993", "1.5")
+
+
+def test_uint64_and_dates_of_parquet_are_exact_or_invalid_rows(root):
+    content = {"file_name": ["a.png"] * 2, "label": [0, 1], "n": pa.array([2**63 - 1, 2**63], pa.uint64())}
+    content["t"] = pa.array([1_700_000_000_000_000_040] * 2, pa.timestamp("ns"))
+    block = everything(opened(write(root / "t.parquet", content), keep_columns=("n", "t:int64")))
+    assert (int(block.extra["n"][0]), block.extra["t"].tolist()) == (2**63 - 1, [1_700_000_000_000_000_040] * 2)
+    assert set(block.bad) == {1}
+    block = everything(opened(root / "t.parquet", keep_columns=("n:string",)))
+    assert block.extra["n"] == [b"9223372036854775807", b"9223372036854775808"]
+
+
+def test_labels_that_are_one_number_are_one_class(root):
+    fill(root, {"train/a.png": A, "test/a.png": A})
+    fill(root, {"train/metadata.csv": "file_name,label\na.png,0\na.png,1\n"})
+    fill(root, {"test/metadata.csv": "file_name,label\na.png,0.0\na.png,\na.png,1.0\n"})
+    source = opened(root)
+    assert (source.class_names, everything(source, "test").labels.tolist()) == (("0", "1"), [0, 0, 1])
+    assert everything(source, "test").bad.keys() == {1}
+    source = opened(table_of(root, "file_name,label\na.png,1e3\na.png,1000\na.png,+7\n"))
+    assert (source.class_names, everything(source).labels.tolist()) == (("7", "1000"), [1, 1, 0])
+    with pytest.raises(DataError, check=said("'1'", "'1.0'", "number")):  # not all are whole numbers
+        opened(table_of(root, "file_name,label\na.png,1\na.png,1.0\na.png,cat\n"))
+    with pytest.raises(DataError, check=said("'1'", "'1.0'", "number")):
+        opened(write(root / "t.jsonl", {"file_name": ["a.png"] * 2, "label": ["1", "1.0"]}))
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_missing_labels_are_invalid_rows_in_every_format(root, name):
+    words = ["cat", "NA", "nan", "None", "null", "N/A", "<NA>", "none"]
+    write(root / name, {"file_name": ["a.png"] * 8, "label": words})
+    source = opened(root / name)
+    assert source.class_names == ("cat", "none")
+    block = everything(source)
+    assert (list(block.bad), block.labels[[0, 7]].tolist()) == ([1, 2, 3, 4, 5, 6], [0, 1])
+    assert "'NA'" in block.bad[1]
+    assert "--na_is_class" in block.bad[1]
+    kept = opened(root / name, na_is_class=True)
+    assert (set(kept.class_names), everything(kept).bad) == (set(words), {})
+    fill(root, {"labels.txt": "cat\nnone\nNone\n"})  # who lists it, wants it
+    block = everything(opened(root / name))
+    assert (list(block.bad), block.labels[[0, 3, 7]].tolist()) == ([1, 2, 4, 5, 6], [0, 2, 1])
+
+
+def test_a_column_of_numbers_that_becomes_text_is_named(root, capsys):
+    assert numbers_of(root, "n", "1", "2", "N/A", "4").features == {"n": Feature("string")}
+    assert "labels.csv, row 2: column 'n' has 'N/A' where most rows have numbers" in capsys.readouterr().err
+    block = everything(numbers_of(root, "n:float32", "1", "2", "N/A", "4"))
+    assert (list(block.bad), block.extra["n"][[0, 1, 3]].tolist()) == ([2], [1.0, 2.0, 4.0])
+    for texts in (("a", "b", "3"), ("01234", "90210", "8"), ("", "1", "2")):
+        numbers_of(root, "n", *texts)
+        assert "where most rows" not in capsys.readouterr().err
+
+
+def test_the_delimiter_may_be_given(root):
+    path = table_of(root, "file_name\tlabel\tx, y, z, w\na.png\tcat\t1\n", "t.tsv")
+    assert opened(path).class_names == ("cat",)  # a .tsv has tabs
+    path = table_of(root, "file_name\tlabel\tx, y, z, w\na.png\tcat\t1\n", "t.csv")
+    with pytest.raises(DataError, check=said("t.csv, line 2", "--delimiter")):
+        opened(path, image_column="file_name")
+    assert opened(path, delimiter="\t").class_names == ("cat",)
+    assert opened(table_of(root, "file_name:label\na.png:cat\n", "u.csv"), delimiter=":").class_names == ("cat",)
+
+
+def test_names_that_differ_in_unicode_form_or_case_are_hinted_at(root, capsys):
+    decomposed, composed = "ne\u0301/e\u0301.png", "n\u00e9/\u00e9.png"
+    fill(root, {decomposed: A, "B.PNG": B})
+    with pytest.raises(DataError, check=said(ascii(decomposed), ascii(composed), "Unicode")):
+        opened(table_of(root, f"file_name,label\n{composed},x\n"))
+    with pytest.raises(DataError, check=said("there is B.PNG", "case")):
+        opened(table_of(root, "file_name,label\nb.png,x\n"))
+    opened(table_of(root, "file_name,label\na.png,x\nb.png,x\n"))
+    assert "there is B.PNG" in capsys.readouterr().err
+    opened(table_of(root, "file_name,label\na.png,x\nc.png,x\n"))
+    assert "there is" not in capsys.readouterr().err

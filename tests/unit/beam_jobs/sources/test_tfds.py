@@ -275,7 +275,7 @@ def test_splits_that_cannot_be_converted_are_named(tmp_path):
         ([split("train", 0), split("test", 0)], "tfrecord", ("its splits hold no example",)),
     ):
         with pytest.raises(DataError, check=at(tmp_path, *facts)):
-            source_of_tfds._records(splits, file_format, root)
+            source_of_tfds._records(splits, file_format, root, ())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_jobs import sources
-from beam_jobs.sources import record_files, tfrecord
+from beam_jobs.sources import record_files
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
@@ -103,7 +103,9 @@ def files_of(draw):
     found, splits = {}, draw(st.lists(st.sampled_from(sorted(WORDS)), min_size=1, unique=True))
     for split in [split for split in WORDS if split in splits]:
         counts = draw(st.lists(st.sampled_from([0, 1, 2, 4, 11]), min_size=1, max_size=3).filter(any))
-        name, word = draw(st.sampled_from(FILES)), draw(st.sampled_from(WORDS[split]))
+        # Without a word for its split, a file is of train, unless others have one.
+        may_be = WORDS[split][:1] if split == "train" and len(splits) > 1 else WORDS[split]
+        name, word = draw(st.sampled_from(FILES)), draw(st.sampled_from(may_be))
         found[split] = {name.format(word, number, len(counts)): count for number, count in enumerate(counts)}
     return found
 
@@ -524,5 +526,52 @@ class TestForeignErrors:
         ("data.tfrec", "train"),
     ],
 )
-def test_the_split_is_a_word_of_the_name(name, split):
-    assert tfrecord.split_of(name) == split
+def test_the_split_is_a_word_of_the_name(name, split, tmp_path):
+    write(tmp_path / name, [{"image": png(pixels_of(0)), "label": 0}])
+    assert opened(tmp_path / name).splits == {split: 1}
+
+
+def test_labels_that_are_missing_values_are_invalid_rows(tmp_path):
+    words = [b"cat", b"NA", b"None", b"none", b""]
+    path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": word} for word in words])
+    source = opened(path)
+    block = source.read("train", np.arange(5))
+    assert (source.class_names, list(block.bad)) == (("cat", "none"), [1, 2, 4])
+    assert "--na_is_class" in block.bad[1]
+    assert opened(path, na_is_class=True).class_names == ("NA", "None", "cat", "none")
+    write(path, [{"image": png(pixels_of(0)), "label": word} for word in (b"1", b"1.0")])
+    with pytest.raises(DataError, check=said("'1'", "'1.0'", "number")):
+        opened(path)
+
+
+def test_the_files_of_tensorflow_extended_are_read_in_any_compression(tmp_path):
+    rows = [{"image": png(pixels_of(row)), "label": row % 3} for row in range(6)]
+    packs = {"Split-train": (gzip.compress, bytes), "Split-eval": (zlib.compress,)}
+    for folder, own in packs.items():
+        for number, pack in enumerate(own):
+            suffix = ".gz" if pack is gzip.compress else ""
+            write(tmp_path / folder / f"data_tfrecord-{number:05d}-of-{len(own):05d}{suffix}", rows, pack)
+    assert opened(f"{tmp_path}/Split-*/*").splits == {"train": 12, "test": 6}
+    assert opened(tmp_path / "Split-eval").splits == {"train": 6}
+
+
+def test_a_record_that_is_too_long_is_no_damage(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(row, (40, 40, 3))), "label": 0} for row in range(3)])
+    monkeypatch.setattr(framing, "MAX_RECORD", 2000)
+    with pytest.raises(DataError, check=said("a.tfrecord, record 0", "above 2,000", "write it as several")) as error:
+        opened(path)
+    assert "corrupt" not in str(error.value)
+
+
+def test_numbers_of_different_classes_are_not_joined(tmp_path):
+    for name, classes in (("a", "cat\ndog\n"), ("b", "dog\ncat\n")):
+        write(tmp_path / name / "train.tfrecord", [{"image": png(pixels_of(row)), "label": row} for row in range(2)])
+        (tmp_path / name / "labels.txt").write_text(classes)
+    with pytest.raises(DataError, check=said(tmp_path, "a and of b", "names of classes")):
+        opened(f"{tmp_path}/*/*.tfrecord")
+    assert opened(f"{tmp_path}/b/*.tfrecord").class_names == ("dog", "cat")
+    (tmp_path / "b" / "labels.txt").write_text("cat\ndog\n")
+    assert opened(f"{tmp_path}/*/*.tfrecord").class_names == ("cat", "dog")
+    (tmp_path / "b" / "labels.txt").unlink()
+    with pytest.raises(DataError, check=said(tmp_path, "a and of b")):
+        opened(f"{tmp_path}/*/*.tfrecord")

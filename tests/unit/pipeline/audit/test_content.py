@@ -40,7 +40,7 @@ def test_each_row_is_the_record_of_the_order_and_padding_is_padding():
 
 
 def test_values_are_equal_in_shape_too_and_nan_is_nan():
-    row = content._Fed("here", 5, {"box": np.float32([1, np.nan])})
+    row = content.Fed("here", 0, 0, 5, {"box": np.float32([1, np.nan])})
     content._compare(row, "there", {"box": np.float32([1, np.nan])})
     for stored, facts in (
         (np.float32([1, 2]), "box at 1 .*nan.* 2.0"),

@@ -67,7 +67,7 @@ def test_a_run_that_followed_the_order_passes(data, tmp_path, capsys, weights):
     assert "observed: 18 steps, 0 to 17\n" in out
     assert columns(out, 0) == ["0", "9/9", "99", "0", "0", "0", "0", "0"]
     assert columns(out, 1) == ["1", "9/9", "99", "0", "0", "0", "0", "0"]
-    assert out.endswith("9 full steps on each of 4 replicas; the run saw just that\n")
+    assert out.endswith("9 full steps on each of 4 replicas; epochs 0 and 1 replayed; the run saw just that\n")
     assert "topology: 2 workers, 4 replicas" in out
 
 

@@ -32,8 +32,9 @@ def keys_of(count, epoch=0):
     return tf.constant(hashing.derive_key(Domain.DISTORT, 1, epoch, np.arange(count)))
 
 
-def decoder(encoding, recipe, channels=3, training=True):
-    return ImageDecoder(encoding, (None, None, channels), make_recipe(recipe).crop(training), operations.can_resize())
+def decoder(encoding, recipe, channels=3, training=True, dct="exact"):
+    crop = make_recipe(recipe).crop(training)
+    return ImageDecoder(encoding, (None, None, channels), crop, operations.can_resize(), dct=dct)
 
 
 def decode(made, images, keys):
@@ -53,10 +54,11 @@ def function_of(made):
     return tf.function(decoded, autograph=False)
 
 
-def reference(image, box, channels, size=24):
+def reference(image, box, channels, size=24, dct="INTEGER_ACCURATE"):
     """The box of the image that TensorFlow decodes whole, resized by `tf.image.resize` where it has another size."""
     top, left, tall, wide = box
-    part = tf.io.decode_image(image, channels=channels)[top : top + tall, left : left + wide]
+    whole = tf.io.decode_jpeg(image, channels=channels, dct_method=dct)  # decodes PNG, too
+    part = whole[top : top + tall, left : left + wide]
     if part.shape[:2] != (size, size):
         part = np.clip(np.round(tf.image.resize(part, (size, size), antialias=True)), 0, 255)
     return np.asarray(part, np.uint8)

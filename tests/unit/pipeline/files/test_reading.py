@@ -1,6 +1,8 @@
 """Folders of this machine, and those that TensorFlow opens: `ram://` stands for the object stores."""
 
 import os
+import pathlib
+import socket
 
 import pytest
 import tensorflow as tf
@@ -55,8 +57,33 @@ def test_a_missing_file_is_an_error_that_says_so(place):
 
 def test_a_folder_is_no_file(tmp_path):
     (tmp_path / "sub").mkdir()
-    with (folder(tmp_path) / "sub").open_file() as file, pytest.raises(DataError, check=at("sub", "Is a dir")):
-        file.read_at(0, 1)
+    with pytest.raises(DataError, check=at("sub", "Is a dir")):
+        (folder(tmp_path) / "sub").open_file().read_at(0, 1)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: path.read_bytes(),
+        lambda path: path.read_text(),
+        lambda path: path.open_file(),
+        lambda path: path.open("rb", buffering=0),
+        lambda path: path.open_native(),
+        reading.content_of,
+    ],
+)
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, read, monkeypatch):
+    """Opening a FIFO waits for a writer; a socket and a device have no content that ends."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("socket")
+        for path in (tmp_path / "fifo", tmp_path / "socket", pathlib.Path("/dev/zero")):
+            with pytest.raises((OSError, DataError), match="not a regular file"):
+                read(folder(path))
+    (tmp_path / "file").write_bytes(b"abc")
+    with open(tmp_path / "file", "rb", opener=reading.opener) as file:
+        assert file.read() == b"abc"
 
 
 def test_local_files_are_not_kept_open(tmp_path):

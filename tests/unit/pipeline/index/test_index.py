@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 
 import crc32c
 import numpy as np
@@ -159,8 +160,39 @@ def test_a_damaged_file_is_named_with_the_record_and_nothing_is_written(folder, 
     before = listing(folder)
     where = at("/x", fact, record=record, offset=offset, decompressed=bool(arguments))
     with pytest.raises(DataError, check=where):
-        run(folder, "--split=train:*" if not arguments else "--split=train:x", *arguments)
+        run(folder, "--split=train:x", *arguments)
     assert listing(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("packs", "facts"),
+    [
+        ([bytes, gzip.compress], ("1 file compressed with GZIP (b)", "2 files not compressed (a, verses.rec)")),
+        ([gzip.compress, zlib.compress], ("compressed with GZIP (a)", "compressed with ZLIB (b)")),
+        ([zlib.compress, zlib.compress], ("compressed with ZLIB (a, b)", "1 file not compressed (verses.rec)")),
+    ],
+)
+@pytest.mark.parametrize("arguments", [[], ["--compression=GZIP"]], ids=["plain", "GZIP"])
+def test_files_of_several_compressions_are_refused_with_what_was_found(folder, packs, facts, arguments):
+    for name, pack in zip("ab", packs, strict=True):
+        (folder / name).write_bytes(pack(WHOLE))
+    before = listing(folder)
+    with pytest.raises(DataError, check=at("poems", *facts)):
+        run(folder, "--split=train:[ab]", "--split=test:verses.rec", *arguments)
+    assert listing(folder) == before
+
+
+def test_a_file_of_zlib_alone_is_refused(folder):
+    (folder / "a").write_bytes(zlib.compress(WHOLE))
+    with pytest.raises(DataError, check=at("poems", "1 file compressed with ZLIB (a)")):
+        run(folder, "--split=train:a")
+
+
+def test_a_record_that_is_too_long_is_no_damage(folder, monkeypatch):
+    monkeypatch.setattr(framing, "MAX_RECORD", 200)
+    with pytest.raises(DataError, check=at("verses.rec", "300 bytes, above 200", record=3)) as error:
+        run(folder, "--split=train:verses.rec")
+    assert "corrupt" not in str(error.value)
 
 
 def test_the_first_file_at_fault_stops_the_others(folder):

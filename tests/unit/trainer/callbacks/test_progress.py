@@ -1,10 +1,11 @@
+import re
 import types
 
 import pytest
 
 from pipeline.read.shard_cache import CacheCounts, _count
 from trainer.callbacks import progress
-from trainer.callbacks.progress import RunSummary, epoch_note
+from trainer.callbacks.progress import ProgressBar, RunSummary, epoch_note
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint.best import BestCheckpoints, Ranking
 from trainer.run_folder import RunFolder
@@ -66,3 +67,27 @@ def test_the_end_says_what_the_cache_of_this_run_did(summary_of, say_end):
     assert "cache" not in say_end(summary, 30)[0]
     _count(CacheCounts(hits=2, misses=1, fetched_bytes=5))
     assert say_end(summary, 30)[0] == "cache 2 hits, 1 miss (5 bytes fetched)"
+
+
+@pytest.mark.parametrize("columns", [60, 79, 120, 200])
+@pytest.mark.parametrize(("step", "last", "speed"), [(40, 280, 900.0), (123_456, 1_000_000, 123_456.0)])
+def test_the_live_line_shows_the_wait_and_the_time_left_in_any_terminal(columns, step, last, speed, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    means = {progress.TOTAL_LOSS: 1.234, "accuracy": 0.5, "top_5_accuracy": 0.75}
+
+    def at(step):
+        seconds = 10 * 32 / speed
+        return types.SimpleNamespace(step=step, means=means, since=lambda earlier: (10, seconds, 0.25 * seconds, 0))
+
+    shown = []
+    live = types.SimpleNamespace(is_due=True, columns=columns, show=shown.append)
+    bar = ProgressBar(live, last, 70, 32, "img")
+    bar.on_loop(at(step - 10))
+    bar.on_loop(at(step))
+    line = shown[-1]
+    assert len(line) <= columns
+    assert f"step {step:,}/{last:,}" in line
+    assert "input wait 25%" in line
+    assert re.search(r"[\d:]+ left$", line)
+    assert (f"{speed:,.0f} img/s" in line) == (columns > 60)
+    assert ("top_5_accuracy" in line) == (columns >= 200)

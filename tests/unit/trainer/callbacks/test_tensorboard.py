@@ -225,7 +225,7 @@ def test_replicas_and_layers_are_scopes(replicas, virtual, make_stepper, batch):
     data = stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(tuple(rows)).repeat())
     stepper.run(iter(data), 2)
     model = stepper.state.model
-    found = tensorboard.readable_graph(stepper.graph, {layer.name for layer in model._flatten_layers()})
+    found = tensorboard.readable_graph(*stepper.graphs["step"], {layer.name for layer in model._flatten_layers()})
     check_inputs(found)
     scopes, devices = collections.defaultdict(set), collections.defaultdict(set)
     weighted = {layer.name for layer in model.layers if layer.weights}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import DataError, UsageError
 from trainer.checkpoint.files import CheckpointFiles, candidates, check_run_folder, kept, steps_in
+from trainer.config.steps import Period
 from trainer.run_folder import RunFolder
 
 KILLED = 9
@@ -113,7 +114,69 @@ def test_a_list_of_which_nothing_is_left_is_an_error(files_left, tmp_path):
         files.tidy()
     assert sorted(path.name for path in tmp_path.iterdir()) == left
     (tmp_path / "checkpoint").unlink()
-    assert files.tidy() == []
+    left.remove("checkpoint")
+    if files_left == "nothing":
+        assert files.tidy() == []
+        return
+    with pytest.raises(DataError, match=r"ckpt-\*.*lack their .index files"):  # half of a copy
+        files.tidy()
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+@pytest.mark.parametrize("has_list", [True, False])
+def test_data_that_lost_their_index_stay_however_often_the_run_starts(has_list, tmp_path):
+    files = CheckpointFiles(tmp_path, 3, 100)
+    for step in (10, 20, 30):
+        files.add(step, writer(step))
+    for step in (10, 30):
+        (tmp_path / f"ckpt-{step}.index").unlink()
+    for _ in range(3):
+        if not has_list:
+            (tmp_path / "checkpoint").unlink()
+        assert sorted(files.tidy()) == [str(tmp_path / f"ckpt-{step}") for step in (10, 30)]
+        assert steps_of(tmp_path) == [20]
+        assert len(list(tmp_path.glob("ckpt-*.data-*"))) == 3
+
+
+@pytest.mark.parametrize("name", ["ckpt-20.index", "ckpt-20.data-00000-of-00001", "checkpoint"])
+@pytest.mark.parametrize("kind", ["folder", "dangling", "loop", "fifo"])
+def test_something_else_in_the_place_of_a_file_is_named_and_nothing_is_removed(name, kind, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    files = CheckpointFiles(folder, 3, 100)
+    for step in (10, 20):
+        files.add(step, writer(step))
+    (folder / "ckpt-10.index").unlink()  # what `tidy` would complain about
+    path = folder / name
+    path.unlink()
+    {
+        "folder": path.mkdir,
+        "dangling": lambda: path.symlink_to("nowhere"),
+        "loop": lambda: path.symlink_to(name),
+        "fifo": lambda: os.mkfifo(path),
+    }[kind]()
+    left = sorted(one.name for one in folder.iterdir())
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}: is ") as caught:
+        files.tidy()
+    assert "\n" not in str(caught.value)
+    assert sorted(one.name for one in folder.iterdir()) == left
+
+
+def test_a_removal_that_was_killed_is_finished_at_the_next_start(tmp_path):
+    """Its index waits in a folder of its own until the data are gone: data without it are not known to be removed."""
+    for operation in itertools.count():
+        folder = tmp_path / str(operation)
+        folder.mkdir()
+        files = CheckpointFiles(folder, max_to_keep=1, steps_per_epoch=100)
+        for step in (10, 20, 30):
+            files.write(step, writer(step))
+        code = kill_at(operation, lambda files=files: files.keep([10, 30]))
+        assert files.tidy() == []
+        assert steps_of(folder) in ([10, 20, 30], [10, 30])
+        assert not list(folder.glob("saving-*"))
+        if code == 0:
+            break
+    assert operation >= 4
 
 
 @pytest.mark.parametrize("moment", ["before", "while writing", "replaced"])
@@ -148,6 +211,7 @@ def test_a_killed_tidying_loses_nothing(tmp_path):
         files = CheckpointFiles(folder, 3, 100)
         (folder / "saving-abc").mkdir(parents=True)
         writer(30)(str(folder / "saving-abc" / "ckpt-30"))
+        (folder / "saving-abc" / "removed-ckpt-5.index").write_text("")
         (folder / "ckpt-5.data-00000-of-00001").write_text("")
         files.add(10, writer(10))
         code = kill_at(operation, files.tidy)
@@ -181,6 +245,17 @@ def test_the_newest_are_kept_and_one_that_is_one_to_two_epochs_old(gaps, steps_p
             assert any(steps_per_epoch <= age < 2 * (steps_per_epoch + max(gaps)) for age in ages), (step, steps)
 
 
+def test_what_a_clock_saves_between_the_steps_of_a_flag_pushes_out_none_of_theirs():
+    steps, every = [], Period(1000)
+    for step in [70, 150, 310, 620, 930, 1000, 1300, 1600, 1900, 2000, 2300, 3000, 3300, 4000, 4300, 4600]:
+        steps = kept([*steps, step], 3, 10**6, every)
+        assert steps[-1] == step
+        if step == 930:
+            assert steps == [70, 310, 620, 930]  # the first is the one that is an epoch old, in time
+    assert steps == [70, 2000, 3000, 4000, 4300, 4600]
+    assert kept([70, 1000, 1300], 1, 10**6, every) == [70, 1000, 1300]
+
+
 def test_a_newer_one_that_could_not_be_read_does_not_displace_what_is_saved(tmp_path):
     files = CheckpointFiles(tmp_path, max_to_keep=1, steps_per_epoch=1000)
     for step in (10, 20, 60):
@@ -194,7 +269,7 @@ def test_a_newer_one_that_could_not_be_read_does_not_displace_what_is_saved(tmp_
 
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
     files = CheckpointFiles(tmp_path / "model", 1, 1)
-    (tmp_path / "model" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "model" / "checkpoint.tmp").mkdir(parents=True)
     writer(5)(str(tmp_path / "model" / "ckpt-5"))
     with pytest.raises(DataError, match=r"/model: .*: Is a directory$"):
         files.tidy()

@@ -99,6 +99,11 @@ def test_what_makes_another_model_is_named_with_both_values(was, now, refused):
             lambda: chain(L.Dropout(0.2), L.Dense(4)),
             "layers that only take part in training was none",
         ),
+        (
+            lambda: chain(L.Dense(4), L.Dropout(0.1), L.Dense(4)),
+            lambda: chain(L.Dropout(0.1), L.Dense(4), L.Dense(4)),
+            "layer dropout: its inputs was dense, is ",
+        ),
         (lambda: dense(4), lambda: chain(L.Dense(4, name="head")), "the name of a layer was dense, is head"),
         (
             lambda: dense(4),

@@ -252,7 +252,8 @@ class Runs(RuleBasedStateMachine):
     def with_saved(self):
         older = sorted({*(step for step in self.steps if step <= self.saving), self.saving})
         newer = [step for step in self.steps if step > self.saving]
-        return [*kept(older, self.flags.max_to_keep, self.steps_per_epoch), *newer]
+        period = self.flags.period("checkpoint", self.steps_per_epoch)
+        return [*kept(older, self.flags.max_to_keep, self.steps_per_epoch, period), *newer]
 
     def evaluation(self):
         return Evaluation("test", 9, 0, 0.5, {"accuracy": self.value(self.state.step)})

@@ -18,6 +18,7 @@ STALE = """Collective ops is aborted by: Error reported from /job:worker/task:0:
 /job:worker/replica:0/task:1
 The tasks have crashed. Check the task logs for an earlier error.
 The error could be from a previous operation. Restart your program to reset. [Op:CollectiveReduceV2]"""
+UNHEALTHY = "Error reported from /job:worker/task:0: The following tasks are unhealthy"
 CANCELLED_FIRST = """Graph execution error:
 
 From /job:worker/replica:0/task:1:
@@ -34,9 +35,9 @@ FULL = "/runs/ckpt-10_temp/part-00000-of-00001.data-00000-of-00001; No space lef
 @pytest.mark.parametrize(
     ("kind", "message", "line"),
     [
-        ("UnavailableError", MESSAGE, MESSAGE.splitlines()[5]),
-        ("UnavailableError", STALE, " ".join(STALE.splitlines()[:2])),  # with the name of the task
-        ("UnavailableError", STALE.splitlines()[0], STALE.splitlines()[0].removesuffix(":")),
+        ("UnavailableError", MESSAGE, "Error reported from /job:worker/task:1: unhealthy"),
+        ("UnavailableError", STALE, f"{UNHEALTHY}: /job:worker/replica:0/task:1"),  # with the name of the task
+        ("UnavailableError", STALE.splitlines()[0], UNHEALTHY),
         # What the input says of a record is quoted as it was, without escapes.
         ("InvalidArgumentError", r"assertion failed: [d\303\244: the record\'s]", "dä: the record's"),
         (

@@ -114,3 +114,29 @@ def test_half_an_epoch_of_23_steps_is_due_at_the_end_of_each_epoch():
     assert [step for step in range(1, 93) if period.is_due(step)] == [12, 23, 35, 46, 58, 69, 81, 92]
     assert Period().next_after(5) == math.inf
     assert not Period().is_due(5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "period"),
+    [
+        ({}, Period(1000, 300.0, 60.0)),
+        ({"checkpoint_every": "1 epoch"}, Period(23, 300.0, 60.0)),
+        ({"checkpoint_every": 0}, Period(0)),
+        ({"checkpoint_every": "10m"}, Period(0, 600.0)),
+        ({"checkpoint_secs": 0.0}, Period(1000)),
+        ({"checkpoint_secs": 600.0}, Period(1000, 600.0)),
+        ({"checkpoint_every": 0, "checkpoint_secs": 30.0}, Period(0, 30.0)),
+    ],
+)
+def test_a_clock_saves_by_default_unless_a_flag_says_when(flags, period):
+    assert StepFlags(**flags).period("checkpoint", 23) == period
+
+
+def test_a_clock_that_slows_down_waits_as_long_as_the_training_so_far():
+    period, waits, seconds = Period(1000, 300.0, 60.0), [], 0.0
+    for _ in range(6):
+        waits.append(period.wait_after(seconds))
+        seconds += waits[-1]
+    assert waits == [60, 60, 120, 240, 300, 300]
+    assert Period(1000, 300.0).wait_after(0) == 300
+    assert Period(0, 30.0, 60.0).wait_after(0) == 30

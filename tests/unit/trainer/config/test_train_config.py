@@ -51,9 +51,16 @@ def test_flags_and_their_defaults_stay():
             "precision": "float32",
             "jit_compile": False,
         },
-        **{"schedule": "exponential", "decay_at": "", "end_factor": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0},
+        **{
+            "schedule": "exponential",
+            "decay_staircase": True,
+            "decay_at": "",
+            "end_factor": 0.0,
+            "warmup_epochs": 0.0,
+            "weight_decay": 0.0,
+        },
         **{"clip_norm": None, "ema": 0.99},
-        **{"summary_secs": 0.0, "checkpoint_secs": 0.0, "keep_best": 0, "early_stopping": 0, "best_metric": None},
+        **{"summary_secs": 0.0, "checkpoint_secs": None, "keep_best": 0, "early_stopping": 0, "best_metric": None},
         **{
             "best_mode": "auto",
             "histogram_every": 0,
@@ -198,6 +205,7 @@ def test_last_step(flags, last_step):
         (["--histogram_every=5", "--summary_every=0"], ["--histogram_every=5 with --summary_every=0", "TensorBoard"]),
         (["--image_every=5", "--summary_every=0"], ["--image_every=5 with --summary_every=0", "TensorBoard"]),
         (["--schedule=piecewise"], ["--schedule=piecewise", "--decay_at"]),
+        (["--decay_staircase=false", "--schedule=cosine"], ["--decay_staircase=false", "--schedule=cosine"]),
         (["--decay_at=3"], ["--schedule=exponential", "--decay_at"]),
         (["--schedule=piecewise", "--decay_at=3,2"], ["--decay_at=3,2", "ascend"]),
         (["--schedule=piecewise", "--decay_at=3;4"], ["--decay_at=3;4", "such as 91,136"]),
@@ -394,6 +402,9 @@ CLASSIC = {  # flags of cifar10_multi_gpu_train.py, the MNIST book and Superviso
     "save_summaries_secs": "summary_secs",
     "eval_data": "eval_split",
     "sync_replicas": "sync",
+    "total_num_replicas": "worker_hosts",
+    "training_epochs": "epochs",
+    "staircase": "decay_staircase",
     "variable_strategy": "strategy",
 }
 
@@ -407,6 +418,17 @@ def test_the_flags_of_the_classic_programs_get_ours_in_one_message():
         for (old, new), line in zip(CLASSIC.items(), said, strict=True)
     ] == [True] * len(CLASSIC)
     assert "rows of all replicas together" in said[list(CLASSIC).index("batch_size")]
+
+
+CLUSTER = ("--ps_hosts=a:1", "--worker_hosts=b:1,c:1", "--job_name=worker", "--task_index=1")
+
+
+def test_the_flags_of_a_classic_cluster_imply_the_strategy():
+    """A parameter server has no part in another one."""
+    config = parse(["--data_dir=D", "--model_dir=M", *CLUSTER])
+    assert config.run.strategy == "parameter_server"
+    with pytest.raises(UsageError, match="--ps_hosts=a:1 with --strategy=multiworker: its processes are all workers"):
+        parse(["--data_dir=D", "--model_dir=M", *CLUSTER, "--strategy=multiworker"])
 
 
 def test_a_run_that_kept_no_average_resumes_without_one(tmp_path):

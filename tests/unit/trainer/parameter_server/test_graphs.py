@@ -134,11 +134,23 @@ def test_histograms_are_of_the_weights_now_and_of_the_gradient_of_the_last_shown
             np.testing.assert_allclose(mine[:, [0, 1, 3]], theirs[:, [0, 1, 3]], rtol=1e-3, atol=1e-5)
             assert mine[:, 4:].sum(axis=1).tolist() == theirs[:, 4:].sum(axis=1).tolist()
     model = made.state.model
-    found = tensorboard.readable_graph(made.compute.graph, {layer.name for layer in model._flatten_layers()})
+    found = tensorboard.readable_graph(*made.compute.graphs["step"], {layer.name for layer in model._flatten_layers()})
     parts = [node.name.split("/") for node in found.node]
     for layer in (layer.name for layer in model.layers if layer.weights):
         assert any(layer in name[1:-1] for name in parts if name[0] == "worker" and "gradients" not in name)
         assert any(layer in name[2:-1] for name in parts if name[:2] == ["worker", "gradients"])
+    boxes = {name[0] for name in parts if len(name) > 1}
+    of_a_loop = {"add", "while", "boolean_mask"}  # TensorFlow's own
+    of_block = {"ledger", "loop", "optimizer"}
+    assert boxes - of_a_loop == {"input", "weights", "worker", "send", "metrics"} | (set() if shares else of_block)
+    assert sum(len(name) == 1 for name in parts) < 25  # what a function gets and returns; there were 60 and more
+    assert {node.device for node in found.node if node.op == "MatMul"} == {"/job:worker"}
+    assert all(node.device for node in found.node)
+    if shares:
+        update = tensorboard.readable_graph(*made.compute.graphs["update"])
+        assert {node.name.split("/")[0] for node in update.node} == {"update"}
+        inside = {name[1] for node in update.node if len(name := node.name.split("/")) > 2}
+        assert inside == {"mean", "ledger", "optimizer", "global_step"}
 
 
 @pytest.fixture

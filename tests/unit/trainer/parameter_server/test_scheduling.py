@@ -128,11 +128,12 @@ def test_a_workers_lines_come_at_its_own_steps_or_by_the_clock(monkeypatch):
     lines = WorkerLines(coordinator, Period(2))
     lines.add(0, 5, [1.5, 2.5, 3.5], 0.75)  # after 1, 2 and 3 steps of its own
     lines.add(1, 6, [4.5], 0.5)
+    now[0] = 2.0  # it waited for 1.5 s, then computed
     lines.add(0, 8, [5.5], 0.5)
     lines.add(0, 9, [], 0.5)
     starts[0] = 2  # started again, it counts anew
     lines.add(0, 9, [6.5], 0.5)
-    assert said == [(0, 2, 5, 2.5, 0.25), (0, 4, 8, 5.5, 0.5)]
+    assert said == [(0, 2, 5, 2.5, 0.25), (0, 4, 8, 5.5, 2.0)]
     said.clear()
     lines = WorkerLines(coordinator, Period(seconds=10.0))
     for now[0], worker in ((1.0, 0), (2.0, 1), (10.5, 0), (11.0, 0), (12.0, 1), (20.5, 0), (21.0, 0)):

@@ -90,6 +90,14 @@ def test_staircase_of_the_cifar10_tutorial(step, expected):
     assert rate(step, 391, 10**6, **flags) == pytest.approx(expected, rel=1e-5, abs=1e-30)
 
 
+@pytest.mark.parametrize("step", [0, 1, 300, 599, 600, 6000])
+def test_the_smooth_decay_of_the_mnist_book(step):
+    """tf.train.exponential_decay(0.8, step, 60000 / 100, 0.99), without its staircase."""
+    flags = {"learning_rate": 0.8, "decay_factor": 0.99}
+    assert rate(step, 600, 10**6, **flags, decay_staircase=False) == pytest.approx(0.8 * 0.99 ** (step / 600), rel=1e-6)
+    assert rate(step, 600, 10**6, **flags) == pytest.approx(0.8 * 0.99 ** (step // 600), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("step", "expected"), [(0, 0.1), (35580, 0.1), (35581, 0.01), (53370, 0.01), (53371, 0.001), (10**9, 0.001)]
 )

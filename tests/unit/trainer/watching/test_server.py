@@ -6,6 +6,9 @@ import json
 import pathlib
 import re
 import socket
+import threading
+import time
+import urllib.request
 
 import pytest
 
@@ -102,6 +105,18 @@ def test_the_straggler_and_the_ledger(local, site, monkeypatch):
     )
     assert "No straggler." in shown(members=members(5, 6))
     assert "No straggler." not in shown(members=members(5, 0))  # one of them has made no step yet
+
+
+def test_a_stop_on_purpose_is_no_failure(local, site, monkeypatch):
+    def shown(state):
+        found = Snapshot("one", 0.0, state, error="stopped by SIGTERM at step 7")
+        monkeypatch.setattr(site, "snapshots", lambda: [found, found])
+        return ask(local, "/content").text
+
+    assert '<p class="note"><b>Stopped:</b> stopped by SIGTERM at step 7</p>' in shown("stopped")
+    assert "failure" not in shown("stopped")
+    for state in ("failed", "training", "done"):
+        assert '<p class="cause"><b>First cause of the last failure:</b> stopped by' in shown(state)
 
 
 @pytest.mark.parametrize(
@@ -300,9 +315,11 @@ def test_an_odd_line_of_metrics_hides_no_curve(tmp_path):
 
 
 def test_a_run_that_cannot_be_shown_hides_no_other(local, site, monkeypatch):
-    def update(files):
+    def update(files, until):
+        del until
         if files._folder.parent.name == "one":
             raise LookupError("one\nis odd")
+        return True
 
     monkeypatch.setattr(EventFiles, "update", update)
     first, second = site.snapshots()
@@ -388,3 +405,21 @@ def test_what_is_vendored_comes_with_its_licence():
 )
 def test_which_addresses_only_this_machine_reaches(host, is_local):
     assert is_loopback(host) is is_local
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET"]
+)
+def test_a_request_that_never_ends_is_closed_and_others_are_not(site, monkeypatch, sent):
+    monkeypatch.setattr(server, "_PATIENCE", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=server.serve, args=(site, listener, "127.0.0.1", None), daemon=True).start()
+        with socket.create_connection(listener.getsockname(), timeout=20) as half:
+            half.sendall(sent)
+            began, answers = time.monotonic(), b""
+            while more := half.recv(1 << 16):  # nothing: it was closed
+                answers += more
+            assert 0.4 < time.monotonic() - began < 10
+            assert answers.count(b"HTTP/1.1 200") == sent.count(b"\r\n\r\n")
+        with urllib.request.urlopen("http://{}:{}/runs.json".format(*listener.getsockname()), timeout=20) as answer:
+            assert answer.status == 200

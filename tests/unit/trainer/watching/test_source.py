@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 import socket
+import threading
+import time
 
 import pytest
 
@@ -252,8 +254,8 @@ def test_a_run_that_is_known_by_its_files_alone(run, flags):
     assert (found.ranked_by, found.checkpoints) == ("accuracy", (4, 8, 12))
     assert (found.examples_per_second, found.input_wait) == (80.0, 0.25)
     assert [one.text for one in found.events if one.kind == "best"] == [
-        "step 4: best evaluation so far, loss 0.5000, accuracy 0.5000",
-        "step 8: best evaluation so far, loss 0.5000, accuracy 0.7500",
+        "step 4: best accuracy so far: 0.5000 (loss 0.5000)",
+        "step 8: best accuracy so far: 0.7500 (loss 0.5000)",
     ]
     curves = RunSource(run).curves()
     assert curves["eval/test/accuracy"]["steps"] == [4, 8, 12]
@@ -372,3 +374,52 @@ def test_flags_of_another_version_do_not_hide_the_rest(run, flags):
     found = snapshot(run)
     assert (found.step, found.kind) == (3, None)
     assert any("flags cannot be used: " in one for one in found.problems)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), os.mkdir])
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "launch/status.json", "launch/events.jsonl", "launch/heartbeats/worker-0.json", "logs"],
+)
+def test_what_is_no_regular_file_does_not_block_and_is_named(run, name, make, monkeypatch):
+    """Whoever opens a FIFO to read it waits for a writer."""
+    path = run / name
+    if name == "logs":
+        path = path / "events.out.tfevents.1.host.1.0"
+        path.parent.mkdir()
+    monkeypatch.chdir(path.parent)  # the path of a socket has 108 characters at most
+    make(path.name)
+    found = answered_within(5, lambda: snapshot(run))
+    assert found.state != "training"
+    if name != "logs":  # has no bytes, so that there is nothing to read
+        assert any(path.name in problem for problem in found.problems), found.problems
+
+
+def answered_within(seconds, function):
+    """Returns what a function returns in a thread of its own, which may hang."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, f"no answer within {seconds} s"
+    return found[0]
+
+
+def test_long_files_are_read_in_portions_while_snapshots_are_answered(run, flags, tmp_path):
+    path = run / "metrics.jsonl"
+    flags["output"]["metrics_jsonl"] = str(path)
+    (run / "config.yaml").write_text(json.dumps(flags))
+    with path.open("w") as lines:
+        for step in range(1, 150_001):
+            lines.write(f'{{"step": {step}, "time": 5.0, "train/loss": 0.5}}\n')
+    source = RunSource(run, clock=lambda: NOW, patience=0.05)
+    began = time.monotonic()
+    found = source.snapshot()
+    assert time.monotonic() - began < 1.0
+    assert any("still being read" in problem for problem in found.problems)
+    while any("still being read" in problem for problem in found.problems):
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
+        found = source.snapshot()
+    assert found.step == 150_000
+    assert source.curves()["train/loss"]["steps"][-1] == 150_000

@@ -474,7 +474,10 @@ def test_a_tfjobs_process_gets_sigterm(documents_of, tmp_path):
         (["--volume=data"], "'data' is not CLAIM:/FOLDER"),
         (["--volume=data:runs"], "'data:runs' is not CLAIM:/FOLDER"),
         (["--volume=a:/runs,b:/runs"], "/runs is there twice"),
-        (["--memory=10 GB"], "--memory=10 GB: must be a whole number and Mi, Gi or Ti without a space, such as 16Gi"),
+        (
+            ["--memory=10 GB"],
+            "--memory=10 GB: must be a whole number and Mi, Gi or Ti, or K, M, G or T, without a space",
+        ),
         (["--gpus_per_worker=-1"], "--gpus_per_worker=-1: must be 0 or more"),
         (["--kind=job"], "--kind: unknown 'job'; did you mean 'tfjob'?"),
         (["--name=My_Job"], "--name=My_Job: must be lower-case"),
@@ -572,3 +575,9 @@ def test_a_config_file_that_pods_do_not_have(documents_of, tmp_path):
     trainer = ("--data_dir=/data", "--model_dir=/runs/one", f"--config={path}")
     with pytest.raises(UsageError, match=r"lies on no volume of --volume \(/data, /runs\), so pods do not have it"):
         documents_of(trainer=trainer)
+
+
+@pytest.mark.parametrize(("given", "asked"), [("1500M", "1500M"), ("1500mi", "1500Mi"), ("16g", "16G"), ("9K", "9k")])
+def test_memory_as_slurm_or_kubernetes_writes_it(job_of, given, asked):
+    manifest = kubernetes.render(job_of(*KUBERNETES, f"--memory={given}"))
+    assert f"memory: {asked}\n" in manifest

@@ -15,7 +15,8 @@ from trainer.launching.schedulers import slurm as target
 TRAINER = ("--data_dir=data/mnist", "--model_dir=run/", "--global_batch_size=24")
 SHELLCHECK = pathlib.Path(sys.executable).with_name("shellcheck")
 # A process that notes its TF_CONFIG, says that it has made $MADE steps, saves $CHECKPOINT, and ends with the code of
-# its rank; or waits for SIGTERM, saves (or not: wait2) and ends with 75; or ends once rank 2 waits.
+# its rank; or waits for SIGTERM, saves (or not: wait2; or counts SIGTERMs: slow) and ends with 75 (or 2: fail); or ends
+# once rank 2 waits.
 PYTHON = """#!/bin/bash
 echo "${TF_CONFIG-not set}" > "$STUB/config-$SLURM_PROCID"
 echo started >> "$STUB/starts-$SLURM_PROCID"
@@ -32,6 +33,18 @@ if [ "${codes[SLURM_PROCID]}" = wait ]; then
     trap 'echo saved >> "$STUB/saved-$SLURM_PROCID"; touch run/ckpt-7.index; exit 75' TERM
     touch "$STUB/waits-$SLURM_PROCID"
     while :; do sleep 0.05; done
+fi
+if [ "${codes[SLURM_PROCID]}" = fail ]; then
+    trap 'exit 2' TERM
+    touch "$STUB/waits-$SLURM_PROCID"
+    while :; do sleep 0.05; done
+fi
+if [ "${codes[SLURM_PROCID]}" = slow ]; then
+    trap 'echo term >> "$STUB/terms-$SLURM_PROCID"' TERM
+    touch "$STUB/waits-$SLURM_PROCID"
+    until [ -e "$STUB/terms-$SLURM_PROCID" ]; do sleep 0.05; done
+    sleep 1.5
+    exit 75
 fi
 if [ "${codes[SLURM_PROCID]}" = last ]; then
     until [ -e "$STUB/waits-2" ]; do sleep 0.05; done
@@ -75,6 +88,13 @@ def test_options_of_sbatch(script_of):
         *("--output=mnist-%j.log", "--open-mode=append", "--requeue", "--qos=high", "--exclude=n1,n2"),
     ]
     assert "srun --ntasks=4 --ntasks-per-node=2 --distribution=block --cpus-per-task=8 " in script
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"), [("1500M", "3000M"), ("1500Mi", "3000M"), ("16g", "32G"), ("1T", "2T"), ("512K", "1024K")]
+)
+def test_memory_as_slurm_or_kubernetes_writes_it(script_of, given, asked):
+    assert f"--mem={asked}" in options_of(script_of(f"--memory={given}", "--tasks_per_node=2"))
 
 
 @pytest.mark.parametrize("num_ps", [0, 1])
@@ -216,6 +236,23 @@ def test_no_srun_is_final(script_of, slurm):
     assert "a command could not be run (code 127)" in output
 
 
+@pytest.mark.parametrize(("codes", "code"), [("2 wait", 2), ("1 wait", 1)])
+def test_a_task_that_fails_for_good_ends_the_tasks_that_wait(script_of, slurm, codes, code):
+    """The others would wait for it until --join_timeout."""
+    found, output = slurm.run(script_of(), CODES=codes)
+    assert (found, slurm.requeued()) == (code, 0), output
+    assert (slurm.folder / "saved-1").read_text() == "saved\n"
+
+
+def test_a_task_that_fails_after_sigterm_does_not_disturb_those_that_save(script_of, slurm):
+    """A second SIGTERM would end them without saving."""
+    process = slurm.start(script_of(), CODES="fail slow")
+    slurm.wait_for("waits-0", "waits-1")
+    slurm.cancel(process)
+    process.communicate(timeout=60)
+    assert (slurm.folder / "terms-1").read_text() == "term\n"
+
+
 def test_restarts_end(script_of, slurm):
     codes = []
     script = script_of("--max_restarts=2")
@@ -335,6 +372,8 @@ def test_an_asynchronous_job_that_lost_a_parameter_server_restarts_as_a_whole(sc
         (["--env=A"], "--env=A: must be NAME=VALUE"),
         (["--elastic=1:4"], "--elastic=1:4 with --target=slurm: is for --target=local"),
         (["--memory=10 GB"], "--memory=10 GB: must be a whole number and Mi, Gi or Ti"),
+        (["--memory=1500"], "--memory=1500: must be a whole number and Mi, Gi or Ti"),
+        (["--memory=0M"], "--memory=0M: must be a whole number and Mi, Gi or Ti"),
         (["--gpus_per_worker=-1"], "--gpus_per_worker=-1: must be 0 or more"),
     ],
 )

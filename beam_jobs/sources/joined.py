@@ -1,0 +1,134 @@
+"""Several data sets as one: their classes are joined by name, their keys and other features are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.sources import base, labels, splits
+from beam_jobs.sources.base import Block, Source
+from pipeline.commands.text import shape_of
+from pipeline.errors import DataError
+from pipeline.files.paths import StoragePath
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class JoinedSource(Source):
+    """The rows of several sources, those of each split end to end.
+
+    Attributes:
+      inner: {name in messages: source}.
+      numbers: {name: the new label of each of its classes}.
+    """
+
+    inner: dict[str, Source]
+    numbers: dict[str, tuple[int, ...]]
+
+    def chunks(self, split: str) -> NDArray[np.int64] | None:
+        """Returns the chunks of all sources that have the split; None if none has chunks."""
+        found = [(source.splits[split], source.chunks(split)) for source in self._with(split).values()]
+        if all(chunks is None for _, chunks in found):
+            return None
+        return np.concatenate([np.ones(rows, np.int64) if chunks is None else chunks for rows, chunks in found])
+
+    def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
+        """Returns the rows' hashes."""
+        made = np.empty(stop - start, np.uint64)
+        rows = np.arange(start, stop, dtype=np.int64)
+        for name, positions, own in self._parts(split, rows):
+            made[positions] = self.inner[name].hashes(split, int(own[0]), int(own[-1]) + 1)
+        return made
+
+    def where(self, split: str, row: int) -> tuple[str, int]:
+        """Returns (file, row in it)."""
+        name, _, own = self._parts(split, np.array([row], np.int64))[0]
+        file, in_file = self.inner[name].where(split, int(own[0]))
+        return f"{name}/{file}", in_file
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Block:
+        """Returns rows of a split."""
+        found = []
+        for name, positions, own in self._parts(split, rows):
+            block, numbers = self.inner[name].read(split, own), np.array(self.numbers[name], np.int64)
+            is_class = (block.labels >= 0) & (block.labels < len(numbers))
+            renumbered = np.where(is_class, numbers[np.where(is_class, block.labels, 0)], -1)
+            found.append((positions, dataclasses.replace(block, labels=renumbered)))
+        return Block.joined(found)
+
+    def _with(self, split: str) -> dict[str, Source]:
+        return {name: source for name, source in self.inner.items() if split in source.splits}
+
+    def _parts(self, split: str, rows: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
+        names, counts = zip(*((name, source.splits[split]) for name, source in self._with(split).items()), strict=True)
+        return [(names[number], positions, own) for number, positions, own in base.by_part(counts, rows)]
+
+
+def joined(dataset: str, root: StoragePath, sources: Mapping[str, Source]) -> Source:
+    """Returns sources as one; keys are kept, and are checked to differ.
+
+    Args:
+      dataset: its name, unless all sources have one name.
+      root: the folder of all, for errors.
+      sources: {folder in it: source}, at least one.
+
+    Raises:
+      DataError: they differ in the form of their images or in their other features, or names of classes look alike.
+    """
+    (first, one), *others = sources.items()
+    for name, other in others:
+        _check_alike(root, (first, one), (name, other))
+    names = list(one.class_names)
+    if any(other.class_names != one.class_names for _, other in others):
+        every = {name for source in sources.values() for name in source.class_names}
+        for pair in labels.alike(every):
+            raise DataError(
+                f"its data sets have the classes {' and '.join(map(ascii, pair))}, which look alike but would be two",
+                path=root,
+                advice="convert one of them again with the other's name",
+            )
+        names = labels.in_order(every)
+    rows: dict[str, int] = {}
+    for source in sources.values():
+        for split, count in source.splits.items():
+            rows[split] = rows.get(split, 0) + count
+    return JoinedSource(
+        dataset=one.dataset if all(other.dataset == one.dataset for _, other in others) else dataset,
+        class_names=tuple(names),
+        files=tuple(
+            dataclasses.replace(file, file=f"{name}/{file.file}")
+            for name, source in sources.items()
+            for file in source.files
+        ),
+        splits={split: rows[split] for split in splits.in_order(rows)},
+        image_shape=one.image_shape,
+        features=one.features,
+        unique_keys=False,
+        inner=dict(sources),
+        numbers={name: tuple(map(names.index, source.class_names)) for name, source in sources.items()},
+    )
+
+
+def _check_alike(root: StoragePath, one: tuple[str, Source], other: tuple[str, Source]) -> None:
+    (first, source), (name, another) = one, other
+    if source.image_shape != another.image_shape:
+        forms = [shape_of(each.image_shape) if each.image_shape else "files" for each in (source, another)]
+        raise DataError(
+            f"the images of {first} are {forms[0]}, those of {name} {forms[1]}",
+            path=root,
+            advice="convert one of them again, with the same --image_encoding and --resize",
+        )
+    different = _features(source) ^ _features(another)
+    if different:
+        feature = min(each for each, _ in different)
+        raise DataError(
+            f"the feature {feature!r} is not the same in {first} and {name}",
+            path=root,
+            advice="convert one of them again, with the same --keep_columns",
+        )
+
+
+def _features(source: Source) -> set[tuple[str, str]]:
+    return {(name, repr(feature)) for name, feature in source.features.items()}

@@ -1,0 +1,301 @@
+"""How the rows of a source are divided into splits: one law for all sources.
+
+A column of splits decides if there is one; else the words in the names of files and folders (`test.parquet`,
+`Split-eval/`, `split=train/`); else all rows are training data. What can mean two things is refused, and so is what
+looks like splits but would not be used: test data in the training split goes unnoticed until it is too late.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import urllib.parse
+from collections.abc import Iterable, Sequence
+
+from pipeline.errors import DataError, UsageError, unknown
+from pipeline.files.paths import StoragePath
+from pipeline.manifest import naming
+
+TRAIN = "train"
+_OF_WORD = {  # {word: our split}
+    "train": ("train", "training", "trainset", "trainingset"),
+    "validation": ("validation", "valid", "val", "dev", "valset", "validset", "validationset", "devset"),
+    "test": ("test", "testing", "eval", "evaluation", "testset", "testingset", "evalset"),
+}
+SPLIT_OF_WORD = {word: split for split, words in _OF_WORD.items() for word in words}
+SPLITS = tuple(_OF_WORD)
+NO_COLUMN = "none"  # as --split_column: no column has splits
+_COLUMN = "split"  # the name of a column or of Hive's partitions that always means the split
+# Names of columns and partitions that have splits if all their values are words of splits.
+_LIKE = (
+    *("splits", "splitname", "datasplit", "set", "subset", "setname", "dataset", "datatype", "partition", "usage"),
+    *("phase", "stage", "mode", "fold", "purpose", "traintest", "traintestsplit", "trainvaltest"),
+)
+# Names of columns that say of each row whether it is of one split: is_train, is_training_image.
+_IS = re.compile(r"is(a|in)?(train|training|test|testing|val|valid|validation|eval)(image|set|split|sample|row)?")
+_TRUTHS = ({"true", "yes", "1", "1.0", "t", "y"}, {"false", "no", "0", "0.0", "f", "n"})
+_SHARD = re.compile(r"(?:.*-)?(?P<word>[^-]+)-\d{5,}-of-\d{5,}(?:-[0-9a-f]+)?(?:\..*)?")
+_PARTITION = re.compile(r"(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
+_MOST_VALUES = 1000  # of a column that could be one of splits
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def words(name: str) -> list[str]:
+    """Returns the words and numbers of a name, in lower case: `TestImages_2` has test, images and 2."""
+    parts = re.split(r"[-._ ]|(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=\d)", name)
+    return [part.lower() for part in parts if part]
+
+
+def in_order(splits: Iterable[str]) -> list[str]:
+    """Returns the names of splits: train, validation and test first, then the others, sorted."""
+    return sorted(splits, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
+
+
+def among(splits: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """Returns the splits that --splits names, in their order; all of them if it names none.
+
+    Raises:
+      UsageError: the source does not have one of them.
+    """
+    there = list(splits)
+    found = [each if each in there else SPLIT_OF_WORD.get(each.lower(), each) for each in wanted]
+    for split, given in zip(found, wanted, strict=True):
+        if split not in there:
+            raise unknown("--splits", given, there)
+    return [split for split in there if not wanted or split in found]
+
+
+def of_value(value: str, is_given: bool) -> str:
+    """Returns the split that a value of a column of splits means; "" if it means none.
+
+    Args:
+      value: the value.
+      is_given: whether the user named the column: then any name of a split is one.
+    """
+    return SPLIT_OF_WORD.get(value.lower(), value if is_given and naming.is_split_name(value) else "")
+
+
+def not_a_split(value: str, column: str) -> str:
+    """Returns what to do about a value of a column of splits that means none."""
+    if naming.is_split_name(value):
+        return f"it must be train, validation or test, unless --split_column={column} is given"
+    return f"it must be train, validation or test; --split_column={NO_COLUMN} ignores the column"
+
+
+def column_of(columns: Sequence[str], given: str) -> str:
+    """Returns the name of the column of splits: the given one, else one called `split`; "" if there is none."""
+    if given:
+        return "" if given == NO_COLUMN else given
+    return next((name for name in columns if _plain(name) == _COLUMN), "")
+
+
+def suspects(columns: Sequence[str], texts: Sequence[str], given: str) -> list[str]:
+    """Returns the names of columns that may have splits although they are not called `split`.
+
+    Args:
+      columns: the names of all columns.
+      texts: the names of those that hold strings.
+      given: the value of --split_column.
+    """
+    if given or column_of(columns, ""):
+        return []
+    return [name for name in columns if _IS.fullmatch(_plain(name)) or (name in texts and _plain(name) in _LIKE)]
+
+
+def check_suspect(path: object, column: str, values: Iterable[object], named: Iterable[str]) -> None:
+    """Raises DataError if a column that is not used as one of splits looks like it.
+
+    Args:
+      path: the file, for the error.
+      column: a name that `suspects` returned.
+      values: the column's different values.
+      named: the splits that the names of the files tell.
+    """
+    texts = sorted({str(value).strip() for value in values if value is not None} - {""})[:_MOST_VALUES]
+    is_true, is_false = ({text for text in texts if text.lower() in truths} for truths in _TRUTHS)
+    if _IS.fullmatch(_plain(column)) and is_true and is_false and len(set(named)) < 2:
+        raise DataError(
+            f"column {column!r} has {', '.join(map(repr, texts[:3]))}, which looks like splits",
+            path=path,
+            advice=f"write a column {_COLUMN!r} of train and test instead, or give --split_column={NO_COLUMN}",
+        )
+    found = {text: {SPLIT_OF_WORD[word] for word in words(text) if word in SPLIT_OF_WORD} for text in texts}
+    if len(set(named)) > 1 or not all(len(means) == 1 for means in found.values()):
+        return
+    if set().union(*found.values()) - {TRAIN}:
+        raise DataError(
+            f"column {column!r} has {', '.join(map(repr, texts[:3]))}, which look like splits",
+            path=path,
+            advice=f"give --split_column={column}, or --split_column={NO_COLUMN} if they are none",
+        )
+
+
+def check_name(path: object, row: int, by_name: str, by_column: str, column: str) -> None:
+    """Raises DataError if a row's file is of another split by its name, while a column makes it training data."""
+    if by_name and by_name != TRAIN and by_column == TRAIN:
+        raise DataError(
+            f"its split is {by_column!r} by column {column!r}, but {by_name!r} by the name of its file",
+            path=path,
+            part=f"row {row}",
+            advice=f"--split_column={column} takes the column, --split_column={NO_COLUMN} the name",
+        )
+
+
+def partitions(name: str) -> dict[str, str | None]:
+    """Returns {column: value} of the folders `column=value` in a path, as Hive writes partitions."""
+    matches = (_PARTITION.fullmatch(part) for part in pathlib.PurePosixPath(name).parts[:-1])
+    pairs = [(match["name"], urllib.parse.unquote(match["value"])) for match in matches if match]
+    return {column: None if value == _NULL else value for column, value in pairs}
+
+
+def is_of_split(column: str, value: str | None) -> bool:
+    """Returns whether a partition is one of splits: called `split`, or with a word of one in a column like it."""
+    is_word = (value or "").lower() in SPLIT_OF_WORD
+    return _plain(column) == _COLUMN or (_plain(column) in _LIKE and is_word)
+
+
+def of_folder(name: str) -> str:
+    """Returns the split that a folder's whole name means, such as `Val` or `split=test`; "" if it means none."""
+    match = _PARTITION.fullmatch(name)
+    if match:
+        return of_value(match["value"], True) if is_of_split(match["name"], match["value"]) else ""
+    return SPLIT_OF_WORD.get(name.lower(), "")
+
+
+def in_folder(name: str) -> str:
+    """Returns the split that a word in a folder's name means, such as `test_images`; "" if it has none, or several."""
+    found = {SPLIT_OF_WORD[word] for word in words(name) if word in SPLIT_OF_WORD}
+    return of_folder(name) or (found.pop() if len(found) == 1 and "=" not in name else "")
+
+
+def named(root: StoragePath, name: str) -> str:
+    """Returns the word for the split in a file's name or its folders; "" if there is none.
+
+    Args:
+      root: the source's folder, for errors.
+      name: the file's path in it.
+
+    Raises:
+      DataError: there are words for several splits.
+    """
+    found = _told(name)
+    for column, value in partitions(name).items():
+        if _plain(column) == _COLUMN and not of_value(value or "", True):
+            problem = f"the folder {column}={value} names no split"
+            raise DataError(
+                problem, path=root / name, advice="a name has letters, digits and _ only; rename the folder"
+            )
+    if len(found) > 1:
+        advice = "rename it, or name the files of one split with a glob"
+        raise DataError(f"is its split {' or '.join(sorted(found.values()))}?", path=root / name, advice=advice)
+    return min(found.values(), default="")
+
+
+def _told(name: str) -> dict[str, str]:
+    """Returns {split: word} of the words for splits in a file's path."""
+    path = pathlib.PurePosixPath(name)
+    found: dict[str, str] = {}
+    for part in (*path.parts[:-1], path.stem):
+        match = _PARTITION.fullmatch(part)
+        tokens = [match["value"]] if match and is_of_split(match["name"], match["value"]) else []
+        for token in tokens if match else words(part):
+            if split := of_value(token, is_given=bool(match)):
+                found.setdefault(split, token)
+    return found
+
+
+def hint(name: str) -> str:
+    """Returns the split that the words in a file's path mean; "" if they mean none, or several."""
+    found = _told(name)
+    return next(iter(found)) if len(found) == 1 else ""
+
+
+def by_files(root: StoragePath, names: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Returns the files of each split, train first.
+
+    A file's split is the word train, validation, test, ... in its name or the name of a folder, or the value of the
+    partition `split=...`. If only other files have such a word, it is the one before `-00000-of-00001`. If no file has
+    one, all files are of `train`.
+
+    Args:
+      root: the source's folder, for errors.
+      names: the files' paths in it.
+      wanted: the splits that --splits names. If files are of one of them, only those are returned.
+
+    Raises:
+      DataError: a file has words for several splits, or none while others have one; two words mean the same split.
+    """
+    known = {name: named(root, name) for name in names}
+    if not any(known.values()):
+        return {TRAIN: list(names)}
+    found: dict[str, dict[str, list[str]]] = {}  # {split: {word: files}}
+    for name in names:
+        word = known[name] or _shard_word(root, name, [word for word in known.values() if word], bool(wanted))
+        if word:
+            split = SPLIT_OF_WORD.get(word.lower(), word)
+            found.setdefault(split, {}).setdefault(word.lower(), []).append(name)
+    own = {*wanted, *(SPLIT_OF_WORD.get(each.lower(), each) for each in wanted)}
+    chosen = in_order(own.intersection(found) or found)
+    for split in chosen:
+        if len(found[split]) > 1:
+            one, other, *_ = found[split]
+            raise DataError(
+                f"holds files of {one!r} and of {other!r}, which both mean split {split!r}",
+                path=root,
+                advice="rename them, or name the files of one with a glob",
+            )
+    return {split: next(iter(found[split].values())) for split in chosen}
+
+
+def _shard_word(root: StoragePath, name: str, others: Sequence[str], may_be_left_out: bool) -> str:
+    path = pathlib.PurePosixPath(name)
+    match = _SHARD.fullmatch(path.name)
+    if match and naming.is_split_name(match["word"]):
+        return match["word"]
+    if may_be_left_out:
+        return ""
+    raise DataError(
+        f"its name does not tell its split, unlike other names ({min(others)!r})",
+        path=root / name,
+        advice=f"rename it <split>-00000-of-00001{path.suffix}, or name the files to take with a glob; "
+        f"--splits={','.join(_splits_of(others))} leaves it out",
+    )
+
+
+def _splits_of(found: Iterable[str]) -> list[str]:
+    return in_order({SPLIT_OF_WORD.get(word.lower(), word) for word in found})
+
+
+def check_paths(path: object, folders: Iterable[tuple[int, str]]) -> None:
+    """Raises DataError if the images that a table names lie in folders of several splits, of which it says nothing.
+
+    Args:
+      path: the table, for the error.
+      folders: (row, path of a file) of some rows.
+    """
+    first: dict[str, tuple[int, str]] = {}
+    for row, name in folders:
+        for part in pathlib.PurePosixPath(name).parts[:-1]:
+            if split := of_folder(part):
+                first.setdefault(split, (row, name))
+    if len(first) > 1:
+        (row, one), (_, other) = sorted(first.values())[1], sorted(first.values())[0]
+        raise DataError(
+            f"{one} and {other} lie in folders of different splits, but the table has no column of splits",
+            path=path,
+            part=f"row {row}",
+            advice=f"add a column {_COLUMN!r}; with --split_column={NO_COLUMN} all rows are training data",
+        )
+
+
+def check_flag(column: str, dataset: str) -> None:
+    """Raises UsageError if --split_column names a column of a source that has none."""
+    if column not in ("", NO_COLUMN):
+        raise UsageError(
+            f"--split_column={column}: {dataset} has splits by the names of files and folders only; "
+            f"--split_column={NO_COLUMN} ignores a feature that looks like splits"
+        )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())

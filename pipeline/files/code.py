@@ -1,0 +1,209 @@
+"""The source files that compute: digests of our packages, and of a user's modules with what they import beside them.
+
+Workers compare them at their start, and checkpoints store them, so that a resume says what has changed since.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.machinery
+import importlib.metadata
+import importlib.resources
+import importlib.util
+import itertools
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources.abc import Traversable
+from typing import Any, TypeAlias
+
+Digests: TypeAlias = dict[str, list[str]]  # {path of a source file: [its digest]}
+
+_PACKAGE = "stepfeed"
+_COMPUTING = ("pipeline", "trainer")  # packages whose sources are compared
+_SITE = ("site-packages", "dist-packages")  # folders of what pip installs, whose versions are its own affair
+_LIBRARIES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
+_MOST_NAMED = 5  # files in one message
+_MAIN = "__main__"
+
+
+def of_program(modules: Sequence[str], packages: Sequence[str] = _COMPUTING) -> dict[str, Any]:
+    """Returns what computes in this process, as JSON holds it: `versions`, `packages` (our sources) and `modules`.
+
+    Args:
+      modules: full names of the user's modules; `__main__` is the script that runs.
+      packages: those of ours that take part.
+    """
+    own = {"packages": code_of_packages(packages), "modules": code_of_modules(modules)}
+    return {"versions": versions(), **own}
+
+
+def changes(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
+    """Returns how two programs differ: `m.py was edited`, `TensorFlow was 2.20.0, is 2.21.0`.
+
+    Args:
+      was: what `of_program` returned; None: an earlier version stored nothing, so nothing is said.
+      now: likewise.
+    """
+    if was is None:
+        return []
+    before, after = was["versions"], now["versions"]
+    said = [
+        f"{name} was {before[name].removeprefix(f'{name} ')}, is {after[name].removeprefix(f'{name} ')}"
+        for name in before
+        if name in after and before[name] != after[name]
+    ]
+    edited = _edited(was["modules"], now["modules"])
+    if before.get(_PACKAGE) == after.get(_PACKAGE):  # otherwise its sources differ as a matter of course
+        edited += [f"{_PACKAGE}'s own {one}" for one in _edited(was["packages"], now["packages"])]
+    more = [f"and {len(edited) - _MOST_NAMED} more files"] if len(edited) > _MOST_NAMED else []
+    return [*said, *edited[:_MOST_NAMED], *more]
+
+
+def _edited(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    words = {
+        path: "is new" if path not in was else "is gone" if path not in now else "was edited" for path in {**now, **was}
+    }
+    return [f"{path} {word}" for path, word in words.items() if was.get(path) != now.get(path)]
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python, this package and the libraries that are loaded: `{"Keras": "Keras 3.10.0"}`."""
+    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    found |= {name: sys.modules[module].__version__ for module, name in _LIBRARIES.items() if module in sys.modules}
+    found[_PACKAGE] = _installed(_PACKAGE)
+    return {name: f"{name} {version}" for name, version in found.items()}
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "of no version"  # run from its sources
+
+
+def code_of_packages(names: Sequence[str] = _COMPUTING) -> Digests:
+    """Returns the digest of each source file of our packages: `{"trainer/step/train_step.py": [digest]}`.
+
+    Compiled extensions are left out: the Python code that replaces them gives the same bits.
+    """
+    return {
+        f"{name}/{path}": [_digest(source)]
+        for name in names
+        for path, source in _sources(importlib.resources.files(name))
+    }
+
+
+def _sources(folder: Traversable) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.name.endswith(".py"):
+            yield entry.name, entry.read_bytes()
+        elif entry.name != "__pycache__" and entry.is_dir():
+            yield from ((f"{entry.name}/{path}", source) for path, source in _sources(entry))
+
+
+def code_of_modules(modules: Sequence[str]) -> Digests:
+    """Returns the digest of each source file of a user's modules, and of the user's own modules that they import.
+
+    Modules are found and parsed, not imported: importing one may need TensorFlow's cluster, which is joined later.
+    Among installed packages, only those of the given modules are followed.
+
+    Args:
+      modules: their full names; `__main__` is the script that runs.
+    """
+    found: Digests = {}
+    waiting = [(name, name.partition(".")[0]) for name in modules]
+    done = set(waiting)
+    while waiting:
+        name, package = waiting.pop()
+        for full in itertools.accumulate(name.split("."), lambda parent, part: f"{parent}.{part}"):
+            spec = _spec(full)
+            if spec is None or not _is_local(full.partition(".")[0], spec.origin or "", package):
+                break
+            if spec.origin is None or not spec.has_location:  # a namespace
+                continue
+            path = full.replace(".", "/") + ("/__init__" if spec.submodule_search_locations is not None else "")
+            stem, kind = os.path.splitext(spec.origin)
+            if full == _MAIN:
+                path = os.path.basename(stem)
+            if f"{path}{kind}" in found:
+                continue
+            source = _read(spec)
+            if source is None:
+                continue
+            found[f"{path}{kind}"] = [_digest(source)]
+            imported = {(one, package) for one in _imports(source, full, spec)} if kind == ".py" else set()
+            waiting += imported - done
+            done |= imported
+    return found
+
+
+def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Returns where an import would find a module, without importing its package."""
+    if name == _MAIN:
+        return _spec_of_script()
+    parent, _, last = name.rpartition(".")
+    if not parent:
+        here = os.getcwd()  # where `trainer.config.model.load_code` looks, too
+        path = sys.path if here in sys.path or "" in sys.path else [here, *sys.path]
+        others = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]
+        known = (finder.find_spec(name, None) for finder in others)  # such as those of editable installs
+        return importlib.machinery.PathFinder.find_spec(name, path) or next(filter(None, known), None)
+    package = _spec(parent)
+    if package is None or package.submodule_search_locations is None:
+        return None
+    # By its last name: given the full one, PathFinder looks for the imported package if that is a namespace.
+    return importlib.machinery.PathFinder.find_spec(last, list(package.submodule_search_locations))
+
+
+def _spec_of_script() -> importlib.machinery.ModuleSpec | None:
+    """Returns where the script that runs lies; None: it is an installed command, or typed into an interpreter."""
+    file = getattr(sys.modules[_MAIN], "__file__", None)
+    if not file or any(part in _SITE for part in file.split(os.sep)):
+        return None
+    return importlib.util.spec_from_file_location(_MAIN, file)
+
+
+def _is_local(top: str, origin: str, package: str) -> bool:
+    """Returns whether a module is the user's: not Python's, not ours, and not of another installed package."""
+    if top in sys.stdlib_module_names or top in _COMPUTING:
+        return False
+    return top == package or not any(part in _SITE for part in origin.split(os.sep))
+
+
+def _read(spec: importlib.machinery.ModuleSpec) -> bytes | None:
+    """Returns the content of a module's file, in a folder or a zip archive; None: it is unreadable, or bytecode."""
+    assert spec.origin is not None
+    if spec.origin.endswith(".pyc"):  # which contains its path
+        return None
+    try:
+        return spec.loader.get_data(spec.origin)  # type: ignore[union-attr]  # every loader of files has it
+    except (AttributeError, OSError):
+        return None
+
+
+def _imports(source: bytes, module: str, spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
+    """Yields the full names of all that a source imports, at any place; some may be names inside a module."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # importing it says so
+        return
+    is_package = spec.submodule_search_locations is not None
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(name, names, level):
+                above = module.split(".")[: None if is_package else -1]
+                above = above[: len(above) - (level or 0) + 1] if level else []
+                base = ".".join([*above, *([name] if name else [])])
+                yield from (f"{base}.{alias.name}" if alias.name != "*" else base for alias in names if base)
+            case ast.Call(ast.Attribute(attr="import_module"), [ast.Constant(str(name))]):
+                yield name
+
+
+def _digest(content: bytes) -> str:
+    """Returns the digest of a file, which does not depend on its line endings."""
+    return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]

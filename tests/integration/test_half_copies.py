@@ -1,0 +1,120 @@
+"""Runs that go on in half of a copy of a run's folder: one line, or an older checkpoint; nothing of use is removed."""
+
+import os
+import shutil
+
+import pytest
+
+from pipeline.errors import DataError, UsageError
+from tests.runs import checkpoint_bytes
+from trainer import evaluate, run
+
+FLAGS = ("--model=softmax_regression", "--eval_split=none", "--checkpoint_every=5", "--max_to_keep=20")
+INDICES = tuple(f"ckpt-{step}.index" for step in (5, 10, 15))
+DATA = tuple(name.replace(".index", ".data-00000-of-00001") for name in INDICES)
+ROUGH = ("folder", "dangling", "loop", "fifo")
+
+
+def train(digits, folder, last=20):
+    run.main([f"--data_dir={digits}", f"--model_dir={folder}", *FLAGS, f"--train_steps={last}"])
+
+
+@pytest.fixture(scope="module")
+def whole(digits, tmp_path_factory):
+    """Returns a folder with checkpoints of the steps 5, 10 and 15, and the state of that run at step 20."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(digits, folder / "run", 15)
+    shutil.copytree(folder / "run", folder / "longer")
+    train(digits, folder / "longer", 20)
+    return folder / "run", checkpoint_bytes(folder / "longer", 20)
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def replaced(path, kind):
+    path.unlink()
+    if kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind != "missing":
+        path.symlink_to(path.name if kind == "loop" else "nowhere")
+
+
+def contents(folder):
+    """Returns the files of checkpoints; those that are no files as None."""
+    return {path.name: path.read_bytes() if path.is_file() else None for path in folder.glob("c*")}
+
+
+@pytest.mark.parametrize("without_list", [False, True], ids=["with the list", "without the list"])
+@pytest.mark.parametrize("kind", ["missing", "empty"])
+@pytest.mark.parametrize("lost", [INDICES, DATA], ids=["the indices", "the data"])
+def test_a_copy_without_one_kind_of_file_is_refused_and_stays_as_it_is(lost, kind, without_list, digits, copy, capfd):
+    for name in lost:
+        replaced(copy / name, kind)
+    if without_list:
+        (copy / "checkpoint").unlink()
+    before = contents(copy)
+    for _ in range(2):
+        with pytest.raises(DataError, match=str(copy)) as caught:
+            train(digits, copy)
+        assert "\n" not in str(caught.value)
+        assert {name: one for name, one in contents(copy).items() if name != "checkpoint"} == {
+            name: one for name, one in before.items() if name != "checkpoint"
+        }
+    assert "a new run" not in capfd.readouterr().out
+    with pytest.raises(DataError):
+        evaluate.main([f"--model_dir={copy}", "--split=test"])
+
+
+@pytest.mark.parametrize("name", [INDICES[-1], DATA[-1]])
+@pytest.mark.parametrize("kind", ["missing", "empty"])
+def test_without_the_newest_it_resumes_from_the_one_before_and_ends_with_the_same_bits(
+    name, kind, digits, copy, whole, capfd
+):
+    replaced(copy / name, kind)
+    train(digits, copy)
+    out = capfd.readouterr().out
+    assert f"skipped {copy}/ckpt-15, which is damaged: " in out
+    assert f"resumed from {copy}/ckpt-10" in out
+    assert checkpoint_bytes(copy, 20) == whole[1]
+
+
+@pytest.mark.parametrize("name", [INDICES[0], INDICES[-1], DATA[-1], "checkpoint", "config.yaml"])
+@pytest.mark.parametrize("kind", ROUGH)
+def test_what_is_no_file_is_named_before_a_step_is_made(name, kind, digits, copy, capfd):
+    replaced(copy / name, kind)
+    before = contents(copy)
+    with pytest.raises(DataError, match=f"^{copy / name}: is .*; move it away") as caught:
+        train(digits, copy)
+    assert "\n" not in str(caught.value)
+    assert contents(copy) == before
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", ROUGH)
+def test_flags_that_cannot_be_read_are_named_where_the_folder_alone_is_given(kind, copy):
+    replaced(copy / "config.yaml", kind)
+    with pytest.raises((DataError, UsageError), match=str(copy / "config.yaml")) as caught:
+        run.main([f"--model_dir={copy}"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(digits, copy):
+    """Its batches would be those of the step of its name, its schedule that of the step that it holds."""
+    for suffix in (".index", ".data-00000-of-00001"):
+        shutil.copy(copy / f"ckpt-10{suffix}", copy / f"ckpt-17{suffix}")
+    before = contents(copy)
+    with pytest.raises(DataError, match=f"^{copy}/ckpt-17: is a copy of ckpt-10 .*") as caught:
+        train(digits, copy)
+    assert "\n" not in str(caught.value)
+    assert contents(copy).keys() == before.keys()
+    for suffix in (".index", ".data-00000-of-00001"):
+        (copy / f"ckpt-17{suffix}").unlink()
+    train(digits, copy)

@@ -1,0 +1,40 @@
+"""Notices that this process was stopped: by SIGSTOP, a debugger, a machine that was paused. Others have given it up."""
+
+from __future__ import annotations
+
+import time
+
+from pipeline.errors import RerunError
+
+_RECENT = 30.0  # seconds after a stop in which it explains that the others are gone
+
+
+class Stops:
+    """The last stop of this process, found by a thread that ticks: afterwards its next tick comes too late."""
+
+    def __init__(self) -> None:
+        """Begins to tick."""
+        self._ticked = time.monotonic()
+        self._gap, self._until = 0.0, self._ticked
+
+    def tick(self, least: float) -> float:
+        """Returns the seconds since the last tick; if they are as many as `least`, they were a stop."""
+        now = time.monotonic()
+        passed, self._ticked = now - self._ticked, now
+        if passed >= least:
+            self._gap, self._until = passed, now
+        return passed
+
+    def recent(self, least: float) -> float:
+        """Returns the seconds of a stop that was as long as `least` and has just ended; 0 if there was none."""
+        self.tick(least)
+        is_recent = self._gap >= least and self._ticked - self._until < _RECENT
+        return self._gap if is_recent else 0.0
+
+
+def given_up(name: str, stopped: float, timeout: float) -> RerunError:
+    """Returns the error of a process that was stopped for longer than --collective_timeout; it has lost nobody."""
+    return RerunError(
+        f"{name} was stopped, or stuck, for {stopped:.0f} s, longer than --collective_timeout={timeout:g}: the others "
+        "have given it up; rerun the same commands to resume from the last checkpoint"
+    )
