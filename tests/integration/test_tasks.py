@@ -356,9 +356,9 @@ AT_THE_TOP = {
     "tensor": ("tf.constant(0.5)", "SCALE"),
     "table": (
         "tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.range(2), tf.constant([0.5, 1.0])), 0.0)",
-        "SCALE.lookup(0)",
+        "SCALE.lookup(tf.constant(0))",
     ),
-    "layer": ("keras.layers.Rescaling(0.5)", "SCALE(1.0)"),
+    "layer": ("keras.layers.Rescaling(0.5)", "SCALE(tf.constant(1.0))"),
     "variable": ("tf.Variable(0.5)", "SCALE"),
 }
 TOP = """
