@@ -283,6 +283,12 @@ def place_of(error: BaseException, skipped: int = 0) -> str | None:
     return places[-1] if places else None
 
 
+def place_of_call() -> str | None:
+    """Returns the file and line in a user's code of the innermost call that is running; None: there is none."""
+    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+    return next((f"{_shown(file)}:{line}" for file, line in frames if _is_of_user(file)), None)
+
+
 def _is_of_user(file: str) -> bool:
     if file.startswith("<") or "__autograph_generated_file" in file:
         return False

@@ -34,9 +34,11 @@ def load_task(name: str | None) -> type[Task] | None:
     if name is None:
         return None
     with loading():
-        from trainer.task import Task  # noqa: PLC0415, here because it loads TensorFlow
+        from trainer.cluster import strategies  # noqa: PLC0415, here because it loads TensorFlow
+        from trainer.task import Task  # noqa: PLC0415, likewise
 
-        found = load_code("--task", name)
+        with strategies.noting_first_use():
+            found = load_code("--task", name)
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise UsageError(f"--task={name}: must be a subclass of trainer.Task, it is {found!r}")
     return found

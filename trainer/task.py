@@ -426,8 +426,14 @@ def _images(training: ResolvedRequest, recipe: Recipe) -> tf.TensorSpec:
 
 
 def _parsed(parse: Any, classes: tuple[str, ...]) -> DataSpec:
-    with tf.Graph().as_default():
-        given = graph_calls.call_user("Task.parse", graph_calls.as_given(parse), tf.zeros([1], tf.string))
+    returned: list[Any] = []
+
+    def call(records: tf.Tensor) -> None:
+        returned.append(graph_calls.call_user("Task.parse", graph_calls.as_given(parse), records))
+
+    # Traced, not run; and by a function, which may take tensors, tables and layers that a module has at its top.
+    tf.function(call, autograph=False).get_concrete_function(tf.TensorSpec([1], tf.string))
+    given = returned[-1]
     found = Supervised.of(given, "Task.parse")
     if found is None:
         raise UsageError(

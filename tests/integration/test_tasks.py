@@ -350,3 +350,62 @@ def test_what_cannot_work_is_one_line(flags, facts, models):
     assert len(lines) == 1, error
     for fact in facts:
         assert fact in error
+
+
+AT_THE_TOP = {
+    "tensor": ("tf.constant(0.5)", "SCALE"),
+    "table": (
+        "tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.range(2), tf.constant([0.5, 1.0])), 0.0)",
+        "SCALE.lookup(tf.constant(0))",
+    ),
+    "layer": ("keras.layers.Rescaling(0.5)", "SCALE(tf.constant(1.0))"),
+    "variable": ("tf.Variable(0.5)", "SCALE"),
+}
+TOP = """
+import keras
+import tensorflow as tf
+
+from diabetes import Diabetes
+
+SCALE = {made}
+
+
+class Scaled(Diabetes):
+    @staticmethod
+    def parse(records):
+        x, y = Diabetes.parse(records)
+        return x * tf.cast({used}, tf.float32), y
+"""
+
+
+@pytest.mark.parametrize("kind", AT_THE_TOP)
+def test_a_module_may_have_it_at_its_top_on_one_device(kind, project):
+    made, used = AT_THE_TOP[kind]
+    (project / f"top_{kind}.py").write_text(TOP.format(made=made, used=used))
+    flags = ["--data_dir=diabetes", f"--task=top_{kind}:Scaled", "--train_steps=2", f"--model_dir=top-{kind}"]
+    [(code, out, error)] = finish(start(project, *flags))
+    assert code == 0, error
+    evaluated = forked.run(["-m", "trainer.evaluate", f"--model_dir=top-{kind}"], cwd=project)
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert f"mean_absolute_error = {error_of(out)}" in evaluated.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--strategy=mirrored", "--num_replicas=2"], "--num_replicas=2"),
+        (["--virtual_replicas=4"], "--virtual_replicas=4"),
+        (["--strategy=multiworker"], "--strategy=multiworker"),
+    ],
+)
+def test_a_module_that_begins_before_the_strategy_is_named_with_its_line(flags, named, project):
+    made, used = AT_THE_TOP["table"]
+    (project / "top_late.py").write_text(TOP.format(made=made, used=used))
+    given = ["--data_dir=diabetes", "--task=top_late:Scaled", "--global_batch_size=32", "--model_dir=late", *flags]
+    configs = tf_configs(2) if "multiworker" in named else [None]
+    outputs = finish(*(start(project, *given, tf_config=config) for config in configs))
+    said = f"trainer.run: top_late.py:7 uses TensorFlow's devices before {named} has set them up; keep NumPy arrays"
+    assert {code for code, _, _ in outputs} == {2}, outputs
+    for _, _, error in outputs:
+        assert said in error, error
+        assert "Traceback" not in error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import keras
 import tensorflow as tf
@@ -12,7 +13,7 @@ from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context
 
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, place_of_call
 from pipeline.order import order
 from trainer.cluster import failures, tf_config
 from trainer.cluster.rendezvous import SOMEBODY, LostError
@@ -21,6 +22,47 @@ from trainer.config import TrainConfig
 from trainer.config.run import RunFlags
 
 _SMI_SECONDS = 10.0  # in which nvidia-smi answers, or the memory of GPUs is not told
+_first_uses: list[str | None] = []  # where an import began to use TensorFlow's devices
+
+
+@contextlib.contextmanager
+def noting_first_use() -> Iterator[None]:
+    """Context that notes where code begins to use TensorFlow's devices, for the import of a user's module.
+
+    A tensor, a table or a layer at the top of a module does. What a strategy needs can no longer be set up then.
+    """
+    begin = context.Context.ensure_initialized
+
+    def noted(self: context.Context) -> None:
+        if not self._initialized:
+            _first_uses.append(place_of_call())
+        begin(self)
+
+    context.Context.ensure_initialized = noted
+    try:
+        yield
+    finally:
+        context.Context.ensure_initialized = begin
+
+
+@contextlib.contextmanager
+def _before_devices(flag: str) -> Iterator[None]:
+    """Context for settings that TensorFlow refuses once its devices are in use.
+
+    Raises:
+      UsageError: they are.
+    """
+    in_use = context.context()._initialized
+    try:
+        yield
+    except RuntimeError:
+        if not in_use:
+            raise
+        place = next((place for place in _first_uses if place), None)
+        raise UsageError(
+            f"{place or 'this process'} uses TensorFlow's devices before {flag} has set them up; keep NumPy arrays at "
+            "the top of a module, and make tensors, tables and layers in the functions that use them"
+        ) from None
 
 
 def configure(config: TrainConfig) -> None:
@@ -34,7 +76,8 @@ def configure(config: TrainConfig) -> None:
         keras.utils.set_random_seed(config.order.seed)
         tf.config.experimental.enable_op_determinism()
     if config.order.virtual_replicas:
-        tf.config.threading.set_intra_op_parallelism_threads(config.order.cpu_threads)
+        with _before_devices(f"--virtual_replicas={config.order.virtual_replicas}"):
+            tf.config.threading.set_intra_op_parallelism_threads(config.order.cpu_threads)
     tf.config.set_soft_device_placement(True)
     tf.debugging.set_log_device_placement(config.output.log_device_placement)
 
@@ -55,7 +98,8 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
         raise UsageError("--all_reduce=nccl: sums between GPUs, and this machine has none; use auto")
     if flags.strategy == "multiworker":
         order.check_replicas(global_batch_size, cluster.size * max(1, len(tf.config.list_physical_devices("GPU"))))
-        return _join(cluster, flags)
+        with _before_devices("--strategy=multiworker"):
+            return _join(cluster, flags)
     devices = _devices(flags.num_replicas or (1 if flags.strategy == "one_device" else None))
     order.check_replicas(global_batch_size, len(devices))
     if flags.strategy == "one_device":
@@ -128,7 +172,8 @@ def _split_cpu(count: int) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     existing = tf.config.get_logical_device_configuration(cpu)
     if existing is None and count > 1:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        with _before_devices(f"--num_replicas={count}"):
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     elif existing is not None and len(existing) < count:
         raise UsageError(f"--num_replicas={count}: this process has already split its CPU into {len(existing)}")
 
