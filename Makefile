@@ -11,10 +11,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo       convert, look at, train on and evaluate 1,797 digits, in demo/"
-	@echo "make test       lint, types and the tests (under 20 minutes on 2 cores)"
+	@echo "make test       lint, types and the tests (some 25 minutes on 2 quiet cores)"
 	@echo "make test-slow  the long tests: many kills, sanitizers, accuracy on MNIST and CIFAR-10"
 	@echo "make test-gpu   the tests that need a GPU"
-	@echo "make engines    bring Flink and Spark (350 MB, needs java and mvn) for make test-engines"
+	@echo "make engines    bring Flink and Spark (350 MB, needs java and mvn) for make test-engines, which"
+	@echo "                tests a real Slurm, too: apt-get install slurm-wlm munge iproute2, and root"
 	@echo "make docs       these pages as a site, with a reference made from the code, in docs/_build/html"
 	@echo "make bench      the benchmarks, as ratios"
 	@echo "make clean      remove .venv, demo/, the site and what was compiled"
@@ -67,7 +68,8 @@ engines: $(READY)
 	$(BIN)/python -m tests.engines.fetch
 
 test-engines: $(READY)
-	$(BIN)/python -m pytest -m engines tests/integration/test_engines_clusters.py tests/integration/test_engines_sessions.py
+	$(BIN)/python -m pytest -m engines tests/integration/test_engines_clusters.py \
+	    tests/integration/test_engines_sessions.py tests/integration/test_engines_slurm.py
 
 # Shorter rounds than benchmarks/RESULTS.md names, so that all end in half an hour on 2 idle cores.
 bench: $(READY)

@@ -5,6 +5,7 @@
 Names are loaded on first use, so that importing the package takes milliseconds and loads no TensorFlow.
 """
 
+# Of stepfeed.
 from __future__ import annotations
 
 import importlib

@@ -15,9 +15,10 @@ import tensorflow as tf
 
 from pipeline import graph_calls, operations
 from pipeline.distort.base import Crop
-from pipeline.errors import UsageError, unknown
+from pipeline.errors import UsageError, root_cause, unknown
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import EXACT, FAST
+from pipeline.records import tf_example
 
 _IMAGE_AND_LABEL = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 _DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
@@ -191,6 +192,49 @@ class ExampleParser:
             dtype, varies = _DTYPES[feature.dtype], None in feature.shape
             kinds[name] = tf.io.RaggedFeature(dtype) if varies else tf.io.FixedLenFeature(feature.shape, dtype)
         return kinds
+
+
+def judge_of(manifest: Manifest, parse: Callable[[tf.Tensor], Any] | None) -> Callable[[bytes], str | None]:
+    """Returns a function that says why no example can be made of a record; it returns None if one can.
+
+    It works on one record, in this process, and is for what a batch does not say: which of its records is to blame.
+
+    Args:
+      manifest: of the data set.
+      parse: the user's parser, if there is one.
+    """
+    if parse is not None:
+        by_one = tf.function(graph_calls.as_given(parse), autograph=False)
+
+        def unparsed(record: bytes) -> str | None:
+            try:
+                with tf.device("CPU:0"):
+                    by_one(tf.constant([record]))
+            except tf.errors.OpError as error:
+                return f"parse: {root_cause(error.message)[1]}"
+            return None
+
+        return unparsed
+
+    image = manifest.features["image"]
+    shape, channels = (*image.shape[:2], image.shape[2] or 3), image.shape[2] or 3
+
+    def undecoded(record: bytes) -> str | None:
+        try:
+            with tf.device("CPU:0"):
+                stored = tf.constant(tf_example.example(record, manifest.features, decode_image=False)["image"])
+                if image.encoding == "raw":
+                    return None
+                found = decode_file(stored, channels, image.encoding or "", manifest.pixels.dct)
+        except tf_example.BadExampleError as error:
+            return str(error)
+        except tf.errors.OpError as error:
+            return f"its image cannot be decoded: {root_cause(error.message)[1]}"
+        if any(size not in (None, has) for size, has in zip(shape, found.shape, strict=True)):
+            return f"its image is of shape {tuple(found.shape)}, not {image.shape}"
+        return None
+
+    return undecoded
 
 
 @dataclasses.dataclass(frozen=True)

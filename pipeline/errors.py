@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import errno
 import os
 import re
+import resource
 import sys
 import sysconfig
 import traceback
@@ -23,6 +25,7 @@ SUBCOMMANDS: dict[str, str] = {module: name for module, _, name in _SUBCOMMANDS}
 _MOST_LISTED = 20  # names in one line
 _MOST_CHARACTERS = 300  # of a message of TensorFlow
 _MOST_OF_REASON = 400  # characters of a message of the system or a store: without Java, HDFS lists 100 folders
+_TOO_LARGE = os.strerror(errno.EFBIG)
 _OF_STORE = re.compile(r"AWS Error|google::cloud::Status")  # in the text of pyarrow's errors, which have no errno
 
 # Lines in the message of TensorFlow's errors that only say where: in the graph, the Python code or the cluster.
@@ -301,7 +304,18 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
     text = " ".join(str(text).split())
-    return (text if len(text) <= _MOST_OF_REASON else f"{text[:_MOST_OF_REASON]}...") or type(error).__name__
+    text = (text if len(text) <= _MOST_OF_REASON else f"{text[:_MOST_OF_REASON]}...") or type(error).__name__
+    return with_limit(text)
+
+
+def with_limit(reason: str) -> str:
+    """Returns a reason; where it is that a file would be too large, with the limit of this process and what to do."""
+    if not reason.endswith(_TOO_LARGE):
+        return reason
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == resource.RLIM_INFINITY:
+        return f"{reason} for this file system; use another one, or smaller files"
+    return f"{reason}: this process may write files of {limit:,} bytes at most; raise ulimit -f and rerun the command"
 
 
 def line_of(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import re
 import threading
 import time
@@ -19,10 +20,21 @@ import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError, of_user
 
-# The ops of tf.random and tf.random.Generator that keep a state. The names of stateless ones begin with Stateless.
+# The ops of tf.random, tf.random.Generator and tf.image that keep a state; the names of stateless ones begin with
+# Stateless. And the clock, from which a seed may be made.
 _STATEFUL_DRAW = re.compile(
-    "(Random|Rng|Multinomial|TruncatedNormal|ParameterizedTruncatedNormal|Stateful(Random|Standard|Truncated|Uniform))"
+    "(Random|Rng|Multinomial|TruncatedNormal|ParameterizedTruncatedNormal|Stateful(Random|Standard|Truncated|Uniform)"
+    "|SampleDistortedBoundingBox|[A-Za-z]*CandidateSampler|Timestamp)"
 )
+# Keras' layers that draw count their calls in a variable. Tables that grow and queues could do the same.
+_CHANGE = re.compile(
+    "(Assign|Resource(Scatter|Apply|SparseApply|StridedSliceAssign|CountUpTo)|LookupTable(Insert|Remove)"
+    "|Queue(Enqueue|Dequeue)|Stage|Unstage)"
+)
+_SHUFFLE = re.compile("Shuffle(AndRepeat)?Dataset")
+_PYTHON = re.compile("(PyFunc|EagerPyFunc)")  # tf.numpy_function and tf.py_function
+
+_logger = logging.getLogger("pipeline")
 
 
 def as_given(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,7 +52,7 @@ def call_user(name: str, function: Callable[..., Any], *arguments: tf.Tensor) ->
       *arguments: of the call.
 
     Raises:
-      UsageError: it fails, or draws random numbers that do not depend on its arguments alone.
+      UsageError: it fails, or draws random numbers that do not depend on its arguments alone, or changes a variable.
     """
     specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
     try:
@@ -50,17 +62,54 @@ def call_user(name: str, function: Callable[..., Any], *arguments: tf.Tensor) ->
     except Exception as error:
         given = ", ".join(f"{spec.dtype.name} {spec.shape}" for spec in specs)
         raise UsageError(f"{name}: the function fails on {given}: {of_user(error)}") from error
+    _check_draws(name, function, traced)
+    return traced(*arguments)
+
+
+def _check_draws(name: str, function: Callable[..., Any], traced: Any) -> None:
+    """Refuses what would be other values after a resume; says once of a Python function that nobody can see into it."""
     graph = traced.graph.as_graph_def()
+    # The library has the functions that are called, also those of branches, loops and datasets.
     for body in (graph.node, *(inner.node_def for inner in graph.library.function)):
         for node in body:
-            if _STATEFUL_DRAW.match(node.op):
+            if _STATEFUL_DRAW.match(node.op) or (_SHUFFLE.match(node.op) and _is_unseeded(node, body)):
                 raise UsageError(
                     f"{name}: the function draws with the op {node.op}, whose numbers depend on how often it ran, not "
                     "on the record; draw with pipeline.uniform(keys, draw) or tf.random.stateless_uniform"
                 )
-    return traced(*arguments)
+            if _CHANGE.match(node.op):
+                names = ", ".join(variable.name.split(":")[0] for variable in traced.variables)
+                used = f"; the variables it uses: {names}" if names else ""
+                raise UsageError(
+                    f"{name}: the function changes what it will find at its next call, by the op {node.op}{used}. What "
+                    "it returns would depend on how often it ran, not on the record, as with Keras' layers that draw; "
+                    "draw with pipeline.uniform(keys, draw) or tf.random.stateless_uniform"
+                )
+            if _PYTHON.match(node.op):
+                _say_unchecked(name, function)
 
 
+def _is_unseeded(node: Any, body: Any) -> bool:
+    """Returns whether both seeds of a dataset that shuffles are the constant 0: then it draws others at every call."""
+    given = {other.name: other for other in body if other.op == "Const"}
+    seeds = [given.get(text.split(":")[0]) for text in node.input[2:4]]
+    return all(seed is not None and not tf.make_ndarray(seed.attr["value"].tensor).any() for seed in seeds)
+
+
+def _say_unchecked(name: str, function: Callable[..., Any]) -> None:
+    code = getattr(function, "__qualname__", "")
+    with _lock:
+        is_new = (name, code) not in _unchecked
+        _unchecked.add((name, code))
+    if is_new:
+        _logger.warning(
+            "%s: the function calls Python (tf.numpy_function or tf.py_function): whether it draws random numbers "
+            "cannot be checked; what does not depend on its arguments alone is different after a resume",
+            name,
+        )
+
+
+_unchecked: set[tuple[str, str]] = set()  # the functions of which that was said
 _QUIET_SECONDS = 0.05  # without a call; then TensorFlow's buffers are full, or it has received the error
 _MOST_SECONDS = 10.0
 

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import io
+import os
 import re
+import string
 import struct
+import unicodedata
 import warnings
 import zlib
 from typing import Any
@@ -17,6 +21,7 @@ from typing import Any
 import numpy as np
 import PIL.ExifTags
 import PIL.Image
+import PIL.ImageFont
 import PIL.JpegImagePlugin
 from numpy.typing import NDArray
 
@@ -45,6 +50,13 @@ _ON_ITS_SIDE = (5, 6, 7, 8)
 _MIRRORED_AXES = {2: (0,), 3: (0, 1), 4: (1,), 5: (), 6: (1,), 7: (0, 1), 8: (0,)}
 _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
 _JPEG_QUALITY = 95
+_OWN_LETTERS = frozenset(string.printable + "…·")  # of Pillow's own font
+_NO_LETTER = "\uffff"
+# By name, as systems have them: Linux, macOS, Windows; the last have most letters.
+_FONTS = (
+    *("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "Arial.ttf"),
+    *("NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "msgothic.ttc"),
+)
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNK, _PNG_CRC = struct.Struct(">I4s"), struct.Struct(">I")  # before and after a chunk's data
 _PNG_METADATA = (b"eXIf", b"iTXt", b"tEXt", b"zTXt")  # chunks that may say how the image is turned
@@ -361,6 +373,32 @@ def _words_of_reader(data: bytes) -> str | None:
         except Exception as error:  # of a dozen types
             return f"it begins as a {name} file, but its header is corrupt: {error or type(error).__name__}"
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def lettering(text: str, size: int) -> tuple[str, PIL.ImageFont.FreeTypeFont]:
+    """Returns a text as it can be drawn, and a font of a size in pixels that has its letters.
+
+    That is Pillow's own font for ASCII, which is all that it has, else the first of `_FONTS` that is installed and has
+    every letter. Without one, letters lose their marks, and others become question marks.
+    """
+    own = PIL.ImageFont.load_default(size)
+    assert isinstance(own, PIL.ImageFont.FreeTypeFont)
+    text = unicodedata.normalize("NFC", text)  # file names may hold the marks apart, as letters of no width
+    for name in () if all(letter in _OWN_LETTERS for letter in text) else (*_FONTS, _font_of_matplotlib()):
+        with contextlib.suppress(OSError):
+            found = PIL.ImageFont.truetype(name, size)
+            missing = bytes(found.getmask(_NO_LETTER))
+            if all(letter.isspace() or bytes(found.getmask(letter)) != missing for letter in text):
+                return text, found
+    plain = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+    return "".join(letter if letter in _OWN_LETTERS else "?" for letter in plain), own
+
+
+def _font_of_matplotlib() -> str:
+    found = importlib.util.find_spec("matplotlib")
+    folder = os.path.dirname(found.origin) if found and found.origin else ""
+    return os.path.join(folder, "mpl-data", "fonts", "ttf", "DejaVuSans.ttf")
 
 
 def is_image(value: object) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.batch.compose import is_stacked, make_dataset
+from pipeline.batch.diagnosis import Fed, unusable
 from pipeline.errors import UsageError
 from pipeline.files.paths import PathLike
 from pipeline.graph_calls import error_of_input
@@ -97,7 +98,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         try:
             element: tuple[Any, ...] = next(self._open[0])
         except tf.errors.OpError as error:
-            if own := error_of_input(error.message):
+            if own := error_of_input(error.message) or unusable(Fed(self._request, self.step, self.step + 1)):
                 raise own from None
             raise
         self._given += 1

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import io
 import os
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -34,20 +35,20 @@ COMMANDS = {
 }
 _SHELLS = ("bash", "zsh", "fish")
 _NAMES = "STEPFEED_COMMANDS"  # `pipeline.errors` reads it
-_EXIT_USAGE, _EXIT_INTERRUPTED = 2, 130
+_EXIT_DATA, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main() -> NoReturn:
     """Runs the command that the first argument names, and exits with its code."""
     name, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in ("--help", "-h", "help"):
-        print(_help())
+        _say(_help())
     elif name == "--version":
         from importlib import metadata  # noqa: PLC0415, 0.03 s
 
-        print(f"stepfeed {metadata.version('stepfeed')}")
+        _say(f"stepfeed {metadata.version('stepfeed')}")
     elif name == "completion":
-        print(_completion(rest))
+        _say(_completion(rest))
     elif name in COMMANDS:
         _run(name, rest)
     else:
@@ -56,6 +57,18 @@ def main() -> NoReturn:
             f"unknown command {name!r}; {f'did you mean {near[0]!r}? ' if near else ''}known: {', '.join(COMMANDS)}"
         )
     sys.exit(0)
+
+
+def _say(text: str) -> None:
+    """Prints a text; exits as all commands do if nobody reads it any more (head), or it cannot be written."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its exit
+        if isinstance(error, BrokenPipeError):
+            sys.exit(128 + signal.SIGPIPE)
+        print(f"stepfeed: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(_EXIT_DATA)
 
 
 def _refuse(problem: str) -> NoReturn:

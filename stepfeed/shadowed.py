@@ -1,4 +1,7 @@
-"""Notices a file or folder of the user that has the name of one of our packages and is found first."""
+"""Notices files that have the name of one of our packages: the user's, found first, or those of another package.
+
+It needs the standard library alone, so that our other packages can ask it before they import each other.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,56 @@ import pathlib
 import sys
 
 _HOME = pathlib.Path(__file__).resolve().parents[1]  # all packages are installed side by side
+_MARK = "# Of stepfeed."  # a line in the __init__.py of each
+_EXIT_USAGE = 2
 
 
 def check(package: str) -> None:
     """Checks, without importing it, that `import <package>` finds our package.
 
     Raises:
-      ImportError: it finds another file or folder, which the error names.
+      ImportError: it finds another file or folder, or files of another package in the place of ours; the error names
+        them.
     """
     found = _found(package)
-    if found and pathlib.Path(os.path.realpath(found)) != _HOME / package:
+    if not found:
+        return
+    if pathlib.Path(os.path.realpath(found)) != _HOME / package:
         raise ImportError(
             f"stepfeed needs its package {package!r}, but {found} has the same name and comes first; rename it or move "
             "it into a package of yours; or, if this program does not import it, start Python with -P",
             name=package,
             path=found,
         )
+    file = pathlib.Path(found, "__init__.py")
+    if file.is_file() and _MARK not in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        raise ImportError(
+            f"stepfeed needs its package {package!r}, but {file} is of another package of that name, installed over "
+            "ours; uninstall that package, then: pip install --force-reinstall --no-deps stepfeed",
+            name=package,
+            path=str(file),
+        )
+
+
+def check_for(name: str, *packages: str) -> None:
+    """Checks what one of our packages needs, while it is imported.
+
+    Args:
+      name: of the package that is imported. If `python -m` runs a module of it, an error is one line on stderr.
+      packages: to check.
+
+    Raises:
+      ImportError: see `check`.
+      SystemExit: the same, under `python -m`.
+    """
+    try:
+        for package in packages:
+            check(package)
+    except ImportError as error:
+        if sys.argv[:1] != ["-m"]:  # which Python puts there until it has found the module to run
+            raise
+        print(f"{name}: {error}", file=sys.stderr)
+        raise SystemExit(_EXIT_USAGE) from None
 
 
 def _found(package: str) -> str | None:

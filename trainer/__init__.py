@@ -6,10 +6,15 @@ The flow: config -> plan -> cluster -> task, models -> step -> loop -> callbacks
 loaded on first use, so that importing the package costs nothing.
 """
 
+# Of stepfeed.
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from stepfeed import shadowed
+
+shadowed.check_for("trainer", "pipeline")
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig

@@ -31,9 +31,8 @@ class RunFolder:
         """The folder as the flag that names it, for messages."""
         return f"--model_dir={self.path}"
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether it has checkpoints; a run may have kept its best ones alone."""
+    def has_checkpoints(self) -> bool:
+        """Returns whether there are checkpoints; a run may have kept its best ones alone."""
         return any(True for place in (self.path, self.best) for _ in place.glob("ckpt-*.index"))
 
     @property

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import tensorflow as tf
 
 from pipeline.audit.key_log import SourceLogs
+from pipeline.batch.diagnosis import Fed, naming_records
 from pipeline.commands.text import count_of
 from pipeline.distribution import distribute_request
 from pipeline.errors import RerunError, UsageError
@@ -150,9 +151,10 @@ class Run(abc.ABC):
         self.build(task)
         self._restore()
         self._attach_callbacks()
-        if self.state.step < self.plan.last_step and not self.checkpoints.ends_early:
-            self._train()
-        result = self._evaluate_at_end() if self.evaluations else None
+        with naming_records(self._fed):
+            if self.state.step < self.plan.last_step and not self.checkpoints.ends_early:
+                self._train()
+            result = self._evaluate_at_end() if self.evaluations else None
         self.callbacks.on_end(self.state.step)
         self.summary.end(self.checkpoints)
         self.state.take_averages()  # once no checkpoint is saved any more
@@ -232,6 +234,12 @@ class Run(abc.ABC):
                 self._save()  # also after a signal: the run resumes from here
         if stopped and not checkpoints.ends_early:
             raise self._stopped("training")
+
+    def _fed(self) -> Iterator[Fed]:
+        """Yields the steps that may have failed: the next ones of the training, and all of the evaluations."""
+        first = self.state.step  # that of the last loop: it does not say how far the next one came
+        yield Fed(self.plan.training.request, first, first + self.config.steps.steps_per_loop + 1)
+        yield from (Fed(part.request) for part in self.plan.evaluation.values())
 
     def _say_bottleneck(self) -> None:
         """Prints what bounds the speed, after a long run or if --headspace asks for it."""

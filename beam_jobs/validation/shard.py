@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import io
 import math
+import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -397,6 +399,7 @@ class ExampleCheck:
         self._usual = {name: _usual(feature) for name, feature in self._features.items()}
         self._raw_shape = manifest.image_shape if self._image.encoding == "raw" else None
         self._decodes = decodes
+        self._judge = _judge_of(manifest) if decodes and manifest.has_images and self._raw_shape is None else None
         self._report = report
         self._raw: list[bytes] = []
 
@@ -423,6 +426,8 @@ class ExampleCheck:
         if len(found) > len(self._features) or problems:
             more = sorted(found.keys() - self._features.keys())
             problems += [f"feature {name!r} is not in the manifest" for name in more]
+        if not problems and self._judge and (problem := self._judge(record)):
+            problems.append(problem)
         for column in self.columns:
             column.compare(number, record, found, self._size)
         key = found.get("key")
@@ -488,6 +493,16 @@ class ExampleCheck:
         self._report.sizes[self._size] += 1
         self._report.sums.add(images.with_channels(pixels, self._report.sums.channels))
         return None
+
+
+def _judge_of(manifest: Manifest) -> Callable[[bytes], str | None] | None:
+    """Returns training's own judgement of a record, by TensorFlow's decoder; None where TensorFlow is not installed."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return None
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its notes on the processor would be on every worker
+    from pipeline.decode import judge_of  # noqa: PLC0415, which takes seconds
+
+    return judge_of(manifest, None)
 
 
 def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:

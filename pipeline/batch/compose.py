@@ -17,7 +17,16 @@ from pipeline.batch.batches import Batches, recipe_of
 from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
 from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
-from pipeline.decode import ExampleParser, Form, ImageDecoder, PixelRows, Serialized, Stretched, UserParsed
+from pipeline.decode import (
+    ExampleParser,
+    Form,
+    ImageDecoder,
+    PixelRows,
+    Serialized,
+    Stretched,
+    UserParsed,
+    judge_of,
+)
 from pipeline.distort.base import Crop, Recipe
 from pipeline.distort.composed import cropping_of, of_flipped
 from pipeline.errors import DataError, UsageError
@@ -69,7 +78,7 @@ def make_dataset(request: Request, replicas: int | None = None, stacked: bool = 
     stacked = stacked and not request.sources and request.weights != "none"
     for part, source in zip(resolved.parts, request.sources or (None,), strict=True):
         with of_source(request, source):
-            made = _maker(part, None if request.sources else replicas, stacked)
+            made = maker(part, None if request.sources else replicas, stacked)
             datasets.append(made(request.start_step, part.last_step()))
     if request.weights == "none":  # an evaluation: one data set, whole epochs
         return unpadded(datasets[0], resolved.first.order, request.epochs or 1)
@@ -100,7 +109,7 @@ def _scheduled(request: Request, shard: Shard | None, replicas: int | None) -> t
         _check_memory(resolved)
     for part, source in zip(resolved.parts, request.sources, strict=True):
         with of_source(request, source):
-            makers.append(_maker(part, None, stacked=True))
+            makers.append(maker(part, None, stacked=True))
     found, kinds = [], dict[int, Any]()
     with tf.device("CPU:0"):
         for first, stop, taken in segments:
@@ -142,8 +151,15 @@ def is_stacked(dataset: tf.data.Dataset, request: Request) -> bool:
     return request.parse is None and bool(tf.nest.flatten(dataset.element_spec)[-1].shape.rank == 2)
 
 
-def _maker(resolved: ResolvedRequest, replicas: int | None, stacked: bool) -> Callable[[int, int], tf.data.Dataset]:
-    """Returns the function of a first step, and of the one after the last, that makes the dataset of one source."""
+def maker(
+    resolved: ResolvedRequest, replicas: int | None, stacked: bool = False
+) -> Callable[[int, int], tf.data.Dataset]:
+    """Returns the function of a first step, and of the one after the last, that makes the dataset of one source.
+
+    Args:
+      resolved: the source.
+      replicas, stacked: as for `make_dataset`.
+    """
     request = resolved.request
     # Another process cannot call NumPy in this one, so the plans of its windows are part of the graph.
     arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
@@ -224,7 +240,8 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
                 "nothing can be skipped"
             )
     _check_first_record(resolved, shards)
-    records = RecordsReader(shards, manifest.compression)
+    judge = judge_of(manifest, request.parse) if corruption.skips else None
+    records = RecordsReader(shards, manifest.compression, judge=judge)
     return RecordColumns(records, Buffers(release_arrays), corruption.skips), batches
 
 
@@ -277,7 +294,7 @@ def _check_graph(resolved: ResolvedRequest) -> None:
 def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
     """Raises DataError if the first record is not as the manifest says; an error in the graph would not name it."""
     manifest, reads = resolved.manifest, dataclasses.replace(shards, corruption=Corruption(shards.data_dir))
-    if resolved.request.parse is not None:
+    if resolved.request.parse is not None or shards.corruption.skips:  # who skips, looks at each when it is read
         return
     # Of a view, one that it takes: no other shard is opened.
     times = resolved.order.times

@@ -130,6 +130,10 @@ class _Parser(argparse.ArgumentParser):
                 self.num_places += not action.option_strings and action.nargs in (None, "?")
                 self.free += [action.dest] if action.nargs == "*" else []
 
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help; raises OSError if it cannot be written, which argparse hides."""
+        print(self.format_help(), end="", file=file)
+
     def error(self, message: str) -> NoReturn:
         """Raises UsageError; first takes the fault out, if possible, so that the arguments can be parsed again."""
         if message.startswith(_REQUIRED):
@@ -460,7 +464,11 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
     _open_closed_streams()
     command = errors.name_of(command)
     try:
-        main(argv)
+        try:
+            main(argv)
+        except SystemExit:  # argparse's after --help
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except errors.PipelineError as error:
         for mistake in error.mistakes:
@@ -478,7 +486,7 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
         if error.errno not in _FULL or error.filename:
             raise
         discard(sys.stdout)  # else Python would try to write its buffer again at the exit
-        _complain(f"{command}: the output cannot be written: {error.strerror}")
+        _complain(f"{command}: the output cannot be written: {errors.reason_of(error)}")
         sys.exit(errors.EXIT_DATA)
     sys.exit(0)
 

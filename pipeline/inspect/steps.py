@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from pipeline import images
 from pipeline.audit.contract import Contract
@@ -26,7 +26,7 @@ from pipeline.random_access import RandomAccess
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 
-_CAPTION, _GAP = 16, 6  # pixels
+_CAPTION, _GAP, _LETTERS = 16, 6, 12  # pixels
 _INK, _MARK = (40, 40, 40), (200, 30, 30)
 _MOST_DRAWN = 512  # rows
 _SEEN = 0.005  # share of a class in a mixed label, from which on it is named
@@ -323,28 +323,26 @@ def sheet(title: str, groups: Mapping[str, Sequence[Tile]]) -> Image.Image:
     rows = sum(-(-len(tiles) // columns) for tiles in groups.values())
     headings = sum(bool(heading) for heading in groups)
     picture = Image.new("RGB", (width, rows * pair + (3 + 2 * headings) * _CAPTION), "white")
-    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
-    pen.text((_GAP, _CAPTION // 2), title, _INK, font)
+    pen = ImageDraw.Draw(picture)
+    _write(pen, (_GAP, _CAPTION // 2), title, _INK)
     top = 2 * _CAPTION
     for heading, tiles in groups.items():
         if heading:
-            pen.text((_GAP, top + _CAPTION // 2), heading, _INK, font)
+            _write(pen, (_GAP, top + _CAPTION // 2), heading, _INK)
             top += 2 * _CAPTION
         for i, tile in enumerate(tiles):
             corner = _GAP + i % columns * (side + _GAP), top + i // columns * pair
-            _draw(picture, pen, font, tile, corner, side)
+            _draw(picture, pen, tile, corner, side)
         top += -(-len(tiles) // columns) * pair
     return picture
 
 
-def _draw(
-    picture: Image.Image, pen: ImageDraw.ImageDraw, font: Any, tile: Tile, corner: tuple[int, int], side: int
-) -> None:
+def _draw(picture: Image.Image, pen: ImageDraw.ImageDraw, tile: Tile, corner: tuple[int, int], side: int) -> None:
     left, top = corner
     below = top + side + _GAP // 2
     for image, y in ((tile.above, top), (tile.below, below)):
         if image is None:
-            pen.text((left + _GAP, y + side // 2), "-", _INK, font)
+            _write(pen, (left + _GAP, y + side // 2), "-", _INK)
         else:
             scaled = Image.fromarray(images.as_rgb(image)).resize((side, side), Image.Resampling.NEAREST)
             picture.paste(scaled, (left, y))
@@ -352,6 +350,16 @@ def _draw(
         pen.rectangle((left - 2, top - 2, left + side + 1, below + side + 1), outline=_MARK, width=2)
     for number, line in enumerate(tile.lines):
         at = (left, below + side + number * _CAPTION)
-        while len(line) > 1 and pen.textlength(line, font) > side + _GAP - 2:
+        while len(line) > 1 and _width(line) > side + _GAP - 2:
             line = line[1:] if number == len(tile.lines) - 1 > 0 else line[:-1]  # noqa: PLW2901, keys end differently
-        pen.text(at, line, _MARK if tile.is_marked else _INK, font)
+        _write(pen, at, line, _MARK if tile.is_marked else _INK)
+
+
+def _write(pen: ImageDraw.ImageDraw, at: tuple[int, int], text: str, ink: Any) -> None:
+    text, font = images.lettering(text, _LETTERS)
+    pen.text(at, text, ink, font)
+
+
+def _width(text: str) -> float:
+    text, font = images.lettering(text, _LETTERS)
+    return font.getlength(text)

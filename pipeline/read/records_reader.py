@@ -61,9 +61,17 @@ class RecordsReader:
       shards: to read.
       compression: of the manifest.
       kept_bytes: of decompressed members to keep, as for `MemberReader`.
+      judge: says why a record whose CRC is right cannot be used, None if it can; is asked once for each. None: all can.
     """
 
-    def __init__(self, shards: Shards, compression: str, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        compression: str,
+        kept_bytes: int = KEPT_BYTES,
+        judge: Callable[[bytes], str | None] | None = None,
+    ) -> None:
+        self._judge, self._useless = judge, dict[tuple[int, int], str | None]()
         self.shards, self.sidecars, self._compression = shards, Sidecars(shards), compression
         self._gzip = GzipReader(shards, self.sidecars)
         self._members = MemberReader(shards, self.sidecars, kept_bytes)
@@ -155,7 +163,20 @@ class RecordsReader:
         else:
             whole = np.flatnonzero(good)
             self.sidecars.check_crcs(segment, numbers[whole], crcs[whole], lambda i: int(begins[whole[i]]))
-        return np.stack([places[:-1] + framing.HEADER, places[1:] - framing.FOOTER], axis=1), good
+        bounds = np.stack([places[:-1] + framing.HEADER, places[1:] - framing.FOOTER], axis=1)
+        if self._judge is not None:
+            for i in np.flatnonzero(good).tolist():
+                if problem := self._problem(segment, int(numbers[i]), memory[slice(*bounds[i])]):
+                    self.shards.corrupt(segment, int(numbers[i]), int(begins[i]), problem)
+                    good[i] = False
+        return bounds, good
+
+    def _problem(self, segment: int, number: int, record: U8) -> str | None:
+        """Returns why a record cannot be used; None: it can."""
+        assert self._judge is not None
+        if (segment, number) not in self._useless:  # to decode each in every epoch would cost as much as to feed them
+            self._useless[segment, number] = self._judge(record.tobytes())
+        return self._useless[segment, number]
 
     def _frames(self, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the offset of each frame of a task in the decompressed shard, and its size."""

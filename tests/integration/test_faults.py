@@ -86,7 +86,9 @@ def test_a_worker_that_never_comes(digits, tmp_path, absent):
     assert end.is_one_line(75, rf"{name} did not come within 1 s \(--join_timeout\); .*")
 
 
-@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("rank", "number"), [(0, signal.SIGTERM), pytest.param(1, signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_wait(digits, tmp_path, rank, number):
     worker = start(digits, tmp_path, "--strategy=multiworker", *LONG, tf_config=tf_configs(2)[rank])
     wait_for_line(worker, "waiting for ")
@@ -97,8 +99,8 @@ def test_a_signal_ends_the_wait(digits, tmp_path, rank, number):
 @pytest.mark.parametrize(
     ("others", "chiefs"),
     [
-        ("--seed=1", "--seed=0"),
-        ("--global_batch_size=48", "--global_batch_size=96"),
+        pytest.param("--seed=1", "--seed=0", marks=pytest.mark.slow),
+        pytest.param("--global_batch_size=48", "--global_batch_size=96", marks=pytest.mark.slow),
         ("--learning_rate=0.1", "--learning_rate=0.05"),
     ],
 )
@@ -166,23 +168,34 @@ class Plain(Task):
 """
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+_CANNOT_BEGIN = {  # the flag, the exit code, and what is said
+    "task": (
+        "--task=mine:Plain",
+        2,
+        r"NAME cannot begin: (--task=mine:Plain: importing mine fails: .* No module named 'mine')",
+    ),
+    "model": (
+        "--model=mine:net",
+        2,
+        rf"{WORKER_1} has (?:no mine.py|mine.py, which the chief does not have); start all .*",
+    ),
+    "data": ("--data_dir=here", 1, r"NAME cannot begin: (here\b.*)"),  # as where a volume is not mounted
+    "flag": ("--epochs=0", 2, r"NAME cannot begin: (.*--epochs.*)"),
+}
+_IN_THE_FAST_LANE = (("task", 0), ("model", 1), ("data", 1), ("flag", 0))
+
+
 @pytest.mark.parametrize(
-    ("flag", "code", "said"),
+    ("case", "rank"),
     [
-        (
-            "--task=mine:Plain",
-            2,
-            r"NAME cannot begin: (--task=mine:Plain: importing mine fails: .* No module named 'mine')",
-        ),
-        ("--model=mine:net", 2, rf"{WORKER_1} has (?:no mine.py|mine.py, which the chief does not have); start all .*"),
-        ("--data_dir=here", 1, r"NAME cannot begin: (here\b.*)"),  # as where a volume is not mounted
-        ("--epochs=0", 2, r"NAME cannot begin: (.*--epochs.*)"),
+        pytest.param(case, rank, marks=[pytest.mark.slow] * ((case, rank) not in _IN_THE_FAST_LANE))
+        for case in _CANNOT_BEGIN
+        for rank in (0, 1)
     ],
-    ids=["task", "model", "data", "flag"],
 )
-def test_a_worker_that_fails_before_it_meets_the_others_ends_them(flag, code, said, rank, digits, tmp_path):
+def test_a_worker_that_fails_before_it_meets_the_others_ends_them(case, rank, digits, tmp_path):
     """One of two runs in a folder that lacks a module, and the data; and has another flag."""
+    flag, code, said = _CANNOT_BEGIN[case]
     folders = [tmp_path / "whole", tmp_path / "empty"]
     for folder in folders:
         folder.mkdir()

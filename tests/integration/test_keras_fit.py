@@ -160,6 +160,25 @@ def test_without_weights_what_cannot_be_is_refused(folder, wrong):
         distribute(tf.distribute.get_strategy(), folder, global_batch_size=8, training=False, weights="none")
 
 
+@pytest.mark.parametrize("name", ["distort", "parse"])
+def test_a_layer_that_counts_its_draws_is_refused(folder, name):
+    """Keras' RandomFlip(seed=1) gave other pixels after a resume."""
+    flip = keras.layers.RandomFlip(seed=1)
+
+    def distort(images, keys):
+        return flip(images, training=True)
+
+    def parse(records):
+        pixels = tf.reshape(tf.io.decode_raw(tf.strings.substr(records, 0, 12), tf.uint8), (-1, 2, 2, 3))
+        return flip(pixels, training=True), tf.zeros([records.shape[0]])
+
+    given = {"global_batch_size": 8, "training": True, name: {"distort": distort, "parse": parse}[name]}
+    with pytest.raises(
+        UsageError, match=f"^{name}: the function changes .* by the op AssignVariableOp; .*seed_generator"
+    ):
+        input_fn(folder, **given)
+
+
 def test_images_that_a_step_should_distort_are_refused_by_fit(folder):
     data = input_fn(folder, global_batch_size=8, training=True, distort="shift(pixels=1)", distort_on="device")
     model = linear_model()

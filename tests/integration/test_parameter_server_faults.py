@@ -299,10 +299,10 @@ def test_a_server_ends_with_the_reason_of_the_chief(line, tmp_path):
     [
         ("worker 1", "--data_dir=nowhere", 1),
         pytest.param("worker 1", "--steps_per_loop=0", 2, marks=pytest.mark.slow),
-        ("worker 1", "--task=nowhere:Line", 2),
+        pytest.param("worker 1", "--task=nowhere:Line", 2, marks=pytest.mark.slow),
         ("chief 0", "--model_dir=README.md", 2),
         pytest.param("chief 0", "--steps_per_loop=0", 2, marks=pytest.mark.slow),
-        ("ps 0", "--steps_per_loop=0", 2),
+        pytest.param("ps 0", "--steps_per_loop=0", 2, marks=pytest.mark.slow),
         ("ps 0", "port", 2),
     ],
 )

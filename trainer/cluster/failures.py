@@ -10,7 +10,16 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline.errors import DataError, PipelineError, UsageError, place_of, root_cause, said_by
+from pipeline.errors import (
+    DataError,
+    PipelineError,
+    UsageError,
+    place_of,
+    reason_of,
+    root_cause,
+    said_by,
+    with_limit,
+)
 from pipeline.graph_calls import message_of_input
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 
@@ -56,7 +65,7 @@ def in_one_line(num_workers: int) -> Iterator[None]:
             raise UsageError(f"{place}: {said_by(error)}") from error
         if not isinstance(error, OSError):
             raise
-        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        reason = f"{error.filename}: {reason_of(error)}" if error.filename else with_limit(str(error))
         raise _disk_full(reason) if error.strerror in _FULL else DataError(reason) from None
 
 
@@ -71,6 +80,8 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
             "checkpoint",
             lost=[SOMEBODY],
         )
+    if (limited := with_limit(reason)) != reason:
+        return DataError(limited)
     if issubclass(kind(error), tf.errors.ResourceExhaustedError):
         return DataError(f"out of memory ({reason}); try a smaller --global_batch_size")
     return DataError(reason)

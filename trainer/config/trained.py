@@ -168,7 +168,7 @@ class PredictConfig:
         if self.model_dir is None and self.exported is None and self.images:
             first, *others = self.images
             kind = "exported" if os.path.isfile(os.path.join(first, EXPORT)) else "model_dir"
-            if kind == "exported" or RunFolder(pathlib.Path(first)).is_trained:
+            if kind == "exported" or RunFolder(pathlib.Path(first)).has_checkpoints():
                 object.__setattr__(self, kind, first)
                 object.__setattr__(self, "images", others)
         check_all(lambda: check(self), self._check_images, self._check_model, self._check_output)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.batch.diagnosis import Fed, naming_records
 from pipeline.errors import DataError, PipelineError
 from pipeline.resolved import resolve_all
 from trainer import lazy_imports, plan
@@ -85,7 +86,8 @@ class _Evaluation:
         """Prints and writes the results of the model as it is now."""
         assert self._made is not None
         trained, judge = self._made
-        judgement = judge.judge()
+        with naming_records(lambda: (Fed(split.request) for split in trained.splits.values())):
+            judgement = judge.judge()
         in_words = outputs.say_line if self._config.continuous else outputs.say
         more = {"missed_steps": list(missed)} if self._config.continuous else {}
         if self._config.json:

@@ -11,13 +11,12 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
-from PIL.ImageFont import FreeTypeFont
+from PIL import Image, ImageDraw
 
 from pipeline.commands.text import count_of
 from pipeline.errors import named
 from pipeline.files.write import replaced
-from pipeline.images import as_rgb
+from pipeline.images import as_rgb, lettering
 from trainer.evaluation.judging import Confusion, Judgement, Mistake, Report, summary
 from trainer.inference import Trained
 
@@ -123,13 +122,13 @@ def confusion_matrix(report: Report, title: str) -> Image.Image:
     count = len(report.class_names)
     cell = max(_LEAST_CELL, min(_MOST_CELL, _SIDE // count))
     size = max(10, min(15, cell - 2))
-    longest = max(font(size).getlength(name) for name in report.class_names)
+    longest = max(width_of(name, size) for name in report.class_names)
     names = 12 + int(min(_MOST_NAME, max(_LEAST_NAME, longest)))
     grid = _Grid(report, _MARGIN + _AXIS + names, _MATRIX_HEAD + _AXIS + names, cell)
     listed = report.confusions(_LISTED) if cell < _WRITTEN else []
     below = grid.top + grid.side + _BAR + 16
-    written = min(_MOST_OF_TITLE, 1 + int(font(18).getlength(title)) + 2 * _MARGIN)
-    width = max(grid.left + grid.side + _BAR + _MARGIN, _LEAST_WIDTH, written)
+    headed = min(_MOST_OF_TITLE, 1 + int(width_of(title, 18)) + 2 * _MARGIN)
+    width = max(grid.left + grid.side + _BAR + _MARGIN, _LEAST_WIDTH, headed)
     list_height = 34 + _LINE * -(-len(listed) // 2) if listed else 0
     sheet = Image.new("RGB", (width, below + list_height + _MARGIN), "white")
     pen = ImageDraw.Draw(sheet)
@@ -143,10 +142,10 @@ def confusion_matrix(report: Report, title: str) -> Image.Image:
 
 
 def _draw_head(pen: ImageDraw.ImageDraw, report: Report, title: str, room: int) -> None:
-    pen.text((_MARGIN, 18), fitted(title, 18, room), _INK, font(18))
+    written(pen, (_MARGIN, 18), fitted(title, 18, room), _INK, 18)
     accuracy = f"accuracy {report.accuracy:.2%} of {count_of(report.num_examples, 'example')}"
     line = f"{accuracy}; colour: share of the row, blue right, red wrong"
-    pen.text((_MARGIN, 46), fitted(line, 13, room), _FAINT, font(13))
+    written(pen, (_MARGIN, 46), fitted(line, 13, room), _FAINT, 13)
 
 
 def _draw_names(sheet: Image.Image, grid: _Grid, names: int, size: int) -> None:
@@ -156,28 +155,28 @@ def _draw_names(sheet: Image.Image, grid: _Grid, names: int, size: int) -> None:
     turned = ImageDraw.Draw(columns)
     for number in range(0, len(grid.report.class_names), -(-(size + 1) // grid.cell)):
         name, middle = fitted(grid.report.class_names[number], size, names - 10), grid.middle(number)
-        pen.text((grid.left - 8, grid.top + middle), name, _INK, font(size), anchor="rm")
-        turned.text((0, size + middle), name, 255, font(size), anchor="lm")
+        written(pen, (grid.left - 8, grid.top + middle), name, _INK, size, "rm")
+        written(turned, (0, size + middle), name, 255, size, "lm")
     sheet.paste(_INK, (grid.left - size, grid.top - 8 - names), columns.transpose(Image.Transpose.ROTATE_90))
 
 
 def _draw_axes(sheet: Image.Image, grid: _Grid, names: int) -> None:
     pen, middle = ImageDraw.Draw(sheet), grid.side / 2
-    pen.text((grid.left + middle, grid.top - names - 14), "prediction", _FAINT, font(13), anchor="ms")
+    written(pen, (grid.left + middle, grid.top - names - 14), "prediction", _FAINT, 13, "ms")
     word = Image.new("L", (60, 18), 0)
-    ImageDraw.Draw(word).text((30, 9), "label", 255, font(13), anchor="mm")
+    written(ImageDraw.Draw(word), (30, 9), "label", 255, 13, "mm")
     at = (_MARGIN - 10, int(grid.top + middle - 30))
     sheet.paste(_FAINT, at, word.transpose(Image.Transpose.ROTATE_90))
 
 
 def _draw_list(pen: ImageDraw.ImageDraw, report: Report, listed: list[Confusion], top: int, room: int) -> None:
-    pen.text((_MARGIN, top), "most frequent mistakes", _INK, font(14))
+    written(pen, (_MARGIN, top), "most frequent mistakes", _INK, 14)
     rows = -(-len(listed) // 2)
     for i, confusion in enumerate(listed):
         label, prediction = report.class_names[confusion.label], report.class_names[confusion.prediction]
         line = f"{label} taken for {prediction}: {confusion.count:,} of {confusion.support:,}"
         at = (_MARGIN + i // rows * room // 2, top + 26 + _LINE * (i % rows))
-        pen.text(at, fitted(line, 13, room // 2 - 12), _INK, font(13))
+        written(pen, at, fitted(line, 13, room // 2 - 12), _INK, 13)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,8 +220,8 @@ class _Grid:
         for number, (recall, precision) in enumerate(zip(self.report.recall, self.report.precision, strict=True)):
             self._recall(pen, number, float(recall))
             self._precision(pen, number, float(precision))
-        pen.text((self.left + self.side + 8, self.top - 8), "recall", _FAINT, font(13), anchor="ls")
-        pen.text((self.left - 8, self.top + self.side + 12), "precision", _FAINT, font(13), anchor="ra")
+        written(pen, (self.left + self.side + 8, self.top - 8), "recall", _FAINT, 13, "ls")
+        written(pen, (self.left - 8, self.top + self.side + 12), "precision", _FAINT, 13, "ra")
 
     def _cell(self, pen: ImageDraw.ImageDraw, label: int, prediction: int) -> None:
         count = int(self.report.matrix[label, prediction])
@@ -232,7 +231,7 @@ class _Grid:
         if self.cell >= _WRITTEN:
             ink = "white" if _is_dark(fill) else _INK
             number = f"{count:,}"
-            pen.text((left + size / 2, top + size / 2), number, ink, font(_size(number, self.cell)), anchor="mm")
+            written(pen, (left + size / 2, top + size / 2), number, ink, _size(number, self.cell), "mm")
 
     def _recall(self, pen: ImageDraw.ImageDraw, number: int, share: float) -> None:
         start, middle, thick = self.left + self.side + 8, self.top + self.middle(number), min(self.cell - 2, _THICK)
@@ -249,7 +248,7 @@ class _Grid:
     def _share(self, pen: ImageDraw.ImageDraw, share: float, at: tuple[float, float], anchor: str) -> None:
         if self.cell >= _WRITTEN:
             text = "-" if np.isnan(share) else f"{share:.0%}" if self.cell < 44 else f"{share:.1%}"
-            pen.text(at, text, _INK, font(13), anchor=anchor)
+            written(pen, at, text, _INK, 13, anchor)
 
 
 def _fill(share: float, right: bool) -> _Color:
@@ -266,7 +265,7 @@ def _is_dark(color: _Color) -> bool:
 def _size(number: str, cell: int) -> int:
     """Returns the largest size of the font, in pixels, in which a number fits a cell."""
     sizes = range(min(16, cell // 2), 8, -1)
-    return next((size for size in sizes if font(size).getlength(number) <= cell - 5), 8)
+    return next((size for size in sizes if width_of(number, size) <= cell - 5), 8)
 
 
 def worst_mistakes(report: Report, images: Sequence[NDArray[np.generic]], title: str) -> Image.Image:
@@ -281,8 +280,8 @@ def worst_mistakes(report: Report, images: Sequence[NDArray[np.generic]], title:
     width, height = _COLUMNS * (_TILE + _GAP) + _GAP, _MISTAKES_HEAD + rows * (_TILE + _CAPTION + _GAP)
     sheet = Image.new("RGB", (width, height), "white")
     pen = ImageDraw.Draw(sheet)
-    pen.text((_GAP, 12), fitted(title, 17, width - 2 * _GAP), _INK, font(17))
-    pen.text((_GAP, 37), _subtitle(report, len(images)), _FAINT, font(13))
+    written(pen, (_GAP, 12), fitted(title, 17, width - 2 * _GAP), _INK, 17)
+    written(pen, (_GAP, 37), _subtitle(report, len(images)), _FAINT, 13)
     for i, (mistake, image) in enumerate(zip(report.mistakes, images, strict=True)):
         left, top = _GAP + i % _COLUMNS * (_TILE + _GAP), _MISTAKES_HEAD + i // _COLUMNS * (_TILE + _CAPTION + _GAP)
         tile = _tile(image)
@@ -306,12 +305,12 @@ def _caption(pen: ImageDraw.ImageDraw, report: Report, mistake: Mistake, left: i
     )
     for line, (number, probability, color) in enumerate(answers):
         share = _percent(probability)
-        room = _TILE - font(14).getlength(share) - 6
+        room = _TILE - width_of(share, 14) - 6
         y = top + 18 * line
-        pen.text((left, y), fitted(report.class_names[number], 14, room), color, font(14))
-        pen.text((left + _TILE, y), share, color, font(14), anchor="ra")
+        written(pen, (left, y), fitted(report.class_names[number], 14, room), color, 14)
+        written(pen, (left + _TILE, y), share, color, 14, "ra")
     name = mistake.key or f"record {mistake.record}"
-    pen.text((left, top + 38), fitted(name, 11, _TILE), _FAINT, font(11))
+    written(pen, (left, top + 38), fitted(name, 11, _TILE), _FAINT, 11)
 
 
 def _percent(share: float) -> str:
@@ -330,19 +329,25 @@ def _tile(image: NDArray[np.generic]) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(pixels)).resize(size, smooth)
 
 
-@functools.cache
-def font(size: int) -> FreeTypeFont:
-    """Returns Pillow's own font, of a size in pixels."""
-    found = ImageFont.load_default(size)
-    assert isinstance(found, FreeTypeFont)
-    return found
+def written(
+    pen: ImageDraw.ImageDraw, at: tuple[float, float], text: str, ink: _Color | str | int, size: int, anchor: str = "la"
+) -> None:
+    """Writes a text, in a font that has its letters."""
+    text, font = lettering(text, size)
+    pen.text(at, text, ink, font, anchor=anchor)
+
+
+def width_of(text: str, size: int) -> float:
+    """Returns the width of a written text in pixels."""
+    text, font = lettering(text, size)
+    return font.getlength(text)
 
 
 def fitted(text: str, size: int, width: float) -> str:
     """Returns a text, cut so that it is no wider than `width` pixels."""
-    if font(size).getlength(text) <= width:
+    if width_of(text, size) <= width:
         return text
-    while text and font(size).getlength(text + "…") > width:
+    while text and width_of(text + "…", size) > width:
         text = text[:-1]
     return text.rstrip() + "…"
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from pipeline import images
 from pipeline.commands import commandline, quiet
@@ -91,12 +91,13 @@ def _sheet(rows: NDArray[np.generic], labels: NDArray[np.generic], names: Sequen
     lines = -(-len(rows) // _COLUMNS)
     size = (_COLUMNS * (_TILE + _GAP) - _GAP, lines * (_TILE + _CAPTION + _GAP))
     sheet = Image.new("RGBA", size, (0, 0, 0, 0))
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    pen = ImageDraw.Draw(sheet)
     for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
         left, top = i % _COLUMNS * (_TILE + _GAP), i // _COLUMNS * (_TILE + _CAPTION + _GAP)
         tile = Image.fromarray(images.as_rgb(row)).resize((_TILE, _TILE), Image.Resampling.NEAREST)
         sheet.paste(tile, (left, top))
-        pen.text((left, top + _TILE), _name(label, names), _INK, font)
+        text, font = images.lettering(_name(label, names), 11)
+        pen.text((left, top + _TILE), text, _INK, font)
     out = io.BytesIO()
     sheet.save(out, "PNG")
     return out.getvalue()

@@ -6,12 +6,14 @@ import struct
 import sys
 import time
 import tracemalloc
+import unicodedata
 import warnings
 import zlib
 
 import numpy as np
 import PIL.ExifTags
 import PIL.Image
+import PIL.ImageFont
 import PIL.ImageOps
 import pytest
 
@@ -504,3 +506,24 @@ def test_to_look_at_bytes_stay_floats_are_stretched_and_grey_becomes_rgb():
     np.testing.assert_array_equal(images.as_pixels(np.array([[[-2.0], [0.0], [2.0]]])), [[[0], [128], [255]]])
     np.testing.assert_array_equal(images.as_pixels(np.ones((1, 2, 1))), 0)
     assert images.as_rgb(np.full((2, 3, 1), 7, np.uint8)).tolist() == [[[7, 7, 7]] * 3] * 2
+
+
+def test_letters_with_marks_are_drawn_by_a_font_that_has_them():
+    own = images.lettering("cat", 14)
+    assert (own[0], own[1].getname()) == ("cat", PIL.ImageFont.load_default(14).getname())
+    text, font = images.lettering("Mäuse, żółw", 14)
+    if font.getname() == own[1].getname():
+        pytest.skip("no font of Latin letters is installed")
+    assert text == "Mäuse, żółw"
+    assert bytes(font.getmask("ä")) != bytes(font.getmask("\uffff"))
+    assert images.lettering(unicodedata.normalize("NFD", text), 14)[0] == text
+
+
+def test_without_a_font_letters_lose_their_marks(monkeypatch):
+    monkeypatch.setattr(images, "_FONTS", ())
+    monkeypatch.setattr(images, "_font_of_matplotlib", lambda: "/none.ttf")
+    images.lettering.cache_clear()
+    try:
+        assert images.lettering("Mäuse 鼠", 14)[0] == "Mause ?"
+    finally:
+        images.lettering.cache_clear()

@@ -73,7 +73,7 @@ def undisturbed(data, tmp_path_factory):
     [
         pytest.param(1, [(0, 0, 3, 5)], marks=pytest.mark.slow),  # before the first save
         (4, [(2, 0, 1, 3), (5, 1, 3, 5)]),  # on step 4, before it is saved
-        (9, [(8, 1, 2, 2), (10, 2, 3, 5)]),
+        pytest.param(9, [(8, 1, 2, 2), (10, 2, 3, 5)], marks=pytest.mark.slow),
         pytest.param(11, [(10, 2, 3, 5)], marks=pytest.mark.slow),  # between two epochs
     ],
 )
@@ -94,7 +94,9 @@ def test_several_steps_per_call_are_saved_after_the_call_that_reaches_them(data,
         trained(data, tmp_path / "other", steps_per_execution=3)
 
 
-@pytest.mark.parametrize(("every", "keep", "saved"), [(2, 1, [5]), (2, 9, [2, 4, 5]), (3, 9, [3, 5])])
+@pytest.mark.parametrize(
+    ("every", "keep", "saved"), [(2, 1, [5]), (2, 9, [2, 4, 5]), pytest.param(3, 9, [3, 5], marks=pytest.mark.slow)]
+)
 def test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept(every, keep, saved, data, tmp_path):
     assert trained(data, tmp_path, epochs=1, every=every, keep=keep)[2] == saved
 

@@ -124,6 +124,53 @@ def test_a_file_or_package_with_the_name_of_one_of_ours_is_named(command, place,
     assert f"{tmp_path}/{named} has the same name" in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [("stepfeed", "train"), ("trainer.run",), ("beam_jobs.convert",)])
+def test_a_package_that_was_installed_over_ours_is_named_in_one_line(arguments, tmp_path):
+    for name in ("stepfeed", "trainer", "beam_jobs", "pipeline"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    file = tmp_path / "pipeline" / "__init__.py"
+    file.write_text('"""Pipelines for everybody."""\n')
+    program = [sys.executable, "-m", *arguments, "--data_dir=d"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"'pipeline', but {file} is of another package of that name, installed over ours; uninstall" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["trainer.run", "trainer.evaluate", "beam_jobs.convert"])
+def test_a_module_of_ours_names_a_file_that_comes_first(module, tmp_path):
+    (tmp_path / "pipeline.py").touch()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert (
+        f"{module.partition('.')[0]}: stepfeed needs its package 'pipeline', but {tmp_path}/pipeline.py" in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["completion", "bash"], ["inspect", "--flags"], ["train", "--help"]]
+)
+@pytest.mark.parametrize("reader", ["gone", "full"])
+def test_an_output_that_nobody_reads_or_that_cannot_be_written(arguments, reader):
+    if reader == "gone":
+        ours, theirs = os.pipe()
+        os.close(ours)
+    else:
+        theirs = os.open("/dev/full", os.O_WRONLY)
+    program = [sys.executable, "-P", "-m", "stepfeed", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(
+            program, cwd=ROOT, env=environment, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(theirs)
+    name = f"stepfeed {arguments[0]}" if arguments[0] in COMMANDS else "stepfeed"
+    full = f"{name}: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == ((141, "") if reader == "gone" else (1, full))
+
+
 def completions(words):
     """Returns what bash offers after these words."""
     script = stepfeed("completion", "bash").stdout

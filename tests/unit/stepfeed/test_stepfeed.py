@@ -139,5 +139,4 @@ def test_the_console_scripts_look_in_no_folder_of_the_users(run):
     done = run("bin/stepfeed_train.py", "--help", **files)
     assert done.returncode == 0, done.stderr
     assert "--model_dir" in done.stdout
-    shadowed = run("-m", "trainer.run", "--help")
-    assert "No module named 'pipeline.commands'; 'pipeline' is not a package" in last_line(shadowed)
+    assert "pipeline.py has the same name and comes first" in run("-m", "trainer.run", "--help").stderr

@@ -32,8 +32,8 @@ def test_a_list_of_tensors_is_not_stacked(records):
     assert found[1].numpy().tolist() == [3, 0, 5]
 
 
-@pytest.mark.parametrize("form", [lambda one: (one,), lambda one: (one,) * 3, lambda one: {"image": one, "label": one}])
-def test_what_is_no_pair_is_not_taken_apart(form, records):
+@pytest.mark.parametrize("form", [lambda one: (one,), lambda one: (one,) * 4, lambda one: {"image": one, "label": one}])
+def test_what_is_neither_a_pair_nor_three_parts_is_not_taken_apart(form, records):
     found = UserParsed(form).examples({"record": records}, list)
     tf.nest.assert_same_structure(found.images, form(records))
     assert found.labels is None

@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 from pipeline import operations
-from pipeline.decode import ImageDecoder, InStrings, Stretched
+from pipeline.decode import ImageDecoder, InStrings, Stretched, decode_file
 from pipeline.distort.recipes import make_recipe
+from pipeline.manifest.manifest import EXACT
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
@@ -128,7 +129,7 @@ def test_stretching_is_tf_image_resize(encoding):
     pixels = np.random.default_rng(0).integers(0, 256, (1, 30, 41, 3), np.uint8)
     image = pixels.tobytes() if encoding == "raw" else encoded((30, 41), "JPEG" if encoding == "jpeg" else "PNG")
     made = ImageDecoder(encoding, (30, 41, 3), Stretched((24, 24)), operations.can_resize())
-    whole = pixels[0] if encoding == "raw" else tf.io.decode_image(image)
+    whole = pixels[0] if encoding == "raw" else decode_file(tf.constant(image), 3, encoding, EXACT)
     expected = np.clip(np.round(tf.image.resize(whole, (24, 24), antialias=True)), 0, 255)
     assert np.array_equal(decode(made, [image], keys_of(1))[0], expected)
 

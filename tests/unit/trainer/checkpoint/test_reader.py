@@ -1,3 +1,4 @@
+import os
 import pathlib
 
 import numpy as np
@@ -92,7 +93,22 @@ def cut_index(path):
     index.write_bytes(index.read_bytes()[:40])
 
 
-@pytest.mark.parametrize("damage", [cut, removed, cut_index])
+def fifo_of(suffix):
+    """Returns the damage of a FIFO in the place of one of the files, at which TensorFlow would wait for ever."""
+
+    def fifo(path):
+        file = path.with_name(f"{path.name}{suffix}")
+        file.unlink()
+        os.mkfifo(file)
+
+    return fifo
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut, removed, cut_index, fifo_of(".index"), fifo_of(".data-00000-of-00001")],
+    ids=lambda one: one.__name__,
+)
 def test_a_damaged_or_removed_checkpoint_is_named(stored, damage, make_state, make_strategy):
     _, path = stored()
     model, found = fresh(make_state, make_strategy), reader.read(path)

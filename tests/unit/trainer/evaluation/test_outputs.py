@@ -11,7 +11,7 @@ from tests.runs import scalars
 from trainer.config.trained import EvaluateConfig
 from trainer.evaluation import command, outputs
 from trainer.evaluation.judging import Judge, Mistake, Report
-from trainer.evaluation.outputs import RIGHT, WRONG, confusion_matrix, fitted, font, worst_mistakes
+from trainer.evaluation.outputs import RIGHT, WRONG, confusion_matrix, fitted, width_of, worst_mistakes
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_names_are_cut_to_what_is_there():
     assert fitted("short", 14, 200) == "short"
     cut = fitted(long, 14, 100)
     assert cut.endswith("…")
-    assert font(14).getlength(cut) <= 100
+    assert width_of(cut, 14) <= 100
     picture = confusion_matrix(Report((long, "x"), np.array([[1, 0], [1, 1]]), 0.1, ()), long * 9)
     assert picture.width < 800
 

@@ -110,13 +110,20 @@ def test_loops_of_any_length_give_the_same_weights_with_one_trace(make_stepper, 
         np.testing.assert_array_equal(one, other)
 
 
+def resnet8():
+    """Returns `resnet20` with one block per stage instead of three, which show nothing else in three times the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resnet, "_BLOCKS_20", 1)
+        return resnet.resnet20((8, 8, 3), "float32", 5, 0.0)
+
+
 RECIPES = {
     "momentum": {"optimizer": "momentum"},
     "adam, averaged, clipped": {"optimizer": "adam", "ema": 0.9, "clip_norm": 0.1},
     "bfloat16": {"precision": "bfloat16"},
     "float16, clipped": {"precision": "float16", "clip_norm": 0.1},
     "XLA": {"jit_compile": True},
-    "resnet8": {"build": lambda: resnet8(), "shape": (8, 8, 3), "optimizer": "momentum"},
+    "resnet8": {"build": resnet8, "shape": (8, 8, 3), "optimizer": "momentum"},
     "virtual": {"virtual_replicas": 4, "global_batch_size": 8, "optimizer": "momentum", "clip_norm": 0.1},
 }
 
@@ -132,13 +139,6 @@ def with_dropout_and_batch_norm():
         keras.layers.Dense(5, dtype="float32"),
     ]
     return keras.Sequential([keras.Input((4, 3, 1)), *layers])
-
-
-def resnet8():
-    """Returns `resnet20` with one block per stage instead of three, which show nothing else in three times the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resnet, "_BLOCKS_20", 1)
-        return resnet.resnet20((8, 8, 3), "float32", 5, 0.0)
 
 
 def with_keys_and_records(rows):

@@ -1,0 +1,100 @@
+"""Which record an error of a batch comes from: `tf.data` makes batches, and its errors name no record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+import tensorflow as tf
+
+from pipeline.batch.compose import maker
+from pipeline.decode import judge_of
+from pipeline.errors import DataError, PipelineError
+from pipeline.files.paths import folder
+from pipeline.graph_calls import error_of_input
+from pipeline.order.order import MAX_STEP
+from pipeline.request import HOST, Request
+from pipeline.resolved import ResolvedRequest, resolve_all
+
+_OF_INPUT = "IteratorGetNext"  # the op that passes on the errors of `tf.data`, in their messages
+_ADVICE = "convert the data again, or skip it with on_corrupt='skip' (--on_corrupt=skip)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fed:
+    """Steps of a request that may have failed.
+
+    Attributes:
+      request: whose batches they are.
+      first_step, last_step: the first of them, and the one after the last.
+    """
+
+    request: Request
+    first_step: int = 0
+    last_step: int = MAX_STEP
+
+
+@contextlib.contextmanager
+def naming_records(fed: Callable[[], Iterable[Fed]]) -> Iterator[None]:
+    """Context in which an error of `tf.data` that comes from one record becomes a DataError that names it.
+
+    Args:
+      fed: returns the steps that may have failed; called after an error.
+
+    Raises:
+      DataError: no example can be made of a record.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if _OF_INPUT in error.message and error_of_input(error.message) is None:
+            for steps in fed():
+                if found := unusable(steps):
+                    raise found from None
+        raise
+
+
+def unusable(fed: Fed) -> DataError | None:
+    """Returns the error for the first record of some steps of which no example can be made; None: there is none.
+
+    The records of these steps are read again and decoded one by one.
+    """
+    if fed.request.schedule:  # whose steps are not those of its sources
+        return None
+    try:
+        with tf.device("CPU:0"):
+            parts = resolve_all(fed.request).parts
+            return next(filter(None, (_of_source(part, fed) for part in parts)), None)
+    except (PipelineError, tf.errors.OpError):  # what the caller knows says more
+        return None
+
+
+def _of_source(part: ResolvedRequest, fed: Fed) -> DataError | None:
+    request, judge = part.request, judge_of(part.manifest, part.request.parse)
+    plain = dataclasses.replace(
+        request,
+        parse=_as_it_is,
+        distort=None,
+        distort_on=HOST,
+        resize=None,
+        features=(),
+        weights="mask",
+        class_weight=None,
+        record_ids=True,
+        on_corrupt="raise",
+        max_corrupt=0,
+        portable=False,
+    )
+    # The order is that of the request: the size of an example, on which it depends, is another one without images.
+    made = maker(dataclasses.replace(part, request=plain), None)
+    for records, *_, ids in made(fed.first_step, min(fed.last_step, part.last_step())):
+        for record, number in zip(records.numpy().tolist(), ids.numpy().tolist(), strict=True):
+            if problem := judge(record):
+                file, row = part.selection.locate(number % part.order.num_stored)
+                return DataError(problem, path=folder(request.folder) / file, record=row, advice=_ADVICE)
+    return None
+
+
+def _as_it_is(records: tf.Tensor) -> tf.Tensor:
+    return records

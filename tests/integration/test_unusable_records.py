@@ -1,0 +1,173 @@
+"""Records with a good CRC of which no example can be made: named by shard and record on every path, or skipped."""
+
+import io
+import os
+import re
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+from beam_jobs.validation.shard import check_shard
+from pipeline import StepIterator, images, input_fn, manifest, skipped_records
+from pipeline.errors import DataError
+from pipeline.files.paths import folder as folder_of
+from pipeline.records import tf_example
+from tests import forked
+from tests.converting import convert_in_process
+
+RESIDENT, WINDOWS = 1 << 30, 60_000
+COUNT, SIDE = 48, 40
+
+
+def encoded(number):
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)
+    PIL.Image.fromarray(pixels).save(stream, "JPEG", quality=90)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A data set of an earlier release, whose conversion did not notice one such file: (folder, shard, record)."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("data") / "out"
+    for number in range(COUNT):
+        path = source / "train" / "ab"[number % 2] / f"{number:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(number))
+    whole, bad = encoded(29), encoded(29)[:900]
+    path = source / "train" / "b" / "29.jpg"
+    path.write_bytes(bad)
+    with pytest.MonkeyPatch.context() as patched:
+        really_open = images.open_file
+        patched.setattr(images, "open_file", lambda data: really_open(whole if data == bad else data))
+        flags = ["--dataset=image_folder", f"--source={source}", f"--data_dir={folder}", "--num_shards=3"]
+        convert_in_process(*flags)
+    for shard in manifest.load(folder).splits["train"].shards:
+        found = tf.data.TFRecordDataset(str(folder / shard.file))
+        for number, record in enumerate(found):
+            if tf_example.decode(record.numpy(), ["key"])["key"][0].endswith(b"29.jpg"):
+                return folder, shard.file, number
+    raise AssertionError
+
+
+def own_parse(records):
+    found = tf.io.parse_example(records, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
+    spec = tf.TensorSpec((SIDE, SIDE, 3), tf.uint8)
+    decode = lambda image: tf.ensure_shape(tf.io.decode_jpeg(image, channels=3), spec.shape)  # noqa: E731
+    return tf.map_fn(decode, found, fn_output_signature=spec)
+
+
+CROP = "random_crop(size=32, normalize=False)"
+
+
+def test_a_deep_validation_asks_tensorflow(data, monkeypatch):
+    folder, shard, record = data
+    monkeypatch.setattr(images, "pixels", lambda image, channels=0: np.zeros((SIDE, SIDE, 3), np.uint8))
+    monkeypatch.setattr(images, "_check_jpeg", lambda data: None)
+    made = manifest.load(folder)
+    number = [info.file for info in made.shards].index(shard)
+    report, _ = check_shard(folder_of(str(folder)), made, number, decodes=True)
+    (problem,) = report.problems
+    assert (problem.record, problem.text.startswith("its image cannot be decoded: ")) == (record, True)
+    report, _ = check_shard(folder_of(str(folder)), made, number, decodes=False)
+    assert report.problems == []
+
+
+WAYS = pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle_bytes": RESIDENT},
+        {"shuffle_bytes": WINDOWS},
+        {"shuffle_bytes": RESIDENT, "distort": CROP},
+        {"shuffle_bytes": WINDOWS, "distort": CROP},
+        {"shuffle_bytes": WINDOWS, "parse": own_parse},
+        {"shuffle_bytes": RESIDENT, "parse": own_parse},
+    ],
+    ids=["resident", "windows", "crops", "crops in windows", "parse in windows", "parse"],
+)
+TRAINING = {"global_batch_size": 4, "training": True}
+
+
+def take(batches, epochs=3):
+    for _ in range(epochs * COUNT // 4):
+        next(batches)
+
+
+@WAYS
+def test_the_record_is_named(options, data):
+    folder, shard, record = data
+    with pytest.raises(DataError, match=f"{shard}, record {record}: (its image|parse: )") as caught:
+        take(StepIterator(folder, **TRAINING, **options))
+    assert caught.value.record == record
+
+
+@pytest.mark.parametrize("options", [{}, {"distort": CROP}], ids=["whole", "crops"])
+def test_the_record_is_named_of_a_portable_input(options, data):
+    folder, shard, record = data
+    with pytest.raises(DataError, match=f"{shard}, record {record}: its image cannot be decoded: .*; convert the data"):
+        take(StepIterator(folder, **TRAINING, portable=True, shuffle_bytes=WINDOWS, **options))
+
+
+def number_of(folder, shard, record):
+    """Returns the record's id."""
+    before = 0
+    for info in manifest.load(folder).splits["train"].shards:
+        if info.file == shard:
+            return before + record
+        before += info.num_examples
+    raise AssertionError
+
+
+@WAYS
+def test_the_record_is_skipped(options, data):
+    folder, shard, record = data
+    options = {**TRAINING, **options, "on_corrupt": "skip", "max_corrupt": 1, "record_ids": True}
+    skipped, steps = [], 0
+    for *_, weights, ids in input_fn(folder, epochs=2, **options):
+        skipped += ids.numpy()[weights.numpy() == 0].tolist()
+        steps += 1
+    assert (skipped, steps) == ([number_of(folder, shard, record)] * 2, 24)
+    assert {(os.path.basename(found.file), found.record) for found in skipped_records(folder)} == {(shard, record)}
+
+
+@WAYS
+def test_one_more_than_may_be_skipped_is_an_error(options, data):
+    folder, shard, record = data
+    with pytest.raises(DataError, match=f"{shard}, record {record}, .*which is max_corrupt"):
+        take(StepIterator(folder, **TRAINING, **options, on_corrupt="skip", max_corrupt=0))
+
+
+@pytest.mark.parametrize("flags", [["--shuffle_bytes=60000"], ["--shuffle_bytes=60000", f"--distort={CROP}"]])
+def test_training_names_it_and_skips_it(flags, data, tmp_path):
+    folder, shard, record = data
+    flags = [
+        "-m",
+        "trainer.run",
+        f"--data_dir={folder}",
+        "--model=lenet",
+        "--eval_split=none",
+        "--train_steps=12",
+        *flags,
+    ]
+    done = forked.run([*flags, "--global_batch_size=4", f"--model_dir={tmp_path / 'raise'}"])
+    assert done.returncode == 1
+    assert re.search(f"{shard}, record {record}: its image cannot be decoded: .*--on_corrupt=skip", done.stderr)
+    skip = ["--on_corrupt=skip", "--max_corrupt=1"]
+    done = forked.run([*flags, "--global_batch_size=4", f"--model_dir={tmp_path / 'skip'}", *skip])
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_evaluation_names_it(data, tmp_path):
+    folder, shard, record = data
+    halves = ["train[:50%]", "train[50%:]"]
+    evaluated, trained = halves if number_of(folder, shard, record) < COUNT // 2 else halves[::-1]
+    flags = [f"--train_split={trained}", f"--eval_split={evaluated}", "--shuffle_bytes=20000", "--global_batch_size=4"]
+    flags += ["--model=lenet", "--train_steps=4", f"--data_dir={folder}", f"--model_dir={tmp_path / 'run'}"]
+    done = forked.run(["-m", "trainer.run", *flags, "--checkpoint_every=2"])
+    assert done.returncode == 1
+    said = f"{shard}, record {record}: its image cannot be decoded: "
+    assert said in done.stderr
+    done = forked.run(["-m", "trainer.evaluate", f"--model_dir={tmp_path / 'run'}"])
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
