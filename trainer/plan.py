@@ -236,10 +236,12 @@ def prepare_folder(flag: str, path: str | pathlib.Path) -> None:
     """Creates the folder that a flag names.
 
     Raises:
-      UsageError: it is a file, or cannot be made.
+      UsageError: it is a file or a checkpoint, or cannot be made.
       DataError: it cannot be written to.
     """
     folder = pathlib.Path(path)
+    if folder.name and folder.with_name(f"{folder.name}.index").is_file() and not folder.is_dir():
+        raise UsageError(f"{flag}={path}: is a checkpoint, not a folder; give the folder in which it lies")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

@@ -106,6 +106,13 @@ def test_flags_that_cannot_be_read_are_named_where_the_folder_alone_is_given(kin
     assert "\n" not in str(caught.value)
 
 
+def test_a_checkpoint_is_no_folder_to_train_in(digits, copy):
+    """A folder of its name would hide it, and the training would begin at 0."""
+    with pytest.raises(UsageError, match=f"^--model_dir={copy}/ckpt-15: is a checkpoint"):
+        train(digits, copy / "ckpt-15")
+    assert not (copy / "ckpt-15").exists()
+
+
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(digits, copy):
     """Its batches would be those of the step of its name, its schedule that of the step that it holds."""
     for suffix in (".index", ".data-00000-of-00001"):
