@@ -162,10 +162,10 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
     config = record.config(**given)
     if not config.data.evaluates:
         if flags.needs_split:
-            names = ", ".join(plan.splits_of(config))
+            names = plan.splits_of(config)
             raise UsageError(
                 f"--split is missing: the run had --eval_split={config.data.eval_split or 'none'}; give one of its "
-                f"data's splits ({names}), or a part of one, such as --split=train[:1000]"
+                f"data's splits ({', '.join(names)}), or a part of one, such as --split={names[0]}[:1000]"
             )
         # The model itself needs no split, but the data's shapes and classes: those that it was trained on.
         config = plan.with_trained_split(config)
