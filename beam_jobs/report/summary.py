@@ -134,10 +134,10 @@ def facts_of_plan(plan: Plan) -> ImageFacts:
     """Returns the facts from the receipts of a conversion, which are there until it is published."""
     names = [plan.receipts_dir / receipts.name_of(name) for name in plan.file_names]
     sizes: Counter[tuple[int, int]] = Counter()
-    turned = 0
+    # Of two passes the first turned them, whose receipts lie in a folder of their own.
+    turned = sum(receipt.turned for receipt in receipts.in_folder(plan.receipts_dir))
     for receipt in each(receipts.load, names, plan.receipts_dir.is_remote):
         if receipt:
-            turned += receipt.turned
             for (height, width, _), count in receipt.sizes:
                 sizes[height, width] += count
     return ImageFacts(sizes, turned, plan.sample.images.size is not None, plan.sample.beside)
