@@ -209,6 +209,7 @@ def test_an_interrupt_while_a_command_loads_is_one_line(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command.importlib, "import_module", interrupted)
+    monkeypatch.setenv("STEPFEED_COMMANDS", "")  # which the command sets for its children, not for later tests
     monkeypatch.setattr(sys, "argv", ["stepfeed", "train", "data"])
     with pytest.raises(SystemExit) as ended:
         command.main()
