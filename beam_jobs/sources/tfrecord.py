@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from beam_jobs.sources import joined, labels, listing, record_files, splits, streams
@@ -35,6 +36,7 @@ _SIZES = (
     ("image/height", "image/width", "image/channels"),
 )
 MAX_CLASSES = 1 << 20
+_CHOSEN = "shards"  # some of a converted data set, as one entry of the manifest
 _OF_FOREIGN = ("feature_map", "image_shape", "keep_columns")  # flags about records of other writers
 # TensorFlow Extended writes data_tfrecord-00000-of-00001.gz.
 _RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz)?)", re.IGNORECASE)
@@ -66,7 +68,7 @@ def open_source(options: SourceOptions) -> Source:
         return _open_foreign(root, paths, options)
     sources = {}
     for place, made in converted.items():
-        names = [path.name for path in paths if path.parent == place]
+        names = {path.name for path in paths if path.parent == place}
         own = dataclasses.replace(options, splits=_splits_among(made, names, options.splits))
         if own.splits:
             sources[place.name_in(root)] = _open_ours(place, made, own, names)
@@ -99,7 +101,7 @@ def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
     return found
 
 
-def _splits_among(made: Manifest, names: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+def _splits_among(made: Manifest, names: Collection[str], wanted: Sequence[str]) -> tuple[str, ...]:
     """Returns the wanted splits of a converted data set that have records in some of its files."""
     there = [
         split
@@ -111,11 +113,12 @@ def _splits_among(made: Manifest, names: Sequence[str], wanted: Sequence[str]) -
 
 
 def _open_ours(
-    folder: StoragePath, made: Manifest, options: SourceOptions, names: Sequence[str] | None = None
+    folder: StoragePath, made: Manifest, options: SourceOptions, names: Collection[str] | None = None
 ) -> RecordSource:
-    """Opens a converted data set, or some of its shards.
+    """Opens a converted data set, or some of its shards: those among `names`, a set.
 
-    The source's only file is the manifest, which has the digests of the shards.
+    The file of the source is the manifest, which has the digests of all shards. If only some of them are read, another
+    entry tells which.
     """
     for flag in _OF_FOREIGN:
         if getattr(options, flag):
@@ -131,6 +134,10 @@ def _open_ours(
         image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
         extra={name: feature for name, feature in made.features.items() if name not in OWN_FEATURES},
     )
+    chosen = [shard for shard in made.shards if names is None or shard.file in names]
+    files = [SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest)]
+    if len(chosen) < len(made.shards):
+        files.append(_describe(chosen))
     return record_files.source_of(
         dataset=made.dataset,
         class_names=made.class_names,
@@ -146,8 +153,14 @@ def _open_ours(
             )
             for name in splits.among([name for name, info in made.splits.items() if info.num_examples], options.splits)
         },
-        files=(SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest),),
+        files=tuple(files),
     )
+
+
+def _describe(shards: Sequence[ShardInfo]) -> SourceFile:
+    """Returns the entry in the manifest of some shards of a converted data set: a digest of their names and CRCs."""
+    lines = "".join(f"{shard.file} {shard.crc32c}\n" for shard in sorted(shards, key=lambda shard: shard.file))
+    return SourceFile(_CHOSEN, sum(shard.num_bytes for shard in shards), hashlib.sha256(lines.encode()).hexdigest())
 
 
 def _shard(folder: StoragePath, made: Manifest, shard: ShardInfo) -> RecordFile:

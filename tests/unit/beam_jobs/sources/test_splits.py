@@ -188,6 +188,15 @@ def test_a_table_of_images_in_folders_of_several_splits_must_say_its_splits(tmp_
     assert opened("image_table", tmp_path / "labels.csv", split_column="none").splits == {"train": 8}
 
 
+def test_all_folders_of_a_table_of_images_are_looked_at(tmp_path):
+    (tmp_path / "train" / "n0000").mkdir(parents=True)
+    (tmp_path / "train" / "n0000" / "0.png").write_bytes(picture(0))
+    rows = [f"train/n{number:04d}/0.png,a" for number in range(1100)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file_name,label", *rows, "test/n0000/0.png,a"]))
+    with pytest.raises(DataError, check=said("row 1100: test/n0000/0.png and train/n0000/0.png", "=none")):
+        opened("image_table", tmp_path / "labels.csv")
+
+
 def test_a_feature_that_looks_like_splits_is_refused(tmp_path):
     records(tmp_path / "x.tfrecord", split=b"train")
     with pytest.raises(DataError, check=said("x.tfrecord", "'split' has 'train'", "--split_column=none")):
@@ -325,6 +334,19 @@ class TestDataSetsOfOneGlob:
         made = manifest.load(tmp_path / "all")
         assert made.class_names == ("ape", "cat", "dog")
         assert sum(sum(split.label_histogram[2:]) for split in made.splits.values()) == 2 * ROWS
+
+    def test_shards_of_one_data_set_are_not_taken_for_others(self, tmp_path, capsys):
+        self.convert(tmp_path / "d", ("cat", "dog"), num_shards="4")
+        self.convert(tmp_path / "e", ("cat", "dog"), num_shards="4")
+        for shards in ("d", "[de]"):  # of one, of a join
+            flags = ["--dataset=tfrecord", f"--data_dir={tmp_path / shards}-some", "--num_shards=train:2"]
+            one, other = (f"--source={tmp_path}/{shards}/out/train-0000[{numbers}]*" for numbers in ("01", "23"))
+            convert.main([*flags, one])
+            convert.main([*flags, one])
+            assert "nothing to do" in capsys.readouterr().out
+            with pytest.raises(UsageError, check=said("shards", "--overwrite")):
+                convert.main([*flags, other])
+        assert [file.file for file in opened("tfrecord", f"{tmp_path}/d/out/train-*").files] == ["manifest.json"]
 
     def test_what_cannot_be_joined_is_refused(self, tmp_path, capsys):
         self.convert(tmp_path / "a", ("cat", "dog"))
