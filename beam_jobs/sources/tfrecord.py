@@ -36,6 +36,7 @@ _SIZES = (
     ("image/height", "image/width", "image/channels"),
 )
 MAX_CLASSES = 1 << 20
+_FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
 _CHOSEN = "shards"  # some of a converted data set, as one entry of the manifest
 _OF_FOREIGN = ("feature_map", "image_shape", "keep_columns")  # flags about records of other writers
 # TensorFlow Extended writes data_tfrecord-00000-of-00001.gz.
@@ -197,17 +198,25 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
     paths = [path for path in found if path in split_of]
     records, first = _first_records(paths)
     columns = _infer(records, first, options)
-    if len(by_split) == 1 and not options.split_column:
-        _check_splits(records, first)
+    doubtful = _doubtful(records, first, columns) if len(by_split) == 1 and not options.split_column else []
+    values: dict[str, set[str | None]] = {name: set() for name in doubtful}
     names = _class_names(root, paths, columns)
     seen = SeenLabels(
         f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
     )
 
-    def see_label(record: bytes, path: StoragePath) -> None:
-        seen.add(_labels_of(record, columns), path)
+    def see(record: bytes, path: StoragePath) -> None:
+        if not names:
+            seen.add(_labels_of(record, columns), path)
+        if doubtful:
+            with contextlib.suppress(ValueError):
+                features = tf_example.decode(record, doubtful)
+                for name in doubtful:
+                    values[name].add(_text(features.get(name, [])))
 
-    indexed, entries = _index(root, paths, None if names else see_label)
+    indexed, entries = _index(root, paths, see if doubtful or not names else None)
+    for name in doubtful:
+        splits.check_suspect(root, name, values[name], by_split, "feature", _FILE_PER_SPLIT)
     return record_files.source_of(
         dataset=options.dataset,
         class_names=names or seen.class_names(root),
@@ -307,18 +316,28 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
     raise DataError(f"{count_of(len(paths), 'TFRecord file')}, but {what}", path=paths[0].parent)
 
 
-def _check_splits(records: Sequence[Mapping[str, Any]], file: str) -> None:
-    """Raises DataError if the first records have a feature that looks like the split of each."""
-    names = {name: None for record in records for name in record}
-    for name in filter(None, [splits.column_of([*names], ""), *splits.suspects([*names], [*names], "")]):
-        values = [record[name][0] for record in records if name in record and kind(record[name]) == "bytes"]
-        texts = {value.decode(errors="replace") for value in values}
-        if texts and all(splits.of_value(text, False) for text in texts):
-            raise DataError(
-                f"feature {name!r} has {', '.join(map(repr, sorted(texts)))}, which looks like each record's split",
-                path=file,
-                advice=f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature",
-            )
+def _doubtful(records: Sequence[Mapping[str, Any]], file: str, columns: Columns) -> list[str]:
+    """Returns the names of features that may have the split of each record, of which only all values can tell.
+
+    Raises:
+      DataError: a feature is called `split`.
+    """
+    kinds = {name: kind(values) for record in records for name, values in record.items()}
+    for name in (columns.image, columns.label, columns.key):
+        kinds.pop(name, None)
+    if name := splits.column_of([*kinds], ""):
+        texts = sorted({text for record in records if (text := _text(record.get(name, []))) is not None})
+        shown = ", ".join(map(repr, texts[:3])) or f"values of {kinds[name]}"
+        problem = f"feature {name!r} has {shown}, which looks like each record's split"
+        raise DataError(problem, path=file, advice=_FILE_PER_SPLIT)
+    return splits.suspects([*kinds], [name for name, found in kinds.items() if found == "bytes"], "")
+
+
+def _text(values: Any) -> str | None:
+    """Returns the only value of a feature as text; None if there is none, or several."""
+    if len(values) != 1:
+        return None
+    return values[0].decode(errors="replace") if isinstance(values[0], bytes) else str(values[0])
 
 
 def _infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptions) -> Columns:

@@ -153,7 +153,7 @@ def test_what_looks_like_splits_or_contradicts_itself_is_refused_with_the_flag_t
         if dataset == "parquet":
             parquet(tmp_path / name / f"{name}.parquet", **{column_name: pa.array(words)})
         else:
-            table(tmp_path / name / f"{name}.csv", f",{column_name}", [f",{word}" for word in words])
+            table(tmp_path / name / f"{name}.csv", f",{column_name}", [f",{word or ''}" for word in words])
         return tmp_path / name / f"{name}{'.parquet' if dataset == 'parquet' else '.csv'}"
 
     usage = write("a", "Usage", "Training", "PublicTest", "Training", "Training")
@@ -166,8 +166,24 @@ def test_what_looks_like_splits_or_contradicts_itself_is_refused_with_the_flag_t
         opened(dataset, is_train)
     assert opened(dataset, is_train, split_column="none").splits == {"train": 4}
     assert opened(dataset, write("j", "is_train", "1", "1", "1", "1")).splits == {"train": 4}
-    other = write("b", "set", "red", "train", "green", "red")  # no words for splits
-    assert opened(dataset, other).splits == {"train": 4}
+    some = write("k", "is_train", "true", "true", None, "true")
+    with pytest.raises(DataError, check=said(some, "'is_train' has 'true', ''", "=none")):
+        opened(dataset, some)
+    for number, (column_name, words, shown) in enumerate(
+        [
+            ("subset", ("train", "test", "extra", "extra"), "'test', 'train', 'extra'"),
+            ("usage", ("train", "holdout", "train", "train"), "'train', 'holdout'"),
+            ("usage", ("train", "train", None, "train"), "'train', ''"),
+            ("partition", ("a", "b", "eval", "d"), "'eval', 'a'"),
+            ("dataset", ("x_train", "x_train", "x_val", "y"), "'x_train', 'x_val', 'y'"),
+        ]
+    ):
+        path = write(f"z{number}", column_name, *words)
+        with pytest.raises(DataError, check=said(path, f"{column_name!r} has {shown}", f"={column_name}", "=none")):
+            opened(dataset, path)
+        assert opened(dataset, path, split_column="none").splits == {"train": 4}
+    for number, words in enumerate((("red", "blue", "green", None), ("train", "train", "Training", "train"))):
+        assert opened(dataset, write(f"y{number}", "set", *words)).splits == {"train": 4}
     odd = write("c", "split", "0", "1", "0", "0")
     with pytest.raises(DataError, check=said(f"{odd}, row 0", "'split' has '0'", "--split_column=none")):
         opened(dataset, odd)
@@ -202,6 +218,28 @@ def test_a_feature_that_looks_like_splits_is_refused(tmp_path):
     with pytest.raises(DataError, check=said("x.tfrecord", "'split' has 'train'", "--split_column=none")):
         opened("tfrecord", tmp_path)
     assert opened("tfrecord", tmp_path, split_column="none").splits == {"train": ROWS}
+    for number, (name, values) in enumerate(
+        [
+            ("split", (0, 1)),
+            ("split", (np.array([0.5, 1], np.float32),)),
+            ("is_train", (1, 0)),
+            ("is_training_image", (b"true", b"false")),
+            ("subset", (b"train", b"holdout")),
+            ("usage", (b"train",) * 150 + (b"test",)),  # later than the first records
+        ]
+    ):
+        path = tmp_path / str(number) / "x.tfrecord"
+        path.parent.mkdir()
+        rows = [{"image": picture(0), "label": 0, name: value} for value in values]
+        path.write_bytes(b"".join(framing.frame(tf_example.encode(row)) for row in rows))
+        for has_names in (False, True):  # with them, labels need not be read
+            if has_names:
+                (path.parent / "labels.txt").write_text("a\nb")
+            with pytest.raises(DataError, check=said(repr(name), "a file per split", "--split_column=none")):
+                opened("tfrecord", path)
+            assert opened("tfrecord", path, split_column="none").splits == {"train": len(values)}
+    records(tmp_path / "y" / "x.tfrecord", is_train=1, subset=b"train", phase=3, set=b"red")
+    assert opened("tfrecord", tmp_path / "y").splits == {"train": ROWS}
     with pytest.raises(UsageError, check=said("--split_column=split", "names of files")):
         opened("tfrecord", tmp_path, split_column="split")
 
