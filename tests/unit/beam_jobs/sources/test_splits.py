@@ -1,6 +1,8 @@
 """One law of splits for all sources: found, kept apart, or refused with the flag that decides."""
 
+import dataclasses
 import pickle
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -8,12 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import convert
-from beam_jobs.sources import open_source, splits
+from beam_jobs.sources import joined, open_source, splits
 from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature
 from pipeline.records import framing, tf_example
+from tests.made_source import Content, write_source
 from tests.raised import at, said
 from tests.round_trips import picture
 
@@ -350,7 +354,7 @@ class TestDataSetsOfOneGlob:
         flags = [f"--{name}={value}" for name, value in flags.items()]
         convert.main(["--dataset=image_folder", f"--source={folder / 'in'}", f"--data_dir={folder / 'out'}", *flags])
 
-    def test_classes_keys_and_splits_are_kept(self, tmp_path, capsys):
+    def test_classes_and_splits_are_kept_and_keys_begin_with_the_data_set(self, tmp_path, capsys):
         self.convert(tmp_path / "a", ("cat", "dog"))
         self.convert(tmp_path / "b", ("ape", "dog"), split="train:0.5,test:0.5")
         source = pickle.loads(pickle.dumps(opened("tfrecord", f"{tmp_path}/*/out/*.tfrecord")))
@@ -361,8 +365,8 @@ class TestDataSetsOfOneGlob:
             block = source.read(split, np.arange(count)[::-1])
             found |= {key.decode(): label for key, label in zip(block.keys, block.labels.tolist(), strict=True)}
         assert found == {
-            **{f"{name}/a{row}.png": label for name, label in (("cat", 1), ("dog", 2)) for row in range(ROWS)},
-            **{f"{name}/b{row}.png": label for name, label in (("ape", 0), ("dog", 2)) for row in range(ROWS)},
+            **{f"a/out/{name}/a{row}.png": label for name, label in (("cat", 1), ("dog", 2)) for row in range(ROWS)},
+            **{f"b/out/{name}/b{row}.png": label for name, label in (("ape", 0), ("dog", 2)) for row in range(ROWS)},
         }
         assert [file.file for file in source.files] == ["a/out/manifest.json", "b/out/manifest.json"]
         only = opened("tfrecord", f"{tmp_path}/a/out/train-*")
@@ -398,10 +402,26 @@ class TestDataSetsOfOneGlob:
         with pytest.raises(DataError, check=said("' cat'", "'cat'", "look alike")):
             opened("tfrecord", f"{tmp_path}/[ad]/out/train-*")
 
-    def test_a_key_that_two_of_them_have_is_refused(self, tmp_path, capsys):
-        self.convert(tmp_path / "a", ("cat",))
-        self.convert(tmp_path / "b" / "a", ("cat",))
-        with pytest.raises(DataError, check=said("cat/a")):
-            convert.main(
-                ["--dataset=tfrecord", f"--source={tmp_path}/**/out/train-*", f"--data_dir={tmp_path / 'all'}"]
-            )
+    def test_two_of_them_may_have_equal_keys(self, tmp_path, capsys):
+        for folder in ("a", "b/a"):
+            self.convert(tmp_path / folder, ("cat",))
+        for raw in (False, True):  # a list of keys, an array
+            if raw:
+                for folder in ("a", "b/a"):
+                    self.convert(tmp_path / folder, ("cat",), image_encoding="raw", overwrite="true")
+            out = tmp_path / f"all{raw}"
+            convert.main(["--dataset=tfrecord", f"--source={tmp_path}/**/out/train-*", f"--data_dir={out}"])
+            block = opened("tfrecord", out).read("train", np.arange(2 * ROWS))
+            wanted = [f"{name}/out/cat/a{row}.png".encode() for name in ("a", "b/a") for row in range(ROWS)]
+            assert sorted(map(bytes, block.keys)) == wanted
+            assert (out / "manifest.json").exists()
+
+
+def test_many_classes_are_joined_in_no_time(tmp_path):
+    one, other = (write_source(tmp_path / name, {"train": Content([picture(0)])}) for name in "ab")
+    names = tuple(f"class {number:06d}" for number in range(50_000))
+    sets = {"a": dataclasses.replace(one, class_names=names), "b": dataclasses.replace(other, class_names=names[::-1])}
+    started = time.process_time()
+    made = joined.joined("x", LocalPath(str(tmp_path)), sets)
+    assert time.process_time() - started < 5  # a search for each among all takes minutes
+    assert made.numbers == {"a": (*range(50_000),), "b": (*range(50_000),)[::-1]}
