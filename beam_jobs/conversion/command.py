@@ -14,7 +14,7 @@ from beam_jobs.plan import Plan, make_plan
 from beam_jobs.report.summary import facts_of_manifest, facts_of_plan, summary
 from beam_jobs.runs import entry
 from beam_jobs.sink import Sink, sink_of
-from beam_jobs.sink.present import check_same, existing_manifest, notes, renumbered
+from beam_jobs.sink.present import check_same, existing_manifest, notes, other_pixels, renumbered
 from beam_jobs.sources import published
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
@@ -74,8 +74,10 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
             images = facts_of_plan(staged)
             no_card = card.write_card(staged.data_dir, command, arguments, images)
     if staged is None:
+        made = manifest.load(sink.data_dir)
+        for line in other_pixels(plan, made):
+            print(line)
         if not (sink.data_dir / naming.CARD).exists():
-            made = manifest.load(sink.data_dir)
             no_card = card.write_card(sink.data_dir, command, arguments, facts_of_manifest(made))
             print(f"note: {no_card}" if no_card else f"{naming.CARD} was missing, and is written again")
         _add_columns(config, sink, columns.chosen(config.columns, plan.source.features))

@@ -15,7 +15,7 @@ from beam_jobs.examples.selection import Selected, select
 from beam_jobs.plan import Plan, fastest, without_split
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
-from beam_jobs.sink.present import check_options, existing_manifest, renumbered
+from beam_jobs.sink.present import check_options, existing_manifest, other_pixels, renumbered
 from beam_jobs.sources.base import Block
 from pipeline import images
 from pipeline.commands.text import count_of, range_of, shape_of, size_of, table
@@ -207,7 +207,8 @@ def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
     there = existing_manifest(sink.data_dir)
     if there and not overwrite:
         check_options(plan, there, sink.data_dir)
-        return [f"{sink.shown}: already holds this data set, made with the same options: nothing would be converted"]
+        same = f"{sink.shown}: already holds this data set, made with the same options: nothing would be converted"
+        return [same, *other_pixels(plan, there)]
     sink.check_plan(plan, there)
     receipts_dir = sink.data_dir / staging.folder_name(plan.digest)
     lines = []

@@ -177,6 +177,17 @@ def renumbered(plan: Plan, present: Manifest) -> list[str]:
     ]
 
 
+def other_pixels(plan: Plan, present: Manifest) -> list[str]:
+    """Returns a line that says by which rule a data set's files become pixels; none if a conversion would give it too.
+
+    The rule is no option, so that a data set of an earlier release is the same one; `--overwrite` gives it this rule.
+    """
+    if plan.pixel_rule in (None, present.pixels):
+        return []
+    rule = plan.pixel_rule.words
+    return [f"note: its images are {present.pixels.words}; --overwrite converts them {rule}"]
+
+
 def files_of(present: Manifest | None) -> set[str]:
     """Returns the names that a data set's files may have, with sidecars in their folder or beside the shards.
 

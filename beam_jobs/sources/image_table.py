@@ -43,7 +43,6 @@ _FAULTS = {_UNNAMED: "{column} is empty", _MISSING: "{path}: no such file", _IRR
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _URLS = ("http:/", "https:/", "s3:/", "gs:/")  # one slash, as in the path that such a text becomes
 _SHOWN = 80  # characters of a value in errors
-_MOST_FOLDERS = 1000  # whose names are looked at for splits
 _BLOCK = 1 << 16  # paths that are Python objects at a time
 
 
@@ -581,9 +580,9 @@ def _check_folders(made: _Listing) -> None:
     if made.rows.options.split_column or any(map(splits.hint, made.rows.files.names)):
         return
     folders = pc.replace_substring_regex(made.paths, pattern="[^/]*$", replacement="").dictionary_encode()
-    codes = folders.indices.fill_null(-1).to_numpy()
-    firsts = [int(np.argmax(codes == code)) for code in range(min(len(folders.dictionary), _MOST_FOLDERS))]
-    splits.check_paths(made.rows.path, [(row, image_folder.text(made.path(row))) for row in firsts])
+    codes, firsts = np.unique(folders.indices.fill_null(-1).to_numpy(), return_index=True)
+    rows = firsts[codes >= 0].tolist()
+    splits.check_paths(made.rows.path, [(row, image_folder.text(made.path(row))) for row in rows])
 
 
 def _repeats(made: _Listing) -> Iterator[str]:

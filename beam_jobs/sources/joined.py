@@ -1,9 +1,10 @@
-"""Several data sets as one: their classes are joined by name, their keys and other features are kept."""
+"""Several data sets as one: their classes are joined by name, their features are kept, and keys begin with the set."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ class JoinedSource(Source):
             block, numbers = self.inner[name].read(split, own), np.array(self.numbers[name], np.int64)
             is_class = (block.labels >= 0) & (block.labels < len(numbers))
             renumbered = np.where(is_class, numbers[np.where(is_class, block.labels, 0)], -1)
-            found.append((positions, dataclasses.replace(block, labels=renumbered)))
+            found.append((positions, dataclasses.replace(block, labels=renumbered, keys=_below(name, block.keys))))
         return Block.joined(found)
 
     def _with(self, split: str) -> dict[str, Source]:
@@ -66,8 +67,17 @@ class JoinedSource(Source):
         return [(names[number], positions, own) for number, positions, own in base.by_part(counts, rows)]
 
 
+def _below(name: str, keys: Any) -> Any:
+    """Returns the keys of a block, each with the name of its data set before it, as if that were their folder."""
+    prefix = f"{name}/".encode()
+    return [prefix + key for key in keys] if isinstance(keys, list) else np.char.add(prefix, keys)
+
+
 def joined(dataset: str, root: StoragePath, sources: Mapping[str, Source]) -> Source:
-    """Returns sources as one; keys are kept, and are checked to differ.
+    """Returns sources as one; the key of each row gets the name of its source before it: `<name>/<key>`.
+
+    Two sources may have equal keys, as folders of images with files of the same names do. Keys are checked to differ
+    all the same: one data set may lie within another.
 
     Args:
       dataset: its name, unless all sources have one name.
@@ -90,6 +100,7 @@ def joined(dataset: str, root: StoragePath, sources: Mapping[str, Source]) -> So
                 advice="convert one of them again with the other's name",
             )
         names = labels.in_order(every)
+    numbers = {name: number for number, name in enumerate(names)}
     rows: dict[str, int] = {}
     for source in sources.values():
         for split, count in source.splits.items():
@@ -107,7 +118,7 @@ def joined(dataset: str, root: StoragePath, sources: Mapping[str, Source]) -> So
         features=one.features,
         unique_keys=False,
         inner=dict(sources),
-        numbers={name: tuple(map(names.index, source.class_names)) for name, source in sources.items()},
+        numbers={name: tuple(numbers[each] for each in source.class_names) for name, source in sources.items()},
     )
 
 

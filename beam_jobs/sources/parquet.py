@@ -31,7 +31,6 @@ from pipeline.manifest import SourceFile
 _SUFFIX = ".parquet"
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _SHOWN = 80  # characters of a value in errors
-_MOST_SPLITS = 100  # different values of a column that could be one of splits
 _LEAVE_OUT = "--splits names the splits to convert, and leaves out the files of others"
 _TAIL = 8  # bytes: the length of the footer, uint32, and PAR1
 
@@ -217,14 +216,11 @@ def _values(file: ParquetFile, column: str) -> Iterator[pa.Array]:
                     yield parquet_reader.decoded(batch.column(column)).cast(pa.string())
 
 
-def _different(files: Sequence[ParquetFile], column: str) -> set[str]:
-    found: set[str] = set()
+def _different(files: Sequence[ParquetFile], column: str) -> Iterator[str | None]:
+    """Yields the values of a column, each once or a few times."""
     for file in files:
         for values in _values(file, column):
-            found.update(text for text in pc.unique(values).to_pylist() if text is not None)
-            if len(found) > _MOST_SPLITS:
-                return set()
-    return found
+            yield from pc.unique(values).to_pylist()
 
 
 def _partitions(folder: StoragePath, names: Sequence[str], split: str) -> dict[str, dict[str, pa.Scalar]]:

@@ -26,17 +26,20 @@ SPLIT_OF_WORD = {word: split for split, words in _OF_WORD.items() for word in wo
 SPLITS = tuple(_OF_WORD)
 NO_COLUMN = "none"  # as --split_column: no column has splits
 _COLUMN = "split"  # the name of a column or of Hive's partitions that always means the split
-# Names of columns and partitions that have splits if all their values are words of splits.
+# Names of columns and partitions that have splits if some of their values have words of splits.
 _LIKE = (
     *("splits", "splitname", "datasplit", "set", "subset", "setname", "dataset", "datatype", "partition", "usage"),
     *("phase", "stage", "mode", "fold", "purpose", "traintest", "traintestsplit", "trainvaltest"),
 )
 # Names of columns that say of each row whether it is of one split: is_train, is_training_image.
 _IS = re.compile(r"is(a|in)?(train|training|test|testing|val|valid|validation|eval)(image|set|split|sample|row)?")
-_TRUTHS = ({"true", "yes", "1", "1.0", "t", "y"}, {"false", "no", "0", "0.0", "f", "n"})
+_TRUTHS = {
+    **dict.fromkeys(("true", "yes", "1", "1.0", "t", "y"), True),
+    **dict.fromkeys(("false", "no", "0", "0.0", "f", "n"), False),
+}
 _SHARD = re.compile(r"(?:.*-)?(?P<word>[^-]+)-\d{5,}-of-\d{5,}(?:-[0-9a-f]+)?(?:\..*)?")
 _PARTITION = re.compile(r"(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
-_MOST_VALUES = 1000  # of a column that could be one of splits
+_SHOWN = 3  # values in errors
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -102,32 +105,53 @@ def suspects(columns: Sequence[str], texts: Sequence[str], given: str) -> list[s
     return [name for name in columns if _IS.fullmatch(_plain(name)) or (name in texts and _plain(name) in _LIKE)]
 
 
-def check_suspect(path: object, column: str, values: Iterable[object], named: Iterable[str]) -> None:
+def check_suspect(
+    path: object, column: str, values: Iterable[object], named: Iterable[str], kind: str = "column", advice: str = ""
+) -> None:
     """Raises DataError if a column that is not used as one of splits looks like it.
+
+    It does as soon as one value means another split than all rows would get, or only some values mean this one: whether
+    the others are training data only the user knows.
 
     Args:
       path: the file, for the error.
       column: a name that `suspects` returned.
-      values: the column's different values.
+      values: the column's values, None where it has none.
       named: the splits that the names of the files tell.
+      kind: what the column is, for the error.
+      advice: what to do; empty: which flags decide.
     """
-    texts = sorted({str(value).strip() for value in values if value is not None} - {""})[:_MOST_VALUES]
-    is_true, is_false = ({text for text in texts if text.lower() in truths} for truths in _TRUTHS)
-    if _IS.fullmatch(_plain(column)) and is_true and is_false and len(set(named)) < 2:
-        raise DataError(
-            f"column {column!r} has {', '.join(map(repr, texts[:3]))}, which looks like splits",
-            path=path,
-            advice=f"write a column {_COLUMN!r} of train and test instead, or give --split_column={NO_COLUMN}",
-        )
-    found = {text: {SPLIT_OF_WORD[word] for word in words(text) if word in SPLIT_OF_WORD} for text in texts}
-    if len(set(named)) > 1 or not all(len(means) == 1 for means in found.values()):
+    usual = frozenset(named) or {TRAIN}
+    if len(usual) > 1:
         return
-    if set().union(*found.values()) - {TRAIN}:
+    found: dict[
+        tuple[frozenset[str], bool | None], str
+    ] = {}  # {(splits that it means, its truth): the first such text}
+    for value in values:
+        text = "" if value is None else str(value).strip()
+        means = frozenset(SPLIT_OF_WORD[word] for word in words(text) if word in SPLIT_OF_WORD)
+        group = (means, _TRUTHS.get(text.lower()))
+        found[group] = min(text, found.get(group, text))
+    shown = sorted(found.values(), key=lambda text: (not text, text))
+    meanings, truths = [means for means, _ in found], {truth for _, truth in found}
+    if _IS.fullmatch(_plain(column)) and True in truths and (False in truths or "" in shown):
         raise DataError(
-            f"column {column!r} has {', '.join(map(repr, texts[:3]))}, which look like splits",
+            f"{kind} {column!r} has {_listed(shown)}, which looks like splits",
             path=path,
-            advice=f"give --split_column={column}, or --split_column={NO_COLUMN} if they are none",
+            advice=advice
+            or f"write a column {_COLUMN!r} of train and test instead, or give --split_column={NO_COLUMN}",
         )
+    if any(meanings) and any(means != usual for means in meanings):
+        shown = [text for _, text in sorted(found.items(), key=lambda item: (not item[0][0], item[1]))]
+        raise DataError(
+            f"{kind} {column!r} has {_listed(shown)}, which look like splits",
+            path=path,
+            advice=advice or f"give --split_column={column}, or --split_column={NO_COLUMN} if they are none",
+        )
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(map(repr, texts[:_SHOWN]))
 
 
 def check_name(path: object, row: int, by_name: str, by_column: str, column: str) -> None:

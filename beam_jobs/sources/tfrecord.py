@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from beam_jobs.sources import joined, labels, listing, record_files, splits, streams
@@ -35,6 +36,8 @@ _SIZES = (
     ("image/height", "image/width", "image/channels"),
 )
 MAX_CLASSES = 1 << 20
+_FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
+_CHOSEN = "shards"  # some of a converted data set, as one entry of the manifest
 _OF_FOREIGN = ("feature_map", "image_shape", "keep_columns")  # flags about records of other writers
 # TensorFlow Extended writes data_tfrecord-00000-of-00001.gz.
 _RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz)?)", re.IGNORECASE)
@@ -66,7 +69,7 @@ def open_source(options: SourceOptions) -> Source:
         return _open_foreign(root, paths, options)
     sources = {}
     for place, made in converted.items():
-        names = [path.name for path in paths if path.parent == place]
+        names = {path.name for path in paths if path.parent == place}
         own = dataclasses.replace(options, splits=_splits_among(made, names, options.splits))
         if own.splits:
             sources[place.name_in(root)] = _open_ours(place, made, own, names)
@@ -99,7 +102,7 @@ def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
     return found
 
 
-def _splits_among(made: Manifest, names: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+def _splits_among(made: Manifest, names: Collection[str], wanted: Sequence[str]) -> tuple[str, ...]:
     """Returns the wanted splits of a converted data set that have records in some of its files."""
     there = [
         split
@@ -111,11 +114,12 @@ def _splits_among(made: Manifest, names: Sequence[str], wanted: Sequence[str]) -
 
 
 def _open_ours(
-    folder: StoragePath, made: Manifest, options: SourceOptions, names: Sequence[str] | None = None
+    folder: StoragePath, made: Manifest, options: SourceOptions, names: Collection[str] | None = None
 ) -> RecordSource:
-    """Opens a converted data set, or some of its shards.
+    """Opens a converted data set, or some of its shards: those among `names`, a set.
 
-    The source's only file is the manifest, which has the digests of the shards.
+    The file of the source is the manifest, which has the digests of all shards. If only some of them are read, another
+    entry tells which.
     """
     for flag in _OF_FOREIGN:
         if getattr(options, flag):
@@ -131,6 +135,10 @@ def _open_ours(
         image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
         extra={name: feature for name, feature in made.features.items() if name not in OWN_FEATURES},
     )
+    chosen = [shard for shard in made.shards if names is None or shard.file in names]
+    files = [SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest)]
+    if len(chosen) < len(made.shards):
+        files.append(_describe(chosen))
     return record_files.source_of(
         dataset=made.dataset,
         class_names=made.class_names,
@@ -146,8 +154,14 @@ def _open_ours(
             )
             for name in splits.among([name for name, info in made.splits.items() if info.num_examples], options.splits)
         },
-        files=(SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest),),
+        files=tuple(files),
     )
+
+
+def _describe(shards: Sequence[ShardInfo]) -> SourceFile:
+    """Returns the entry in the manifest of some shards of a converted data set: a digest of their names and CRCs."""
+    lines = "".join(f"{shard.file} {shard.crc32c}\n" for shard in sorted(shards, key=lambda shard: shard.file))
+    return SourceFile(_CHOSEN, sum(shard.num_bytes for shard in shards), hashlib.sha256(lines.encode()).hexdigest())
 
 
 def _shard(folder: StoragePath, made: Manifest, shard: ShardInfo) -> RecordFile:
@@ -184,17 +198,25 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
     paths = [path for path in found if path in split_of]
     records, first = _first_records(paths)
     columns = _infer(records, first, options)
-    if len(by_split) == 1 and not options.split_column:
-        _check_splits(records, first)
+    doubtful = _doubtful(records, first, columns) if len(by_split) == 1 and not options.split_column else []
+    values: dict[str, set[str | None]] = {name: set() for name in doubtful}
     names = _class_names(root, paths, columns)
     seen = SeenLabels(
         f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
     )
 
-    def see_label(record: bytes, path: StoragePath) -> None:
-        seen.add(_labels_of(record, columns), path)
+    def see(record: bytes, path: StoragePath) -> None:
+        if not names:
+            seen.add(_labels_of(record, columns), path)
+        if doubtful:
+            with contextlib.suppress(ValueError):
+                features = tf_example.decode(record, doubtful)
+                for name in doubtful:
+                    values[name].add(_text(features.get(name, [])))
 
-    indexed, entries = _index(root, paths, None if names else see_label)
+    indexed, entries = _index(root, paths, see if doubtful or not names else None)
+    for name in doubtful:
+        splits.check_suspect(root, name, values[name], by_split, "feature", _FILE_PER_SPLIT)
     return record_files.source_of(
         dataset=options.dataset,
         class_names=names or seen.class_names(root),
@@ -294,18 +316,28 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
     raise DataError(f"{count_of(len(paths), 'TFRecord file')}, but {what}", path=paths[0].parent)
 
 
-def _check_splits(records: Sequence[Mapping[str, Any]], file: str) -> None:
-    """Raises DataError if the first records have a feature that looks like the split of each."""
-    names = {name: None for record in records for name in record}
-    for name in filter(None, [splits.column_of([*names], ""), *splits.suspects([*names], [*names], "")]):
-        values = [record[name][0] for record in records if name in record and kind(record[name]) == "bytes"]
-        texts = {value.decode(errors="replace") for value in values}
-        if texts and all(splits.of_value(text, False) for text in texts):
-            raise DataError(
-                f"feature {name!r} has {', '.join(map(repr, sorted(texts)))}, which looks like each record's split",
-                path=file,
-                advice=f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature",
-            )
+def _doubtful(records: Sequence[Mapping[str, Any]], file: str, columns: Columns) -> list[str]:
+    """Returns the names of features that may have the split of each record, of which only all values can tell.
+
+    Raises:
+      DataError: a feature is called `split`.
+    """
+    kinds = {name: kind(values) for record in records for name, values in record.items()}
+    for name in (columns.image, columns.label, columns.key):
+        kinds.pop(name, None)
+    if name := splits.column_of([*kinds], ""):
+        texts = sorted({text for record in records if (text := _text(record.get(name, []))) is not None})
+        shown = ", ".join(map(repr, texts[:3])) or f"values of {kinds[name]}"
+        problem = f"feature {name!r} has {shown}, which looks like each record's split"
+        raise DataError(problem, path=file, advice=_FILE_PER_SPLIT)
+    return splits.suspects([*kinds], [name for name, found in kinds.items() if found == "bytes"], "")
+
+
+def _text(values: Any) -> str | None:
+    """Returns the only value of a feature as text; None if there is none, or several."""
+    if len(values) != 1:
+        return None
+    return values[0].decode(errors="replace") if isinstance(values[0], bytes) else str(values[0])
 
 
 def _infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptions) -> Columns:

@@ -97,7 +97,12 @@ class PixelRule:
 
     def __str__(self) -> str:
         """In words, for messages."""
-        return f"images {'upright' if self.orientation == UPRIGHT else 'as stored'}, {self.dct} DCT"
+        return f"images {self.words}"
+
+    @property
+    def words(self) -> str:
+        """What images are by it, for messages: `upright, exact DCT`."""
+        return f"{'upright' if self.orientation == UPRIGHT else 'as stored'}, {self.dct} DCT"
 
 
 @dataclasses.dataclass(frozen=True)

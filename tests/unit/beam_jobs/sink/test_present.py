@@ -7,9 +7,9 @@ import pytest
 
 from beam_jobs import convert
 from beam_jobs.sink import present
-from pipeline import images
+from pipeline import images, manifest
 from pipeline.errors import DataError
-from pipeline.manifest import naming
+from pipeline.manifest import PixelRule, naming
 from tests.datasets import edit_manifest
 from tests.made_source import Content
 from tests.round_trips import picture
@@ -167,3 +167,24 @@ def test_classes_that_are_renumbered_by_overwrite_are_named(tmp_path, capsys):
         said = convert_classes("bee", "cat", "dog", flags=flags)
         assert "3 classes have other labels" in said
         assert "'cat' 0 -> 1, 'dog' 1 -> 2, 'eel' 2 -> none (new: 'bee')" in said
+
+
+def test_a_data_set_of_an_older_pixel_rule_is_the_same_and_says_so(tmp_path, capsys):
+    for row in range(4):
+        file = tmp_path / "in" / "ab"[row % 2] / f"{row}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(picture(row))
+    flags = ["--dataset=image_folder", f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}"]
+    convert.main(flags)
+    line = "note: its images are as stored, fast DCT; --overwrite converts them upright, exact DCT"
+    for is_old in (False, True):
+        if is_old:  # as releases wrote it that had no rule
+            edit_manifest(tmp_path / "out", lambda content: content.pop("pixel_rule"))
+        for more in ([], ["--dry_run"]):
+            capsys.readouterr()
+            convert.main([*flags, *more])
+            said = capsys.readouterr().out
+            assert "already holds this data set, made with the same options" in said
+            assert (line in said.splitlines()) == is_old
+    convert.main([*flags, "--overwrite"])
+    assert manifest.load(tmp_path / "out").pixel_rule == PixelRule()

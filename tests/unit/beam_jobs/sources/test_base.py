@@ -165,6 +165,26 @@ def test_hashes_are_those_of_the_rows(source):
         assert made.hashes(split, 1, 3).tolist() == expected[1:3]
 
 
+def test_hashes_are_made_by_ranges(source, monkeypatch):
+    inner = source({"train": 5000, "test": 100})
+    made, ranges = resplit(inner, {"few": 0.01, "most": 0.99}), []
+    whole, own = inner.hashes("train", 0, 5000), type(inner).hashes
+
+    def hashes(self, split, start, stop):
+        ranges.append((split, start, stop))
+        return own(self, split, start, stop)
+
+    monkeypatch.setattr(type(inner), "hashes", hashes)
+    for split, count in made.splits.items():
+        ranges.clear()
+        made.hashes(split, 0, count)
+        assert len(ranges) <= 3  # a row at a time, they were as many as rows
+    monkeypatch.setattr(type(made), "_rows", lambda self, split: np.array([7, 9, 4990, 4999]))
+    ranges.clear()
+    assert made.hashes("few", 0, 4).tolist() == whole[[7, 9, 4990, 4999]].tolist()
+    assert ranges == [("train", 7, 10), ("train", 4990, 5000)]  # what lies far between is not hashed
+
+
 def test_another_file_leaves_the_splits_of_all_other_rows_alone(source):
     before = resplit(source({"train": 500}, files={"train": {"a": 200, "b": 300}}), FRACTIONS)
     more = source({"train": 900}, "more", files={"train": {"a": 200, "aa": 400, "b": 300}})

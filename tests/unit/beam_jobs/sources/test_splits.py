@@ -1,6 +1,8 @@
 """One law of splits for all sources: found, kept apart, or refused with the flag that decides."""
 
+import dataclasses
 import pickle
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -8,12 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import convert
-from beam_jobs.sources import open_source, splits
+from beam_jobs.sources import joined, open_source, splits
 from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature
 from pipeline.records import framing, tf_example
+from tests.made_source import Content, write_source
 from tests.raised import at, said
 from tests.round_trips import picture
 
@@ -153,7 +157,7 @@ def test_what_looks_like_splits_or_contradicts_itself_is_refused_with_the_flag_t
         if dataset == "parquet":
             parquet(tmp_path / name / f"{name}.parquet", **{column_name: pa.array(words)})
         else:
-            table(tmp_path / name / f"{name}.csv", f",{column_name}", [f",{word}" for word in words])
+            table(tmp_path / name / f"{name}.csv", f",{column_name}", [f",{word or ''}" for word in words])
         return tmp_path / name / f"{name}{'.parquet' if dataset == 'parquet' else '.csv'}"
 
     usage = write("a", "Usage", "Training", "PublicTest", "Training", "Training")
@@ -166,8 +170,24 @@ def test_what_looks_like_splits_or_contradicts_itself_is_refused_with_the_flag_t
         opened(dataset, is_train)
     assert opened(dataset, is_train, split_column="none").splits == {"train": 4}
     assert opened(dataset, write("j", "is_train", "1", "1", "1", "1")).splits == {"train": 4}
-    other = write("b", "set", "red", "train", "green", "red")  # no words for splits
-    assert opened(dataset, other).splits == {"train": 4}
+    some = write("k", "is_train", "true", "true", None, "true")
+    with pytest.raises(DataError, check=said(some, "'is_train' has 'true', ''", "=none")):
+        opened(dataset, some)
+    for number, (column_name, words, shown) in enumerate(
+        [
+            ("subset", ("train", "test", "extra", "extra"), "'test', 'train', 'extra'"),
+            ("usage", ("train", "holdout", "train", "train"), "'train', 'holdout'"),
+            ("usage", ("train", "train", None, "train"), "'train', ''"),
+            ("partition", ("a", "b", "eval", "d"), "'eval', 'a'"),
+            ("dataset", ("x_train", "x_train", "x_val", "y"), "'x_train', 'x_val', 'y'"),
+        ]
+    ):
+        path = write(f"z{number}", column_name, *words)
+        with pytest.raises(DataError, check=said(path, f"{column_name!r} has {shown}", f"={column_name}", "=none")):
+            opened(dataset, path)
+        assert opened(dataset, path, split_column="none").splits == {"train": 4}
+    for number, words in enumerate((("red", "blue", "green", None), ("train", "train", "Training", "train"))):
+        assert opened(dataset, write(f"y{number}", "set", *words)).splits == {"train": 4}
     odd = write("c", "split", "0", "1", "0", "0")
     with pytest.raises(DataError, check=said(f"{odd}, row 0", "'split' has '0'", "--split_column=none")):
         opened(dataset, odd)
@@ -188,11 +208,42 @@ def test_a_table_of_images_in_folders_of_several_splits_must_say_its_splits(tmp_
     assert opened("image_table", tmp_path / "labels.csv", split_column="none").splits == {"train": 8}
 
 
+def test_all_folders_of_a_table_of_images_are_looked_at(tmp_path):
+    (tmp_path / "train" / "n0000").mkdir(parents=True)
+    (tmp_path / "train" / "n0000" / "0.png").write_bytes(picture(0))
+    rows = [f"train/n{number:04d}/0.png,a" for number in range(1100)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file_name,label", *rows, "test/n0000/0.png,a"]))
+    with pytest.raises(DataError, check=said("row 1100: test/n0000/0.png and train/n0000/0.png", "=none")):
+        opened("image_table", tmp_path / "labels.csv")
+
+
 def test_a_feature_that_looks_like_splits_is_refused(tmp_path):
     records(tmp_path / "x.tfrecord", split=b"train")
     with pytest.raises(DataError, check=said("x.tfrecord", "'split' has 'train'", "--split_column=none")):
         opened("tfrecord", tmp_path)
     assert opened("tfrecord", tmp_path, split_column="none").splits == {"train": ROWS}
+    for number, (name, values) in enumerate(
+        [
+            ("split", (0, 1)),
+            ("split", (np.array([0.5, 1], np.float32),)),
+            ("is_train", (1, 0)),
+            ("is_training_image", (b"true", b"false")),
+            ("subset", (b"train", b"holdout")),
+            ("usage", (b"train",) * 150 + (b"test",)),  # later than the first records
+        ]
+    ):
+        path = tmp_path / str(number) / "x.tfrecord"
+        path.parent.mkdir()
+        rows = [{"image": picture(0), "label": 0, name: value} for value in values]
+        path.write_bytes(b"".join(framing.frame(tf_example.encode(row)) for row in rows))
+        for has_names in (False, True):  # with them, labels need not be read
+            if has_names:
+                (path.parent / "labels.txt").write_text("a\nb")
+            with pytest.raises(DataError, check=said(repr(name), "a file per split", "--split_column=none")):
+                opened("tfrecord", path)
+            assert opened("tfrecord", path, split_column="none").splits == {"train": len(values)}
+    records(tmp_path / "y" / "x.tfrecord", is_train=1, subset=b"train", phase=3, set=b"red")
+    assert opened("tfrecord", tmp_path / "y").splits == {"train": ROWS}
     with pytest.raises(UsageError, check=said("--split_column=split", "names of files")):
         opened("tfrecord", tmp_path, split_column="split")
 
@@ -303,7 +354,7 @@ class TestDataSetsOfOneGlob:
         flags = [f"--{name}={value}" for name, value in flags.items()]
         convert.main(["--dataset=image_folder", f"--source={folder / 'in'}", f"--data_dir={folder / 'out'}", *flags])
 
-    def test_classes_keys_and_splits_are_kept(self, tmp_path, capsys):
+    def test_classes_and_splits_are_kept_and_keys_begin_with_the_data_set(self, tmp_path, capsys):
         self.convert(tmp_path / "a", ("cat", "dog"))
         self.convert(tmp_path / "b", ("ape", "dog"), split="train:0.5,test:0.5")
         source = pickle.loads(pickle.dumps(opened("tfrecord", f"{tmp_path}/*/out/*.tfrecord")))
@@ -314,8 +365,8 @@ class TestDataSetsOfOneGlob:
             block = source.read(split, np.arange(count)[::-1])
             found |= {key.decode(): label for key, label in zip(block.keys, block.labels.tolist(), strict=True)}
         assert found == {
-            **{f"{name}/a{row}.png": label for name, label in (("cat", 1), ("dog", 2)) for row in range(ROWS)},
-            **{f"{name}/b{row}.png": label for name, label in (("ape", 0), ("dog", 2)) for row in range(ROWS)},
+            **{f"a/out/{name}/a{row}.png": label for name, label in (("cat", 1), ("dog", 2)) for row in range(ROWS)},
+            **{f"b/out/{name}/b{row}.png": label for name, label in (("ape", 0), ("dog", 2)) for row in range(ROWS)},
         }
         assert [file.file for file in source.files] == ["a/out/manifest.json", "b/out/manifest.json"]
         only = opened("tfrecord", f"{tmp_path}/a/out/train-*")
@@ -325,6 +376,19 @@ class TestDataSetsOfOneGlob:
         made = manifest.load(tmp_path / "all")
         assert made.class_names == ("ape", "cat", "dog")
         assert sum(sum(split.label_histogram[2:]) for split in made.splits.values()) == 2 * ROWS
+
+    def test_shards_of_one_data_set_are_not_taken_for_others(self, tmp_path, capsys):
+        self.convert(tmp_path / "d", ("cat", "dog"), num_shards="4")
+        self.convert(tmp_path / "e", ("cat", "dog"), num_shards="4")
+        for shards in ("d", "[de]"):  # of one, of a join
+            flags = ["--dataset=tfrecord", f"--data_dir={tmp_path / shards}-some", "--num_shards=train:2"]
+            one, other = (f"--source={tmp_path}/{shards}/out/train-0000[{numbers}]*" for numbers in ("01", "23"))
+            convert.main([*flags, one])
+            convert.main([*flags, one])
+            assert "nothing to do" in capsys.readouterr().out
+            with pytest.raises(UsageError, check=said("shards", "--overwrite")):
+                convert.main([*flags, other])
+        assert [file.file for file in opened("tfrecord", f"{tmp_path}/d/out/train-*").files] == ["manifest.json"]
 
     def test_what_cannot_be_joined_is_refused(self, tmp_path, capsys):
         self.convert(tmp_path / "a", ("cat", "dog"))
@@ -338,10 +402,26 @@ class TestDataSetsOfOneGlob:
         with pytest.raises(DataError, check=said("' cat'", "'cat'", "look alike")):
             opened("tfrecord", f"{tmp_path}/[ad]/out/train-*")
 
-    def test_a_key_that_two_of_them_have_is_refused(self, tmp_path, capsys):
-        self.convert(tmp_path / "a", ("cat",))
-        self.convert(tmp_path / "b" / "a", ("cat",))
-        with pytest.raises(DataError, check=said("cat/a")):
-            convert.main(
-                ["--dataset=tfrecord", f"--source={tmp_path}/**/out/train-*", f"--data_dir={tmp_path / 'all'}"]
-            )
+    def test_two_of_them_may_have_equal_keys(self, tmp_path, capsys):
+        for folder in ("a", "b/a"):
+            self.convert(tmp_path / folder, ("cat",))
+        for raw in (False, True):  # a list of keys, an array
+            if raw:
+                for folder in ("a", "b/a"):
+                    self.convert(tmp_path / folder, ("cat",), image_encoding="raw", overwrite="true")
+            out = tmp_path / f"all{raw}"
+            convert.main(["--dataset=tfrecord", f"--source={tmp_path}/**/out/train-*", f"--data_dir={out}"])
+            block = opened("tfrecord", out).read("train", np.arange(2 * ROWS))
+            wanted = [f"{name}/out/cat/a{row}.png".encode() for name in ("a", "b/a") for row in range(ROWS)]
+            assert sorted(map(bytes, block.keys)) == wanted
+            assert (out / "manifest.json").exists()
+
+
+def test_many_classes_are_joined_in_no_time(tmp_path):
+    one, other = (write_source(tmp_path / name, {"train": Content([picture(0)])}) for name in "ab")
+    names = tuple(f"class {number:06d}" for number in range(50_000))
+    sets = {"a": dataclasses.replace(one, class_names=names), "b": dataclasses.replace(other, class_names=names[::-1])}
+    started = time.process_time()
+    made = joined.joined("x", LocalPath(str(tmp_path)), sets)
+    assert time.process_time() - started < 5  # a search for each among all takes minutes
+    assert made.numbers == {"a": (*range(50_000),), "b": (*range(50_000),)[::-1]}
