@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import tensorflow as tf
@@ -26,6 +27,8 @@ Columns = dict[str, tf.Tensor]
 PLACES, SIZES = "places", "sizes"  # columns of `Kept`: the bounds and sizes of `InMemory`
 _DCT_METHODS = {FAST: "", EXACT: "INTEGER_ACCURATE"}  # TensorFlow's names
 _RATIOS = (2, 4, 8)  # at which TensorFlow decodes a JPEG, besides 1
+_JUDGED_TOGETHER = 64  # images, by one thread
+_MOST_TRIED = 16  # records, of a batch and of others, to find one that a parser takes
 _BLOCK = 16  # pixels, of the blocks that JPEG decodes together; few files have larger ones
 
 
@@ -194,47 +197,102 @@ class ExampleParser:
         return kinds
 
 
-def judge_of(manifest: Manifest, parse: Callable[[tf.Tensor], Any] | None) -> Callable[[bytes], str | None]:
-    """Returns a function that says why no example can be made of a record; it returns None if one can.
-
-    It works on one record, in this process, and is for what a batch does not say: which of its records is to blame.
+class ImageJudge:
+    """Says of which records no image can be decoded, as training decodes them.
 
     Args:
       manifest: of the data set.
-      parse: the user's parser, if there is one.
     """
-    if parse is not None:
-        by_one = tf.function(graph_calls.as_given(parse), autograph=False)
 
-        def unparsed(record: bytes) -> str | None:
-            try:
-                with tf.device("CPU:0"):
-                    by_one(tf.constant([record]))
-            except tf.errors.OpError as error:
-                return f"parse: {root_cause(error.message)[1]}"
-            return None
+    rows = _JUDGED_TOGETHER
 
-        return unparsed
+    def __init__(self, manifest: Manifest) -> None:
+        image = manifest.features["image"]
+        self._features, self._image, self._dct = manifest.features, image, manifest.pixels.dct
+        self._channels = image.shape[2] or 3
+        self._shape = (*image.shape[:2], self._channels)
 
-    image = manifest.features["image"]
-    shape, channels = (*image.shape[:2], image.shape[2] or 3), image.shape[2] or 3
+    def problems(self, records: Sequence[bytes]) -> list[str | None]:
+        """Returns for each record why no example can be made of it; None if one can."""
+        return [self.problem(record) for record in records]
 
-    def undecoded(record: bytes) -> str | None:
+    def problem(self, record: bytes) -> str | None:
+        """Returns why no example can be made of a record; None: one can."""
+        image = self._image
         try:
             with tf.device("CPU:0"):
-                stored = tf.constant(tf_example.example(record, manifest.features, decode_image=False)["image"])
+                stored = tf.constant(tf_example.example(record, self._features, decode_image=False)["image"])
                 if image.encoding == "raw":
                     return None
-                found = decode_file(stored, channels, image.encoding or "", manifest.pixels.dct)
+                found = decode_file(stored, self._channels, image.encoding or "", self._dct)
         except tf_example.BadExampleError as error:
             return str(error)
         except tf.errors.OpError as error:
             return f"its image cannot be decoded: {root_cause(error.message)[1]}"
-        if any(size not in (None, has) for size, has in zip(shape, found.shape, strict=True)):
+        if any(size not in (None, has) for size, has in zip(self._shape, found.shape, strict=True)):
             return f"its image is of shape {tuple(found.shape)}, not {image.shape}"
         return None
 
-    return undecoded
+
+class ParseJudge:
+    """Says which records the user's parser fails on.
+
+    A parser takes a batch, of a size that it may need, and may fail for several records together. A record is to blame
+    only if a batch that the parser takes fails with this record in place of one of its rows, and a batch of nothing but
+    this record fails, too. Where no batch is found that the parser takes, no record is blamed.
+
+    Args:
+      parse: the user's parser.
+      rows: of the batches that it is given.
+      others: returns some more records, among which one is looked for that the parser takes.
+    """
+
+    def __init__(
+        self, parse: Callable[[tf.Tensor], Any], rows: int, others: Callable[[], Iterable[bytes]] = tuple
+    ) -> None:
+        self.rows, self._others = rows, others
+        self._parse = tf.function(graph_calls.as_given(parse), [tf.TensorSpec([rows], tf.string)], autograph=False)
+        self._taken: list[bytes] | None = None  # a batch
+        self._is_able = True  # whether such a batch may be found
+
+    def problems(self, records: Sequence[bytes]) -> list[str | None]:
+        """Returns for each record the parser's error; None for records that are not to blame for one."""
+        found: list[str | None] = []
+        for first in range(0, len(records), self.rows):
+            found += self._of_batch(list(records[first : first + self.rows]))
+        return found
+
+    def _of_batch(self, records: list[bytes]) -> list[str | None]:
+        batch = [*records, *records[-1:] * (self.rows - len(records))]
+        if not self._is_able or self._error(batch) is None:
+            self._taken = batch if self._is_able else None
+            return [None] * len(records)
+        if self._taken is None:
+            candidates = itertools.chain(records[:_MOST_TRIED], itertools.islice(self._others(), _MOST_TRIED))
+            batches = ([record] * self.rows for record in candidates)
+            self._taken = next((batch for batch in batches if self._error(batch) is None), None)
+            self._is_able = self._taken is not None
+        return self._among(records) if self._taken else [None] * len(records)
+
+    def _among(self, records: list[bytes]) -> list[str | None]:
+        """Returns the problems of records, at most a batch: halves of them are tried until one is left."""
+        assert self._taken is not None
+        if self._error([*records, *self._taken[len(records) :]]) is None:
+            return [None] * len(records)
+        if len(records) > 1:
+            half = len(records) // 2
+            return self._among(records[:half]) + self._among(records[half:])
+        return [self._error(records * self.rows)]
+
+    def _error(self, batch: list[bytes]) -> str | None:
+        try:
+            with tf.device("CPU:0"):
+                self._parse(tf.constant(batch))
+        except tf.errors.OpError as error:
+            return f"parse: {root_cause(error.message)[1]}"
+        except Exception:  # it is not a function of a batch at all, which the input itself says better
+            self._is_able = False
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

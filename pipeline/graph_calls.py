@@ -165,8 +165,13 @@ def error_of_input(message: str) -> DataError | None:
     """Returns the input's own error, given the message of an op's error; None: that has another cause."""
     if (said := message_of_input(message)) is None:
         return None
-    found = _errors.get(said)
-    return found.changed() if isinstance(found, DataError) else DataError(said)
+    return kept_error(message) or DataError(" ".join(said.split("] [")))  # tf.debugging.assert_* adds values
+
+
+def kept_error(message: str) -> DataError | None:
+    """Returns `error_of_input`, but None for an assertion in TensorFlow's graph, which may be one of the user's."""
+    found = _errors.get(message_of_input(message) or "")
+    return found.changed() if isinstance(found, DataError) else None
 
 
 def message_of_input(message: str) -> str | None:

@@ -16,7 +16,7 @@ from pipeline.batch.compose import is_stacked, make_dataset
 from pipeline.batch.diagnosis import Fed, unusable
 from pipeline.errors import UsageError
 from pipeline.files.paths import PathLike
-from pipeline.graph_calls import error_of_input
+from pipeline.graph_calls import error_of_input, kept_error
 from pipeline.manifest.sources import Sources
 from pipeline.order.order import Spec
 from pipeline.order.sharding import as_shard, whole_number
@@ -98,7 +98,8 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         try:
             element: tuple[Any, ...] = next(self._open[0])
         except tf.errors.OpError as error:
-            if own := error_of_input(error.message) or unusable(Fed(self._request, self.step, self.step + 1)):
+            message, fed = error.message, Fed(self._request, self.step, self.step + 1)
+            if own := kept_error(message) or unusable(fed) or error_of_input(message):
                 raise own from None
             raise
         self._given += 1

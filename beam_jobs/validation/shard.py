@@ -39,6 +39,7 @@ _BYTES = ("string", "uint8")  # dtypes of features that are kept as bytes
 _Numbers = TypeVar("_Numbers", np.int64, np.uint32)
 
 MOST_LISTED = 100  # problems, per shard and for the data set
+_OF_EARLIER = "if an earlier release added it from a file or function of yours, add it again"  # they did not say so
 _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
 
 
@@ -361,11 +362,11 @@ class ColumnCheck:
     def first_difference(self) -> str:
         """Text on the first difference; empty: there is none."""
         more = f" ({self.differences:,} records differ)" if self.differences > 1 else ""
-        return self._first + more if self._first else ""
+        return f"{self._first}{more}; {_OF_EARLIER}" if self._first else ""
 
 
 def _columns_of(data_dir: StoragePath, manifest: Manifest, number: int) -> list[ColumnCheck]:
-    """Returns the checks of the columns that have the name of a feature, or are made of a record and its image."""
+    """Returns the checks of the columns of the records: features, and what is made of a record and its image."""
     shard = manifest.shards[number]
     split, infos = next((name, info.shards) for name, info in manifest.splits.items() if shard in info.shards)
     first = sum(before.num_examples for before in infos[: infos.index(shard)])
@@ -373,7 +374,7 @@ def _columns_of(data_dir: StoragePath, manifest: Manifest, number: int) -> list[
     features = {column_name(name): name for name in ("bytes", "height", "width", *scalars)}
     found = []
     for name, column in manifest.columns.items():
-        if name in features and split in column.files:
+        if name in features and split in column.files and not column.is_own:
             values = values_of(data_dir.url, split, name, column, first, first + shard.num_examples)
             if values is not None:  # else the file as a whole is a problem
                 file = naming.column_name(split, name, column.files[split])
@@ -500,9 +501,9 @@ def _judge_of(manifest: Manifest) -> Callable[[bytes], str | None] | None:
     if importlib.util.find_spec("tensorflow") is None:
         return None
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its notes on the processor would be on every worker
-    from pipeline.decode import judge_of  # noqa: PLC0415, which takes seconds
+    from pipeline.decode import ImageJudge  # noqa: PLC0415, which takes seconds
 
-    return judge_of(manifest, None)
+    return ImageJudge(manifest).problem
 
 
 def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,12 @@ from pipeline.decode import (
     ExampleParser,
     Form,
     ImageDecoder,
+    ImageJudge,
+    ParseJudge,
     PixelRows,
     Serialized,
     Stretched,
     UserParsed,
-    judge_of,
 )
 from pipeline.distort.base import Crop, Recipe
 from pipeline.distort.composed import cropping_of, of_flipped
@@ -42,7 +44,7 @@ from pipeline.order.tensors import TENSORS
 from pipeline.read import memory
 from pipeline.read.corruption import Corruption
 from pipeline.read.memory import Buffers
-from pipeline.read.records_reader import RecordsReader
+from pipeline.read.records_reader import Judge, RecordsReader
 from pipeline.read.rows_reader import RowsReader, all_pieces
 from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
@@ -240,9 +242,33 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
                 "nothing can be skipped"
             )
     _check_first_record(resolved, shards)
-    judge = judge_of(manifest, request.parse) if corruption.skips else None
+    judge = judge_of(resolved) if corruption.skips else None
     records = RecordsReader(shards, manifest.compression, judge=judge)
     return RecordColumns(records, Buffers(release_arrays), corruption.skips), batches
+
+
+def judge_of(resolved: ResolvedRequest) -> Judge:
+    """Returns what says of which records of a source no example can be made, by its parser if it has one."""
+    request = resolved.request
+    if request.parse is None:
+        return ImageJudge(resolved.manifest)
+    rows = make_feed(resolved.order, as_shard(request.shard), NumpyArrays()).replica_rows
+    return ParseJudge(request.parse, rows, functools.partial(_some_records, resolved))
+
+
+def _some_records(resolved: ResolvedRequest) -> Iterator[bytes]:
+    """Yields intact records of a source: the first of each segment, then the second of each, and so on."""
+    segments = resolved.selection.segments
+    reader = RecordsReader(
+        Shards.found(resolved.request.folder, segments, Corruption(os.fspath(resolved.request.folder))),
+        resolved.manifest.compression,
+    )
+    for at in range(max((segment.stop - segment.start for segment in segments), default=0)):
+        for number, segment in enumerate(segments):
+            record = segment.start + at
+            if record < segment.stop:
+                with contextlib.suppress(DataError):
+                    yield from filter(None, reader.read_part(number, record, record + 1))
 
 
 def is_read_by_graph(request: Request) -> bool:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
-from pipeline.batch.compose import maker
-from pipeline.decode import judge_of
+from pipeline.batch.compose import judge_of, maker
 from pipeline.errors import DataError, PipelineError
 from pipeline.files.paths import folder
-from pipeline.graph_calls import error_of_input
+from pipeline.graph_calls import kept_error
 from pipeline.order.order import MAX_STEP
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedRequest, resolve_all
@@ -48,7 +47,7 @@ def naming_records(fed: Callable[[], Iterable[Fed]]) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if _OF_INPUT in error.message and error_of_input(error.message) is None:
+        if _OF_INPUT in error.message and kept_error(error.message) is None:
             for steps in fed():
                 if found := unusable(steps):
                     raise found from None
@@ -58,7 +57,7 @@ def naming_records(fed: Callable[[], Iterable[Fed]]) -> Iterator[None]:
 def unusable(fed: Fed) -> DataError | None:
     """Returns the error for the first record of some steps of which no example can be made; None: there is none.
 
-    The records of these steps are read again and decoded one by one.
+    The records of these steps are read again and decoded one by one, or parsed as in their batches.
     """
     if fed.request.schedule:  # whose steps are not those of its sources
         return None
@@ -71,7 +70,7 @@ def unusable(fed: Fed) -> DataError | None:
 
 
 def _of_source(part: ResolvedRequest, fed: Fed) -> DataError | None:
-    request, judge = part.request, judge_of(part.manifest, part.request.parse)
+    request, judge = part.request, judge_of(part)
     plain = dataclasses.replace(
         request,
         parse=_as_it_is,
@@ -89,8 +88,9 @@ def _of_source(part: ResolvedRequest, fed: Fed) -> DataError | None:
     # The order is that of the request: the size of an example, on which it depends, is another one without images.
     made = maker(dataclasses.replace(part, request=plain), None)
     for records, *_, ids in made(fed.first_step, min(fed.last_step, part.last_step())):
-        for record, number in zip(records.numpy().tolist(), ids.numpy().tolist(), strict=True):
-            if problem := judge(record):
+        problems = judge.problems(records.numpy().tolist())
+        for problem, number in zip(problems, ids.numpy().tolist(), strict=True):
+            if problem:
                 file, row = part.selection.locate(number % part.order.num_stored)
                 return DataError(problem, path=folder(request.folder) / file, record=row, advice=_ADVICE)
     return None

@@ -6,6 +6,7 @@ manifest last.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import keyword
 import os
@@ -70,7 +71,7 @@ def _add(data_dir: str, source: str) -> None:
         found = of_records(data_dir, manifest, _function(match["file"], match["name"]))
     else:
         found = _of_file(data_dir, manifest, source)
-    made = write(data_dir, manifest, found)
+    made = write(data_dir, manifest, found, is_own=kind != FROM_RECORDS)
     for name in found:
         column = made.columns[name]
         kinds = f"{count_of(len(column.values), 'string')} as {column.dtype}" if column.values else column.dtype
@@ -110,13 +111,14 @@ def check(source: str, flag: str) -> None:
         raise UsageError(f"{flag}={source}: there is no file {file}")
 
 
-def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, Any]]) -> Manifest:
+def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, Any]], is_own: bool = False) -> Manifest:
     """Writes columns and the manifest that lists them, which is returned. Columns of the same names are replaced.
 
     Args:
       data_dir: the data set's folder.
       manifest: of the data set.
       found: {column: {split: value of each record}}.
+      is_own: as of `Column`.
 
     Raises:
       DataError: the folder cannot be written to.
@@ -130,9 +132,10 @@ def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, An
     with drafts_in(place) as drafts:
         for name, splits in found.items():
             try:
-                columns[name], files = encode(splits)
+                column, files = encode(splits)
             except (ValueError, OverflowError) as error:
                 raise UsageError(f"column {name!r}: {error}") from None
+            columns[name] = dataclasses.replace(column, is_own=is_own)
             for split, data in files.items():
                 drafts.add(naming.column_name(split, name, columns[name].files[split]), data)
         made = Manifest(**{**_fields(manifest), "columns": columns})

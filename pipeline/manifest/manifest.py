@@ -206,11 +206,13 @@ class Column:
       dtype: of the numbers in its files: `int8` to `int64`, `float32` or `float64`.
       files: {split: CRC32C of the file with its values}, 8 hexadecimal digits.
       values: the strings that the numbers stand for, sorted; empty for a column of numbers.
+      is_own: whether a user's file or function gave the values, which may then differ from a feature of that name.
     """
 
     dtype: str
     files: dict[str, str]
     values: tuple[str, ...] = ()
+    is_own: bool = dataclasses.field(default=False, metadata={OPTIONAL: True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,6 +328,9 @@ class Manifest:
             for shard in split["shards"]:
                 if not with_crcs or shard["crcs_crc32c"] is None:
                     del shard["crcs_crc32c"]
+        for column in content["columns"].values():
+            if not column["is_own"]:
+                del column["is_own"]
         if not self.columns:
             del content["columns"]
         if self.pixel_rule is None:

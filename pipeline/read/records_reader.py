@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import crc32c
 import numpy as np
@@ -54,6 +54,19 @@ class Records:
         return found
 
 
+class Judge(Protocol):
+    """Says which records cannot be used.
+
+    Attributes:
+      rows: number of records that it is best given together.
+    """
+
+    rows: int
+
+    def problems(self, records: Sequence[bytes]) -> list[str | None]:
+        """Returns for each record why it cannot be used; None if it can."""
+
+
 class RecordsReader:
     """Reads pieces of shards with records of any kind.
 
@@ -61,7 +74,7 @@ class RecordsReader:
       shards: to read.
       compression: of the manifest.
       kept_bytes: of decompressed members to keep, as for `MemberReader`.
-      judge: says why a record whose CRC is right cannot be used, None if it can; is asked once for each. None: all can.
+      judge: says which records whose CRC is right cannot be used; is asked once for each. None: all can.
     """
 
     def __init__(
@@ -69,9 +82,13 @@ class RecordsReader:
         shards: Shards,
         compression: str,
         kept_bytes: int = KEPT_BYTES,
-        judge: Callable[[bytes], str | None] | None = None,
+        judge: Judge | None = None,
     ) -> None:
-        self._judge, self._useless = judge, dict[tuple[int, int], str | None]()
+        self._judge = judge
+        # By the record's number in all shards. To judge each in every epoch would cost as much as to feed them.
+        self._firsts = np.cumsum([0, *(taken.shard.num_examples for taken in shards.segments)])
+        self._is_judged = np.zeros(self._firsts[-1] if judge else 0, bool)
+        self._useless: dict[int, str] = {}
         self.shards, self.sidecars, self._compression = shards, Sidecars(shards), compression
         self._gzip = GzipReader(shards, self.sidecars)
         self._members = MemberReader(shards, self.sidecars, kept_bytes)
@@ -105,6 +122,7 @@ class RecordsReader:
         good = np.concatenate([np.zeros(0, bool), *(good for _, good in found)])
         if not len(good):
             return Records(memory, np.zeros((1, 2), np.int64), np.ones(1, bool))
+        good = self._judged(Records(memory, bounds, good), tasks)
         if not good.all():
             bounds[~good] = bounds[self.shards.stand_ins(good, tasks[0].segment)]
         return Records(memory, bounds, good)
@@ -164,19 +182,33 @@ class RecordsReader:
             whole = np.flatnonzero(good)
             self.sidecars.check_crcs(segment, numbers[whole], crcs[whole], lambda i: int(begins[whole[i]]))
         bounds = np.stack([places[:-1] + framing.HEADER, places[1:] - framing.FOOTER], axis=1)
-        if self._judge is not None:
-            for i in np.flatnonzero(good).tolist():
-                if problem := self._problem(segment, int(numbers[i]), memory[slice(*bounds[i])]):
-                    self.shards.corrupt(segment, int(numbers[i]), int(begins[i]), problem)
-                    good[i] = False
         return bounds, good
 
-    def _problem(self, segment: int, number: int, record: U8) -> str | None:
-        """Returns why a record cannot be used; None: it can."""
-        assert self._judge is not None
-        if (segment, number) not in self._useless:  # to decode each in every epoch would cost as much as to feed them
-            self._useless[segment, number] = self._judge(record.tobytes())
-        return self._useless[segment, number]
+    def _judged(self, records: Records, tasks: list[_Task]) -> NDArray[np.bool_]:
+        """Returns which of the records of tasks are good and can be used; the others are reported."""
+        judge, memory, good = self._judge, records.memory, records.good.copy()
+        if judge is None:
+            return good
+        runs = [(task.segment, *run) for task in tasks for run in task.runs]
+        numbers = np.concatenate([np.arange(start, stop) + self._firsts[segment] for segment, start, stop in runs])
+        new = np.flatnonzero(good & ~self._is_judged[numbers]).tolist()
+
+        def problems(rows: list[int]) -> list[str | None]:
+            return judge.problems([memory[0, slice(*records.bounds[row])].tobytes() for row in rows])
+
+        parts = [new[first : first + judge.rows] for first in range(0, len(new), judge.rows)]
+        for part, found in zip(parts, self.shards.in_parallel(problems, parts), strict=True):
+            for row, problem in zip(part, found, strict=True):
+                if problem:
+                    self._useless[int(numbers[row])] = problem
+        self._is_judged[numbers[new]] = True
+        if self._useless:
+            for row in np.flatnonzero(good & np.isin(numbers, list(self._useless))).tolist():
+                segment = int(np.searchsorted(self._firsts, numbers[row], side="right")) - 1
+                record = int(numbers[row] - self._firsts[segment])
+                self.shards.corrupt(segment, record, self.offset(segment, record), self._useless[int(numbers[row])])
+                good[row] = False
+        return good
 
     def _frames(self, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the offset of each frame of a task in the decompressed shard, and its size."""

@@ -28,14 +28,18 @@ def encoded(number):
     return stream.getvalue()
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A data set of an earlier release, whose conversion did not notice one such file: (folder, shard, record)."""
-    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("data") / "out"
+def write_images(source):
     for number in range(COUNT):
         path = source / "train" / "ab"[number % 2] / f"{number:02}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded(number))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A data set of an earlier release, whose conversion did not notice one such file: (folder, shard, record)."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("data") / "out"
+    write_images(source)
     whole, bad = encoded(29), encoded(29)[:900]
     path = source / "train" / "b" / "29.jpg"
     path.write_bytes(bad)
@@ -52,11 +56,37 @@ def data(tmp_path_factory):
     raise AssertionError
 
 
+def folder_of_intact(place):
+    write_images(place / "source")
+    flags = [f"--source={place / 'source'}", f"--data_dir={place / 'data'}", "--num_shards=3"]
+    convert_in_process("--dataset=image_folder", *flags)
+    return place / "data"
+
+
 def own_parse(records):
     found = tf.io.parse_example(records, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
     spec = tf.TensorSpec((SIDE, SIDE, 3), tf.uint8)
     decode = lambda image: tf.ensure_shape(tf.io.decode_jpeg(image, channels=3), spec.shape)  # noqa: E731
     return tf.map_fn(decode, found, fn_output_signature=spec)
+
+
+def in_order(records):
+    """Needs batches of the size that it was written for."""
+    return tf.reshape(own_parse(records), [4, SIDE, SIDE, 3])
+
+
+def in_halves(records):
+    """Needs batches of an even size, of different records."""
+    one, other = tf.split(records, 2)
+    with tf.control_dependencies([tf.debugging.assert_none_equal(one, other)]):
+        return tf.concat([own_parse(one), own_parse(other)], axis=0)
+
+
+def asserted(records):
+    """Fails on the record by an assertion, as parsers do, before it is decoded."""
+    found = tf.io.parse_example(records, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
+    with tf.control_dependencies([tf.debugging.assert_none_equal(tf.strings.length(found), 900, message="cut off")]):
+        return tf.strings.length(found)
 
 
 CROP = "random_crop(size=32, normalize=False)"
@@ -84,8 +114,21 @@ WAYS = pytest.mark.parametrize(
         {"shuffle_bytes": WINDOWS, "distort": CROP},
         {"shuffle_bytes": WINDOWS, "parse": own_parse},
         {"shuffle_bytes": RESIDENT, "parse": own_parse},
+        {"shuffle_bytes": WINDOWS, "parse": asserted},
+        {"shuffle_bytes": WINDOWS, "parse": in_order},
+        {"shuffle_bytes": RESIDENT, "parse": in_order},
     ],
-    ids=["resident", "windows", "crops", "crops in windows", "parse in windows", "parse"],
+    ids=[
+        "resident",
+        "windows",
+        "crops",
+        "crops in windows",
+        "parse in windows",
+        "parse",
+        "asserted",
+        "4 in windows",
+        "4",
+    ],
 )
 TRAINING = {"global_batch_size": 4, "training": True}
 
@@ -130,6 +173,35 @@ def test_the_record_is_skipped(options, data):
         steps += 1
     assert (skipped, steps) == ([number_of(folder, shard, record)] * 2, 24)
     assert {(os.path.basename(found.file), found.record) for found in skipped_records(folder)} == {(shard, record)}
+
+
+@pytest.mark.parametrize("shuffle_bytes", [RESIDENT, WINDOWS], ids=["resident", "windows"])
+def test_records_are_not_to_blame_for_what_they_do_together(shuffle_bytes, data):
+    folder, *_ = data
+
+    def apart(records):  # the first two of a shard must not be in one batch
+        found = tf.io.parse_example(records, {"key": tf.io.FixedLenFeature([], tf.string)})["key"]
+        together = tf.reduce_all(
+            [tf.reduce_any(tf.strings.regex_full_match(found, f".*{n}.jpg")) for n in ("03", "04")]
+        )
+        with tf.control_dependencies([tf.debugging.assert_equal(together, False, "3 and 4")]):
+            return tf.strings.length(found)
+
+    options = {**TRAINING, "shuffle_bytes": shuffle_bytes, "parse": apart}
+    before = skipped_records(folder)
+    for more in ({}, {"on_corrupt": "skip", "max_corrupt": COUNT}):
+        with pytest.raises(DataError, match="3 and 4 ") as caught:
+            take(StepIterator(folder, **options, **more), epochs=100)
+        assert caught.value.record is None
+    assert skipped_records(folder) == before
+
+
+@pytest.mark.parametrize("shuffle_bytes", [RESIDENT, WINDOWS], ids=["resident", "windows"])
+def test_a_parser_that_needs_different_records_blames_none(shuffle_bytes, tmp_path):
+    folder = folder_of_intact(tmp_path)
+    options = {**TRAINING, "shuffle_bytes": shuffle_bytes, "parse": in_halves, "on_corrupt": "skip", "max_corrupt": 0}
+    weights = [weights.numpy().tolist() for *_, weights in input_fn(folder, epochs=1, **options)]
+    assert weights == [[1.0] * 4] * (COUNT // 4)
 
 
 @WAYS

@@ -345,7 +345,8 @@ def test_a_column_that_was_forged_with_its_crc_is_not_what_the_records_have(kind
     assert (code, error) == (1, f"{tmp_path}: 1 problem in 1 of 4 shards")
     shard = f"train-00001-of-00003.tfrecord{'.gz' if kind == 'gzip' else ''}"
     assert lines[1] == (
-        f"{file}: has {(before[7] + 1) % 4} for record 1 of {shard}, which has {before[7]} (2 records differ)"
+        f"{file}: has {(before[7] + 1) % 4} for record 1 of {shard}, which has {before[7]} (2 records differ); "
+        "if an earlier release added it from a file or function of yours, add it again"
     )
 
 
@@ -362,6 +363,31 @@ def test_columns_of_sizes_and_of_other_features_are_compared_too(column, tmp_pat
     assert code == 1
     assert lines[1].startswith(f"{file}: has ")
     assert " for record 6 of train-00002-of-00003.tfrecord, which has " in lines[1]
+
+
+def test_columns_of_the_users_own_may_differ_from_features_of_their_names(tmp_path, run):
+    data = tmp_path / "data"
+    write(data, "png")
+    index.main([str(data), "--add_columns=records"])
+    function = tmp_path / "cols.py"
+    function.write_text("def clean(record):\n    return {'label': 3, 'height': 1.5, 'bytes': len(record)}\n")
+    index.main([str(data), f"--add_columns={function}:clean"])
+    assert [name for name, column in manifests.load(data).columns.items() if column.is_own] == [
+        "bytes",
+        "height",
+        "label",
+    ]
+    assert run("--deep", data)[0] == 0
+
+    def change(values):
+        values[-1] += 1
+
+    forge(data, "width", change)  # is still that of the records
+    assert run("--deep", data)[0] == 1
+    index.main([str(data), "--add_columns=records"])
+    assert run("--deep", data)[0] == 0
+    forge(data, "label", change)
+    assert run("--deep", data)[0] == 1
 
 
 def test_shards_in_folders_below_are_found_by_a_deep_check(tmp_path, run):
