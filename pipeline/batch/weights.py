@@ -121,7 +121,7 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
             "its second part for labels; return one of the two, or feed a loop of your own"
         )
         return NotForKeras(dataset, problem) if len(spec) > 1 else dataset
-    if has_weights and any(_is_dense(leaf) for leaf in tf.nest.flatten(spec[1])):
+    if (has_weights or own_parts == 3) and any(_is_dense(leaf) for leaf in tf.nest.flatten(spec[1])):
         if not are_paired(spec[2], spec[1]):
             problem = (
                 f"parse returns sample_weight as {_places(spec[2])} for the target {_places(spec[1])}, so that it is not "

@@ -375,7 +375,7 @@ ALONE = lambda masks, _: masks  # noqa: E731
 BOTH = lambda masks, values: {"m": masks, "c": values}  # noqa: E731
 
 
-@pytest.mark.parametrize("weights", ["mask"])
+@pytest.mark.parametrize("weights", ["mask", "none"])
 @pytest.mark.parametrize(
     ("targets", "sample_weight"),
     [
@@ -407,7 +407,7 @@ def test_sample_weights_in_a_structure_weigh_rows_of_masks(folder, targets, samp
         assert found[name] == pytest.approx(value, rel=1e-5), name
 
 
-@pytest.mark.parametrize("weights", ["mask"])
+@pytest.mark.parametrize("weights", ["mask", "none"])
 @pytest.mark.parametrize(
     ("targets", "sample_weight"),
     [
