@@ -20,25 +20,37 @@ _UNCHANGED = ("cache", "prefetch", "repeat", "shuffle", "skip", "take", "with_op
 
 
 def of_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
-    """Returns the weights of rows, (rows,), with axes of length 1 up to a rank: (rows, 1, ..., 1)."""
-    return tf.reshape(weights, [-1, *[1] * (rank - 1)]) if rank > 1 else weights
+    """Returns the weights of rows with axes of length 1 up to a rank, (rows, 1, ..., 1); as they are if they have it."""
+    return weights[(..., *[tf.newaxis] * (rank - weights.shape.rank))]
 
 
-def of_targets(weights: tf.Tensor, targets: Any) -> Any:
+def of_targets(weights: Any, targets: Any) -> Any:
     """Returns the weights of rows as Keras' losses and metrics multiply them.
 
     A loss has the rank of its target, or one axis less. Weights of the target's rank fit both, because Keras drops a
     last axis of length 1. Only where a loss has one number per row in any case do they stay (rows,).
 
     Args:
-      weights: float32 (rows,).
+      weights: float32 (rows,), or with more axes that lie within a row; or a structure of them that `are_paired`.
       targets: a tensor, or a structure of them, then with a structure of weights if any needs more axes.
     """
-    if not any(_is_dense(leaf) for leaf in tf.nest.flatten(targets)):
+    leaves = tf.nest.flatten(targets)
+    if not any(_is_dense(leaf) for leaf in leaves):
         return weights
-    return tf.nest.map_structure(
-        lambda leaf: of_rank(weights, leaf.shape.rank) if _is_dense(leaf) else weights, targets
-    )
+    given = tf.nest.flatten(weights) if tf.nest.is_nested(weights) else [weights] * len(leaves)
+    made = [of_rank(own, leaf.shape.rank) if _is_dense(leaf) else own for own, leaf in zip(given, leaves, strict=True)]
+    return tf.nest.pack_sequence_as(targets, made)
+
+
+def are_paired(weights: Any, targets: Any) -> bool:
+    """Returns whether each target has weights at its place: one tensor is for all, one leaf for a single target."""
+    if not tf.nest.is_nested(weights) or len(tf.nest.flatten(weights)) == len(tf.nest.flatten(targets)) == 1:
+        return True
+    try:
+        tf.nest.assert_same_structure(weights, targets)
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def _is_dense(target: Any) -> bool:
@@ -88,11 +100,7 @@ def of_classes(class_weight: Mapping[int, float], labels: Any, is_image: bool) -
 
 def times(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """Returns the product of weights of the same rows, of which one may have more axes within a row."""
-    while one.shape.rank < other.shape.rank:
-        one = one[..., None]
-    while other.shape.rank < one.shape.rank:
-        other = other[..., None]
-    return one * other
+    return of_rank(one, other.shape.rank) * of_rank(other, one.shape.rank)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -113,7 +121,13 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
             "its second part for labels; return one of the two, or feed a loop of your own"
         )
         return NotForKeras(dataset, problem) if len(spec) > 1 else dataset
-    if has_weights and any(_is_dense(leaf) for leaf in tf.nest.flatten(spec[1])):
+    if (has_weights or own_parts == 3) and any(_is_dense(leaf) for leaf in tf.nest.flatten(spec[1])):
+        if not are_paired(spec[2], spec[1]):
+            problem = (
+                f"parse returns sample_weight as {_places(spec[2])} for the target {_places(spec[1])}, so that it is not "
+                "known what weighs what; return one tensor for all targets, or one for each at its place"
+            )
+            return NotForKeras(dataset, problem)
         dataset = dataset.map(_widened)
     if request.record_ids:
         problem = "record_ids=True: Keras would take the ids for weights or refuse them; leave it out"
@@ -125,9 +139,12 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
 
 
 def _widened(x: Any, y: Any, weights: Any, *ids: tf.Tensor) -> tuple[Any, ...]:
-    if isinstance(weights, tf.Tensor) and weights.shape.rank == 1:  # else the user's own weights have more axes
-        weights = of_targets(weights, y)
-    return (x, y, weights, *ids)
+    return (x, y, of_targets(weights, y), *ids)
+
+
+def _places(structure: Any) -> Any:
+    """Returns a structure with the shape of a tensor at its place."""
+    return tf.nest.map_structure(lambda leaf: tuple(leaf.shape), structure)
 
 
 class NotForKeras(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[misc]

@@ -340,3 +340,95 @@ def test_compiled_metrics_of_a_dense_target_weigh_rows():
     expected = model.evaluate(images[:3], masks[:3], verbose=0, return_dict=True)
     for name in ("loss", "accuracy", "auc"):
         assert float(found[name]) == pytest.approx(expected[name], rel=1e-5), name
+
+
+MASKS = np.random.default_rng(5).random((COUNT, HEIGHT, ROWS, 1)).astype(np.float32)
+OUTPUTS = np.random.default_rng(6).random((COUNT, HEIGHT, ROWS, 1)).astype(np.float32)
+OWN = 1.0 + NUMBERS
+
+
+class OfRows(keras.Model):
+    """Gives the masks of the rows whose numbers it gets; with `classes`, a number per row as well."""
+
+    def __init__(self, classes=False):
+        super().__init__()
+        self.scale, self.classes = self.add_weight(shape=(), initializer="ones"), classes
+
+    def call(self, numbers):
+        masks = self.scale * tf.gather(tf.constant(OUTPUTS), tf.cast(numbers[:, 0], tf.int32))
+        return {"m": masks, "c": 0 * self.scale * numbers} if self.classes else masks
+
+
+def of_masks(targets, sample_weight):
+    """Returns a function of records, whose targets are masks and numbers, by functions of those of a row."""
+
+    def parse(records):
+        numbers = ids(records)
+        masks, values = tf.gather(tf.constant(MASKS), numbers), tf.cast(numbers[:, None], tf.float32)
+        return values, targets(masks, values / 10), sample_weight(1 + values[:, 0])
+
+    return tf.autograph.experimental.do_not_convert(parse)
+
+
+SQUARES = ((MASKS - OUTPUTS) ** 2).mean(axis=(1, 2, 3))  # of a row
+ALONE = lambda masks, _: masks  # noqa: E731
+BOTH = lambda masks, values: {"m": masks, "c": values}  # noqa: E731
+
+
+@pytest.mark.parametrize("weights", ["mask", "none"])
+@pytest.mark.parametrize(
+    ("targets", "sample_weight"),
+    [
+        pytest.param(ALONE, lambda own: own, id="one tensor"),
+        pytest.param(ALONE, lambda own: (own,), id="a tuple of one"),
+        pytest.param(ALONE, lambda own: own[:, None], id="a column"),
+        pytest.param(BOTH, lambda own: {"m": own, "c": own}, id="one each"),
+        pytest.param(BOTH, lambda own: {"m": own, "c": own[:, None]}, id="one each, one of them a column"),
+        pytest.param(BOTH, lambda own: own, id="one for both"),
+        pytest.param(BOTH, lambda own: own[:, None], id="a column for both"),
+    ],
+)
+def test_sample_weights_in_a_structure_weigh_rows_of_masks(folder, targets, sample_weight, weights):
+    """Batches of as many rows as the masks are wide."""
+    model = OfRows(classes=targets is BOTH)
+    model.compile(
+        keras.optimizers.SGD(0.0),
+        {"m": "mse", "c": "mse"} if targets is BOTH else "mse",
+        weighted_metrics={"m": ["mse"], "c": ["mse"]} if targets is BOTH else ["mse"],
+    )
+    given = {"global_batch_size": ROWS, "training": False, "parse": of_masks(targets, sample_weight)}
+    found = model.evaluate(input_fn(folder, weights=weights, **given), verbose=0, return_dict=True)
+    rows = COUNT if weights == "none" else 15
+    expected = {"mse": (OWN * SQUARES).sum() / OWN.sum(), "loss": (OWN * SQUARES).sum() / rows}
+    if targets is BOTH:
+        expected = {"m_mse": expected["mse"], "c_mse": (OWN * NUMBERS**2).sum() / OWN.sum() / 100}
+        expected["loss"] = (OWN * (SQUARES + NUMBERS**2 / 100)).sum() / rows
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.parametrize("weights", ["mask", "none"])
+@pytest.mark.parametrize(
+    ("targets", "sample_weight"),
+    [
+        pytest.param(ALONE, lambda own: (own, own), id="two for one"),
+        pytest.param(BOTH, lambda own: {"m": own}, id="one for one of two"),
+        pytest.param(BOTH, lambda own: (own, own), id="without names"),
+    ],
+)
+def test_sample_weights_that_pair_with_no_mask_are_refused_by_keras_alone(folder, targets, sample_weight, weights):
+    given = {"global_batch_size": ROWS, "training": False, "parse": of_masks(targets, sample_weight)}
+    data = input_fn(folder, weights=weights, **given)
+    assert len(list(data)) == 3  # a loop takes it
+    model = OfRows(classes=targets is BOTH)
+    model.compile("sgd", "mse")
+    with pytest.raises(UsageError, match=r"^parse returns sample_weight as "):
+        model.evaluate(data, verbose=0)
+
+
+def test_record_ids_beside_masks_are_as_they_are(folder):
+    """With weights="none" they follow the target, where weights would be."""
+    parse = tf.autograph.experimental.do_not_convert(lambda records: of_masks(ALONE, lambda own: own)(records)[:2])
+    given = {"global_batch_size": ROWS, "training": False, "parse": parse, "record_ids": True, "weights": "none"}
+    found = np.concatenate([ids.numpy() for *_, ids in input_fn(folder, **given)])
+    np.testing.assert_array_equal(found, NUMBERS)
