@@ -292,6 +292,7 @@ class _CallbackState:
 
 
 _OTHER = object()  # a value that is no state
+_OF_OTHERS = 2  # `isbuiltin` of the types that another library has added to NumPy's
 
 
 def _as_json(value: Any) -> Any:
@@ -301,9 +302,14 @@ def _as_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            return _OTHER
+        # NumPy's format has no name for the types of others, such as bfloat16: what it stores of them are bytes.
+        is_foreign = value.dtype.isbuiltin == _OF_OTHERS
         file = io.BytesIO()
-        np.save(file, value, allow_pickle=False)
-        return {"array": base64.b64encode(file.getvalue()).decode()}
+        np.save(file, value.view(f"V{value.dtype.itemsize}") if is_foreign else value, allow_pickle=False)
+        array = {"array": base64.b64encode(file.getvalue()).decode()}
+        return {**array, "dtype": value.dtype.name} if is_foreign else array
     if isinstance(value, list | tuple):
         parts = [_as_json(one) for one in value]
         return _OTHER if any(part is _OTHER for part in parts) else parts
@@ -319,7 +325,10 @@ def _of_json(value: Any) -> Any:
     if isinstance(value, dict):
         if "dict" in value:
             return {name: _of_json(one) for name, one in value["dict"].items()}
-        return np.load(io.BytesIO(base64.b64decode(value["array"])), allow_pickle=False)
+        array = np.load(io.BytesIO(base64.b64decode(value["array"])), allow_pickle=False)
+        # An earlier version stored no name: there, bytes in pairs are those of bfloat16 weights.
+        name = value.get("dtype") or ("bfloat16" if array.dtype == "V2" else None)
+        return array.view(tf.as_dtype(name).as_numpy_dtype) if name else array
     return value
 
 

@@ -1,3 +1,5 @@
+import base64
+import io
 import pathlib
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import tensorflow as tf
 
 from pipeline import ExactResume, input_fn, order_spec, steps_per_epoch
 from pipeline.errors import DataError, UsageError
+from pipeline.keras import _CallbackState
 from tests.datasets import write_dataset
 
 SHAPE = (4, 4, 1)
@@ -230,6 +233,70 @@ def test_callbacks_that_remember_do_as_in_a_run_that_was_never_stopped(deaths, f
     assert again["stop"].stopped_epoch == 0
     with_callbacks(data, tmp_path / "killed", 9, more, first=first, patience=7)
     assert sorted(more) == [6, 7]  # the patience that is given now
+
+
+class Keeps(keras.callbacks.Callback):
+    """Keeps arrays from the first step on."""
+
+    def __init__(self, arrays=None):
+        super().__init__()
+        self.kept = None
+        self._arrays = arrays
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.kept = self.kept or self._arrays
+
+
+def test_arrays_of_types_that_numpy_cannot_name_come_back_as_they_were(data, tmp_path):
+    """Weights in bfloat16, as `EarlyStopping` keeps them, would come back as bytes."""
+    names = ("bfloat16", "float8_e5m2", "float8_e4m3fn", "float16", "float64", "int8", "bool")
+    arrays = [np.array([[0.5, 1.0], [-2.0, 0.0]], tf.as_dtype(name).as_numpy_dtype) for name in names]
+
+    def fitted(folder, keeps, epochs):
+        model, _ = made(data, folder)
+        spec = order_spec(data, global_batch_size=8, training=True)
+        resume = ExactResume(model, folder, spec, every=2, callbacks=[keeps])
+        resume.restore()
+        for step, rest in resume.fits(epochs=epochs, steps_per_epoch=STEPS):
+            batches = input_fn(data, global_batch_size=8, training=True, start_step=step, weights="mean")
+            model.fit(batches, **rest, callbacks=[keeps, resume], verbose=0)
+        return keeps.kept
+
+    fitted(tmp_path, Keeps([*arrays, arrays[0][0]]), 1)
+    found = fitted(tmp_path, Keeps(), 2)
+    assert [array.dtype for array in found] == [*(array.dtype for array in arrays), arrays[0].dtype]
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(found, arrays, strict=False))
+    fitted(tmp_path / "objects", Keeps([np.array([object()])]), 1)  # no state
+
+
+def test_early_stopping_with_bfloat16_weights_resumes(data, tmp_path):
+    def fitted(epochs):
+        keras.utils.set_random_seed(1)
+        dense = keras.layers.Dense(3, dtype=keras.DTypePolicy("bfloat16"))
+        model = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), dense])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        stop = keras.callbacks.EarlyStopping("loss", min_delta=100.0, patience=9, restore_best_weights=True)
+        spec = order_spec(data, global_batch_size=8, training=True)
+        resume = ExactResume(model, tmp_path, spec, every=2, callbacks=[stop])
+        resume.restore()
+        for step, rest in resume.fits(epochs=epochs, steps_per_epoch=STEPS):
+            batches = input_fn(data, global_batch_size=8, training=True, start_step=step, weights="mean")
+            model.fit(batches, **rest, callbacks=[stop, resume], verbose=0)
+        return stop.best_weights
+
+    first, again = fitted(1), fitted(2)
+    assert [one.dtype.name for one in (*first, *again)] == ["bfloat16"] * 4
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(first, again, strict=True))
+
+
+def test_bfloat16_weights_that_an_earlier_version_stored_as_bytes_are_read():
+    file = io.BytesIO()
+    np.save(file, stored := np.array([1.0, -3.0], tf.bfloat16.as_numpy_dtype))
+    state = _CallbackState(keras.callbacks.EarlyStopping())
+    state.load({"best_weights": [{"array": base64.b64encode(file.getvalue()).decode()}]})
+    state.resume()
+    assert state.callback.best_weights[0].dtype == stored.dtype
+    assert np.array_equal(state.callback.best_weights[0], stored)
 
 
 def test_other_callbacks_begin_anew_and_earlier_checkpoints_have_none(data, tmp_path, caplog):
