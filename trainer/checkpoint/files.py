@@ -119,7 +119,8 @@ class CheckpointFiles:
         """Cleans up after a killed save or removal, and lists the complete checkpoints.
 
         Returns:
-          The checkpoints that have lost their index, which no kill causes. Their data files stay.
+          The checkpoints that have lost their index, unless an earlier version was killed while it removed them. Their
+          data files stay in any case.
 
         Raises:
           DataError: all have lost it, something else lies in the place of a file, or the folder cannot be written to;
@@ -144,8 +145,11 @@ class CheckpointFiles:
                     path.unlink()
             for scratch in scratches:  # last, as it says what may be removed
                 shutil.rmtree(scratch, ignore_errors=True)
+            listed, has_list = self._listed(), (self.folder / LIST).is_file()
             self._list(self.steps)
-        return [str(self.folder / name) for name in lost]
+        # Earlier versions removed the index, and then the data, of what they had taken off the list before.
+        newest = max(self.steps, default=0)
+        return [str(self.folder / name) for name in lost if not has_list or name in listed or _step_of(name) > newest]
 
     def _check_places(self) -> None:
         """Raises DataError if something else lies where a file of a checkpoint belongs: each save would fail there."""
@@ -206,6 +210,11 @@ class CheckpointFiles:
             index.replace(pathlib.Path(scratch) / f"{_REMOVED}{index.name}")
             for path in self.folder.glob(f"{PREFIX}-{step}.data-*"):
                 path.unlink()
+
+
+def _step_of(name: str) -> int:
+    step = name.removeprefix(f"{PREFIX}-")
+    return int(step) if step.isdecimal() else -1
 
 
 def _is_removed(index: pathlib.Path) -> bool:
