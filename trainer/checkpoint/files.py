@@ -16,7 +16,7 @@ from pipeline import errors
 from pipeline.errors import DataError, UsageError, name_of, unknown
 from pipeline.files.write import replace
 from trainer.config.steps import Period
-from trainer.run_folder import BEST, RunFolder, check_file
+from trainer.run_folder import BEST, LOCK, RunFolder, check_file
 
 PREFIX = "ckpt"
 LIST = "checkpoint"  # the file that `tf.train.latest_checkpoint` reads
@@ -254,6 +254,43 @@ def check_run_folder(folder: RunFolder) -> None:
         raise UsageError(f"{folder}: is {kind}, not the folder of a run")
     if _is_data(path):
         raise UsageError(f"{folder}: {_DATA}; {_of_a_run()}")
+
+
+def check_to_train(folder: RunFolder, fresh: bool) -> None:
+    """Checks that no run would begin at step 0 where another one is. Call it before the folder is locked.
+
+    Args:
+      folder: of the run that begins or resumes.
+      fresh: whether the run that is there is to be removed.
+
+    Raises:
+      UsageError: it is the place of another run's best checkpoints or logs.
+      DataError: only the best checkpoints of its run are left, which a new ranking would replace.
+    """
+    # A run that an earlier version began in such a place resumes.
+    if not folder.config.is_file() and (run := folder.run_around()):
+        raise UsageError(
+            f"{folder}: belongs to the run in {run.path}; give {run} to resume that, or a folder outside it for a new "
+            "run"
+        )
+    # Of half a copy, which has such files, `tidy` says more.
+    is_empty = not (steps_in(folder.path) or _data_in(folder.path) or (folder.path / LIST).exists())
+    if is_empty and not fresh and (best := steps_in(folder.best)) and _was_saved(folder, best):
+        newest = path_of(folder.best, best[-1])
+        raise DataError(
+            f"{folder}: has checkpoints in {BEST}/ alone, the newer ones are lost; to resume from one of these, copy "
+            f"{BEST}/{newest.name}.* into the folder; or give another --model_dir with --initialize_from={newest}; or "
+            "start over with --fresh"
+        )
+
+
+def _was_saved(folder: RunFolder, best: Sequence[int]) -> bool:
+    """Returns whether a run has saved checkpoints besides its best ones, which are of these steps."""
+    if not (folder.path / LOCK).is_file():  # a copy, or part of one
+        return True
+    # A run that was killed before its first save may have ranked evaluations. The flags are written after each save.
+    first = min(path_of(folder.best, step).with_suffix(".index").stat().st_mtime_ns for step in best)
+    return folder.config.is_file() and folder.config.stat().st_mtime_ns > first
 
 
 def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Path]:
