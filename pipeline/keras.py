@@ -36,12 +36,13 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             data = input_fn("demo/digits", global_batch_size=64, training=True, start_step=step, weights="mean")
             model.fit(data, **rest, callbacks=[resume])
 
-    Model, optimizer, the arguments of the order and the state of callbacks are saved together, in one checkpoint that
-    is complete or absent. Kill the program at any moment and run it again: it ends with the same weights; on CPUs they
-    are bit-identical for the same number of replicas. The rest of an interrupted epoch is fitted as a short one, whose
-    loss and metrics are those of the whole epoch. Callbacks with a state, such as `EarlyStopping` or
-    `ReduceLROnPlateau`, keep it if they are given as `callbacks` here as well as to `fit`. A line of the log names the
-    script, and what it imports from beside it, if one of these files was edited since the checkpoint.
+    Model, optimizer, the seeds of layers that draw, such as `Dropout`, the arguments of the order and the state of
+    callbacks are saved together, in one checkpoint that is complete or absent. Kill the program at any moment and run
+    it again: it ends with the same weights; on CPUs they are bit-identical for the same number of replicas. The rest of
+    an interrupted epoch is fitted as a short one, whose loss and metrics are those of the whole epoch. Callbacks with a
+    state, such as `EarlyStopping` or `ReduceLROnPlateau`, keep it if they are given as `callbacks` here as well as to
+    `fit`. A line of the log names the script, and what it imports from beside it, if one of these files was edited
+    since the checkpoint.
     """
 
     def __init__(
@@ -148,11 +149,12 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         return self.step
 
     def _memory(self) -> str:
-        """Returns what a checkpoint has besides variables: the code, and the state of the metrics and the callbacks."""
+        """Returns what a checkpoint has besides variables: the code, and the state of metrics, callbacks and seeds."""
         is_in_epoch = self._steps_per_epoch and not self._is_between_epochs
         sums = [variable.numpy().tolist() for variable in self._metric_variables] if is_in_epoch else []
         states = [[type(state.callback).__name__, state.save()] for state in self._states]
-        return json.dumps({"code": self._code, "metrics": sums, "callbacks": states})
+        seeds = [variable.numpy().tolist() for variable in self._seed_variables]
+        return json.dumps({"code": self._code, "metrics": sums, "callbacks": states, "seeds": seeds})
 
     def _remember(self, path: str, memory: dict[str, Any]) -> None:
         """Takes over what `_memory` returned; an earlier version stored nothing."""
@@ -165,6 +167,22 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         elif kinds:
             was = ", ".join(kind for kind, _ in stored) or "no callbacks"
             _logger.warning("%s: has the state of %s, not of %s: they begin anew", path, was, ", ".join(kinds))
+        seeds, values = self._seed_variables, memory.get("seeds", [])
+        if len(values) == len(seeds):
+            for variable, value in zip(seeds, values, strict=True):
+                variable.assign(np.asarray(value, variable.numpy().dtype))
+        elif seeds:
+            _logger.warning(
+                "%s: has the state of %d of the model's seeds, as of a Dropout, not of %d: they begin anew, so that "
+                "the weights will be others than without the interruption",
+                *(path, len(values), len(seeds)),
+            )
+
+    @property
+    def _seed_variables(self) -> list[Any]:
+        """The states of the seeds of layers that draw, such as Dropout: TensorFlow's checkpoints leave them out."""
+        weights = set(map(id, self._fitted.weights))
+        return [variable for variable in self._fitted.variables if id(variable) not in weights]
 
     @property
     def _metric_variables(self) -> list[Any]:
@@ -292,6 +310,7 @@ class _CallbackState:
 
 
 _OTHER = object()  # a value that is no state
+_OF_OTHERS = 2  # `isbuiltin` of the types that another library has added to NumPy's
 
 
 def _as_json(value: Any) -> Any:
@@ -301,9 +320,14 @@ def _as_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            return _OTHER
+        # NumPy's format has no name for the types of others, such as bfloat16: what it stores of them are bytes.
+        is_foreign = value.dtype.isbuiltin == _OF_OTHERS
         file = io.BytesIO()
-        np.save(file, value, allow_pickle=False)
-        return {"array": base64.b64encode(file.getvalue()).decode()}
+        np.save(file, value.view(f"V{value.dtype.itemsize}") if is_foreign else value, allow_pickle=False)
+        array = {"array": base64.b64encode(file.getvalue()).decode()}
+        return {**array, "dtype": value.dtype.name} if is_foreign else array
     if isinstance(value, list | tuple):
         parts = [_as_json(one) for one in value]
         return _OTHER if any(part is _OTHER for part in parts) else parts
@@ -319,7 +343,10 @@ def _of_json(value: Any) -> Any:
     if isinstance(value, dict):
         if "dict" in value:
             return {name: _of_json(one) for name, one in value["dict"].items()}
-        return np.load(io.BytesIO(base64.b64decode(value["array"])), allow_pickle=False)
+        array = np.load(io.BytesIO(base64.b64decode(value["array"])), allow_pickle=False)
+        # An earlier version stored no name: there, bytes in pairs are those of bfloat16 weights.
+        name = value.get("dtype") or ("bfloat16" if array.dtype == "V2" else None)
+        return array.view(tf.as_dtype(name).as_numpy_dtype) if name else array
     return value
 
 

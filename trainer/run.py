@@ -19,7 +19,7 @@ from trainer import lazy_imports, run_folder
 from trainer.callbacks.base import Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
-from trainer.checkpoint import fresh
+from trainer.checkpoint import files, fresh
 from trainer.cluster import interrupt, tf_config
 from trainer.config import TrainConfig
 from trainer.config.model import name_of_code
@@ -134,6 +134,7 @@ def _train(
         plan = plans.make(config, cluster, given.parse if given else None)
         heartbeat.job(plan.last_step, config.order.global_batch_size, config.steps.steps_per_loop)
         if cluster.is_chief:
+            files.check_to_train(config.run.folder, config.run.fresh)
             plans.prepare_folder("--model_dir", config.run.folder.path)
         if config.run.log_keys:
             plans.prepare_folder("--log_keys", config.run.log_keys)

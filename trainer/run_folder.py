@@ -35,6 +35,15 @@ class RunFolder:
         """Returns whether there are checkpoints; a run may have kept its best ones alone."""
         return any(True for place in (self.path, self.best) for _ in place.glob("ckpt-*.index"))
 
+    def run_around(self) -> RunFolder | None:
+        """Returns the run whose own folder this one is, such as its `best`; None: there is none."""
+        path = pathlib.Path(os.path.abspath(self.path))
+        for run in (RunFolder(parent) for parent in path.parents[:2]):
+            is_run = run.config.is_file() or (run.path / LOCK).is_file() or run.has_checkpoints()
+            if is_run and path in (run.best, run.logs, run.evaluation_logs, run.launch, run.heartbeats):
+                return run
+        return None
+
     @property
     def best(self) -> pathlib.Path:
         """Folder of the checkpoints that --keep_best keeps."""

@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, RerunError, UsageError
 from tests.runs import checkpoint_bytes
 from trainer import evaluate, run
+from trainer.checkpoint.manager import CheckpointManager
 
 FLAGS = ("--model=softmax_regression", "--eval_split=none", "--checkpoint_every=5", "--max_to_keep=20")
 INDICES = tuple(f"ckpt-{step}.index" for step in (5, 10, 15))
@@ -111,6 +112,74 @@ def test_a_checkpoint_is_no_folder_to_train_in(digits, copy):
     with pytest.raises(UsageError, match=f"^--model_dir={copy}/ckpt-15: is a checkpoint"):
         train(digits, copy / "ckpt-15")
     assert not (copy / "ckpt-15").exists()
+
+
+@pytest.mark.parametrize("place", ["best", "logs", "logs/evaluate", "launch"])
+def test_a_folder_of_a_run_is_no_folder_to_train_in(place, digits, copy, monkeypatch):
+    before = {path for path in copy.rglob("*") if path.name != "launch"}
+    monkeypatch.chdir(copy)
+    for name in (copy / place, place):
+        with pytest.raises(UsageError, match=f"^--model_dir={name}: .*--model_dir={copy} "):
+            train(digits, name)
+    assert {path for path in copy.rglob("*") if path.name != "launch"} == before
+
+
+def test_a_run_that_began_in_such_a_folder_or_beside_none_goes_on(digits, copy, capfd):
+    shutil.copytree(copy, copy / "logs", dirs_exist_ok=True)  # as an earlier version made it
+    train(digits, copy / "logs")
+    assert f"resumed from {copy}/logs/ckpt-15" in capfd.readouterr().out
+    train(digits, copy.parent / "logs", 5)  # whose parent is no run
+
+
+RANKED = ("--eval_split=test", "--eval_every=5", "--keep_best=2")
+
+
+def ranked(digits, folder, *more, every=5, last=15):
+    flags = (*RANKED, f"--checkpoint_every={every}", f"--train_steps={last}", *more)
+    run.main([f"--data_dir={digits}", f"--model_dir={folder}", "--model=softmax_regression", *flags])
+
+
+@pytest.mark.parametrize("is_copy", [False, True], ids=["the others deleted", "a copy of best/ alone"])
+def test_where_only_the_best_are_left_no_run_begins_that_would_replace_them(is_copy, digits, tmp_path, capfd):
+    folder = tmp_path / "run"
+    ranked(digits, folder)
+    best = {path.name: path.read_bytes() for path in (folder / "best").iterdir()}
+    newest = max(int(name[5:-6]) for name in best if name.endswith(".index"))
+    if is_copy:
+        shutil.move(folder / "best", tmp_path / "best")
+        shutil.rmtree(folder)
+        folder.mkdir()
+        shutil.move(tmp_path / "best", folder / "best")
+    for path in folder.glob("c*kp*"):
+        path.unlink()
+    for _ in range(2):
+        with pytest.raises(DataError, match=f"--initialize_from={folder}/best/ckpt-{newest}") as caught:
+            ranked(digits, folder)
+        assert "\n" not in str(caught.value)
+        assert {path.name: path.read_bytes() for path in (folder / "best").iterdir()} == best
+    for path in (folder / "best").glob(f"ckpt-{newest}.*"):  # as the line says
+        shutil.copy(path, folder)
+    capfd.readouterr()
+    ranked(digits, folder, last=20)
+    assert f"resumed from {folder}/ckpt-{newest}" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [(), ("--fresh",)])
+def test_a_run_that_was_killed_after_its_first_evaluation_begins_anew(flags, digits, tmp_path):
+    """It has one of the best, and has saved no other: nothing is lost."""
+    folder = tmp_path / "run"
+
+    def killed(self):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CheckpointManager, "save", killed)
+        with pytest.raises((KeyboardInterrupt, RerunError)):
+            ranked(digits, folder, *flags, every=1000)
+    assert list((folder / "best").glob("ckpt-*.index"))
+    assert not list(folder.glob("ckpt-*"))
+    ranked(digits, folder, every=1000)
+    assert (folder / "ckpt-15.index").exists()
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(digits, copy):

@@ -16,7 +16,7 @@ from pipeline import errors
 from pipeline.errors import DataError, UsageError, name_of, unknown
 from pipeline.files.write import replace
 from trainer.config.steps import Period
-from trainer.run_folder import BEST, RunFolder, check_file
+from trainer.run_folder import BEST, LOCK, RunFolder, check_file
 
 PREFIX = "ckpt"
 LIST = "checkpoint"  # the file that `tf.train.latest_checkpoint` reads
@@ -119,7 +119,8 @@ class CheckpointFiles:
         """Cleans up after a killed save or removal, and lists the complete checkpoints.
 
         Returns:
-          The checkpoints that have lost their index, which no kill causes. Their data files stay.
+          The checkpoints that have lost their index, unless an earlier version was killed while it removed them. Their
+          data files stay in any case.
 
         Raises:
           DataError: all have lost it, something else lies in the place of a file, or the folder cannot be written to;
@@ -144,8 +145,11 @@ class CheckpointFiles:
                     path.unlink()
             for scratch in scratches:  # last, as it says what may be removed
                 shutil.rmtree(scratch, ignore_errors=True)
+            listed, has_list = self._listed(), (self.folder / LIST).is_file()
             self._list(self.steps)
-        return [str(self.folder / name) for name in lost]
+        # Earlier versions removed the index, and then the data, of what they had taken off the list before.
+        newest = max(self.steps, default=0)
+        return [str(self.folder / name) for name in lost if not has_list or name in listed or _step_of(name) > newest]
 
     def _check_places(self) -> None:
         """Raises DataError if something else lies where a file of a checkpoint belongs: each save would fail there."""
@@ -208,6 +212,11 @@ class CheckpointFiles:
                 path.unlink()
 
 
+def _step_of(name: str) -> int:
+    step = name.removeprefix(f"{PREFIX}-")
+    return int(step) if step.isdecimal() else -1
+
+
 def _is_removed(index: pathlib.Path) -> bool:
     return index.name.startswith(_REMOVED)
 
@@ -245,6 +254,43 @@ def check_run_folder(folder: RunFolder) -> None:
         raise UsageError(f"{folder}: is {kind}, not the folder of a run")
     if _is_data(path):
         raise UsageError(f"{folder}: {_DATA}; {_of_a_run()}")
+
+
+def check_to_train(folder: RunFolder, fresh: bool) -> None:
+    """Checks that no run would begin at step 0 where another one is. Call it before the folder is locked.
+
+    Args:
+      folder: of the run that begins or resumes.
+      fresh: whether the run that is there is to be removed.
+
+    Raises:
+      UsageError: it is the place of another run's best checkpoints or logs.
+      DataError: only the best checkpoints of its run are left, which a new ranking would replace.
+    """
+    # A run that an earlier version began in such a place resumes.
+    if not folder.config.is_file() and (run := folder.run_around()):
+        raise UsageError(
+            f"{folder}: belongs to the run in {run.path}; give {run} to resume that, or a folder outside it for a new "
+            "run"
+        )
+    # Of half a copy, which has such files, `tidy` says more.
+    is_empty = not (steps_in(folder.path) or _data_in(folder.path) or (folder.path / LIST).exists())
+    if is_empty and not fresh and (best := steps_in(folder.best)) and _was_saved(folder, best):
+        newest = path_of(folder.best, best[-1])
+        raise DataError(
+            f"{folder}: has checkpoints in {BEST}/ alone, the newer ones are lost; to resume from one of these, copy "
+            f"{BEST}/{newest.name}.* into the folder; or give another --model_dir with --initialize_from={newest}; or "
+            "start over with --fresh"
+        )
+
+
+def _was_saved(folder: RunFolder, best: Sequence[int]) -> bool:
+    """Returns whether a run has saved checkpoints besides its best ones, which are of these steps."""
+    if not (folder.path / LOCK).is_file():  # a copy, or part of one
+        return True
+    # A run that was killed before its first save may have ranked evaluations. The flags are written after each save.
+    first = min(path_of(folder.best, step).with_suffix(".index").stat().st_mtime_ns for step in best)
+    return folder.config.is_file() and folder.config.stat().st_mtime_ns > first
 
 
 def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Path]:

@@ -18,7 +18,7 @@ from trainer import plan as plans
 from trainer.callbacks.base import Callbacks, Phase
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
-from trainer.checkpoint import fresh
+from trainer.checkpoint import files, fresh
 from trainer.cluster import rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
@@ -102,6 +102,7 @@ def _lead(
     with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
         processes.gradients_of_step(config, len(roles.workers))
         plan, found = _plan(config, roles, task)
+        files.check_to_train(config.run.folder, config.run.fresh)
         plans.prepare_folder("--model_dir", config.run.folder.path)
         heartbeat.job(plan.last_step, config.order.global_batch_size)
     # The others are not told that the folder is locked: if this job was started twice, they wait for the first chief.

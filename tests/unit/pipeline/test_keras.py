@@ -1,3 +1,6 @@
+import base64
+import io
+import json
 import logging
 import pathlib
 import subprocess
@@ -10,6 +13,7 @@ import tensorflow as tf
 
 from pipeline import ExactResume, input_fn, order_spec, steps_per_epoch
 from pipeline.errors import DataError, UsageError
+from pipeline.keras import _CallbackState
 from tests.datasets import write_dataset
 
 SHAPE = (4, 4, 1)
@@ -231,6 +235,138 @@ def test_callbacks_that_remember_do_as_in_a_run_that_was_never_stopped(deaths, f
     assert again["stop"].stopped_epoch == 0
     with_callbacks(data, tmp_path / "killed", 9, more, first=first, patience=7)
     assert sorted(more) == [6, 7]  # the patience that is given now
+
+
+class Draws(keras.layers.Layer):
+    """Has a seed of its own, in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = [keras.random.SeedGenerator(9)]
+
+    def call(self, values, training=False):
+        return values + keras.random.normal((3,), seed=self.seeds[0]) if training else values
+
+
+def drawing(data, folder, epochs, *callbacks, strategy=None, inner=2, draws=True):
+    """Trains a model whose layers draw numbers; returns the first step, the weights and the seeds."""
+    keras.utils.set_random_seed(1)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        dropouts = [keras.layers.Dropout(0.2, seed=3 + number) for number in range(inner if draws else 0)]
+        block = keras.Sequential([keras.Input((16,)), keras.layers.Dense(6), *dropouts])
+        layers = [keras.layers.RandomFlip(), keras.layers.GaussianNoise(0.1), keras.layers.Flatten()]
+        layers = [keras.Input(SHAPE), *(layers if draws else layers[2:]), block, keras.layers.Dense(3)]
+        model = keras.Sequential([*layers, Draws()] if draws else layers)
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        spec = order_spec(data, global_batch_size=8, training=True)
+        resume = ExactResume(model, folder, spec, every=2)
+        first = resume.restore()
+    for step, rest in resume.fits(epochs=epochs, steps_per_epoch=STEPS):
+        batches = input_fn(data, global_batch_size=8, training=True, start_step=step, weights="mean")
+        model.fit(batches, **rest, callbacks=[*callbacks, resume], verbose=0)
+    weights = set(map(id, model.weights))
+    seeds = [variable.numpy().tolist() for variable in model.variables if id(variable) not in weights]
+    return first, [weight.numpy() for weight in model.weights], seeds
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_layers_that_draw_go_on_as_without_the_kill(replicas, data, tmp_path):
+    devices = [f"CPU:{number}" for number in range(replicas)]
+    strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else None
+    _, expected, seeds = drawing(data, tmp_path / "undisturbed", 2, strategy=strategy)
+    assert len(seeds) == 5
+    assert all(state[1] >= 10 for state in seeds)
+    with pytest.raises(KeyboardInterrupt):
+        drawing(data, tmp_path / "killed", 2, Dies(4), strategy=strategy)
+    first, weights, again = drawing(data, tmp_path / "killed", 2, strategy=strategy)
+    assert first == 2
+    assert all(np.array_equal(one, other) for one, other in zip(weights, expected, strict=True))
+    assert again == seeds
+
+
+def test_seeds_that_a_checkpoint_lacks_are_said_to_begin_anew(data, tmp_path, caplog, monkeypatch):
+    def said(folder=tmp_path / "run", **options):
+        caplog.clear()
+        drawing(data, folder, 1, **options)
+        return [record.getMessage() for record in caplog.records]
+
+    said()
+    assert said() == []
+    (message,) = said(inner=1)
+    assert message.startswith(f"{tmp_path}/run/ckpt-5: has the state of 5 of the model's seeds")
+    assert ", not of 4: they begin anew" in message
+    assert said(draws=False) == []
+    with monkeypatch.context() as earlier:  # as an earlier version stored it
+        memory = ExactResume._memory
+        earlier.setattr(ExactResume, "_memory", lambda self: json.dumps({**json.loads(memory(self)), "seeds": []}))
+        said(tmp_path / "earlier")
+    (message,) = said(tmp_path / "earlier")
+    assert "has the state of 0 of the model's seeds" in message
+    assert said(tmp_path / "earlier", draws=False) == []
+
+
+class Keeps(keras.callbacks.Callback):
+    """Keeps arrays from the first step on."""
+
+    def __init__(self, arrays=None):
+        super().__init__()
+        self.kept = None
+        self._arrays = arrays
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.kept = self.kept or self._arrays
+
+
+def test_arrays_of_types_that_numpy_cannot_name_come_back_as_they_were(data, tmp_path):
+    """Weights in bfloat16, as `EarlyStopping` keeps them, would come back as bytes."""
+    names = ("bfloat16", "float8_e5m2", "float8_e4m3fn", "float16", "float64", "int8", "bool")
+    arrays = [np.array([[0.5, 1.0], [-2.0, 0.0]], tf.as_dtype(name).as_numpy_dtype) for name in names]
+
+    def fitted(folder, keeps, epochs):
+        model, _ = made(data, folder)
+        spec = order_spec(data, global_batch_size=8, training=True)
+        resume = ExactResume(model, folder, spec, every=2, callbacks=[keeps])
+        resume.restore()
+        for step, rest in resume.fits(epochs=epochs, steps_per_epoch=STEPS):
+            batches = input_fn(data, global_batch_size=8, training=True, start_step=step, weights="mean")
+            model.fit(batches, **rest, callbacks=[keeps, resume], verbose=0)
+        return keeps.kept
+
+    fitted(tmp_path, Keeps([*arrays, arrays[0][0]]), 1)
+    found = fitted(tmp_path, Keeps(), 2)
+    assert [array.dtype for array in found] == [*(array.dtype for array in arrays), arrays[0].dtype]
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(found, arrays, strict=False))
+    fitted(tmp_path / "objects", Keeps([np.array([object()])]), 1)  # no state
+
+
+def test_early_stopping_with_bfloat16_weights_resumes(data, tmp_path):
+    def fitted(epochs):
+        keras.utils.set_random_seed(1)
+        dense = keras.layers.Dense(3, dtype=keras.DTypePolicy("bfloat16"))
+        model = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), dense])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        stop = keras.callbacks.EarlyStopping("loss", min_delta=100.0, patience=9, restore_best_weights=True)
+        spec = order_spec(data, global_batch_size=8, training=True)
+        resume = ExactResume(model, tmp_path, spec, every=2, callbacks=[stop])
+        resume.restore()
+        for step, rest in resume.fits(epochs=epochs, steps_per_epoch=STEPS):
+            batches = input_fn(data, global_batch_size=8, training=True, start_step=step, weights="mean")
+            model.fit(batches, **rest, callbacks=[stop, resume], verbose=0)
+        return stop.best_weights
+
+    first, again = fitted(1), fitted(2)
+    assert [one.dtype.name for one in (*first, *again)] == ["bfloat16"] * 4
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(first, again, strict=True))
+
+
+def test_bfloat16_weights_that_an_earlier_version_stored_as_bytes_are_read():
+    file = io.BytesIO()
+    np.save(file, stored := np.array([1.0, -3.0], tf.bfloat16.as_numpy_dtype))
+    state = _CallbackState(keras.callbacks.EarlyStopping())
+    state.load({"best_weights": [{"array": base64.b64encode(file.getvalue()).decode()}]})
+    state.resume()
+    assert state.callback.best_weights[0].dtype == stored.dtype
+    assert np.array_equal(state.callback.best_weights[0], stored)
 
 
 def test_other_callbacks_begin_anew_and_earlier_checkpoints_have_none(data, tmp_path, caplog):

@@ -12,7 +12,7 @@ from pipeline.commands import commandline
 from pipeline.commands.text import count_of
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
 from trainer import plan, run_folder
-from trainer.checkpoint import fresh
+from trainer.checkpoint import files, fresh
 from trainer.cluster import tf_config
 from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, sharing
@@ -79,6 +79,7 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
     if not job.config.model.task:  # a task may parse its data, which takes TensorFlow
         plan.make(job.config, Cluster((HOST,) * job.num_workers) if job.strategy == MULTIWORKER else ALONE)
     folder = job.folder.launch
+    files.check_to_train(job.folder, job.config.run.fresh)
     plan.prepare_folder("--model_dir", job.folder.path)
     for name in ("logs", "heartbeats"):
         plan.prepare_folder("--model_dir", folder / name)

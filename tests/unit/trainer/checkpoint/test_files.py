@@ -130,12 +130,29 @@ def test_data_that_lost_their_index_stay_however_often_the_run_starts(has_list, 
         files.add(step, writer(step))
     for step in (10, 30):
         (tmp_path / f"ckpt-{step}.index").unlink()
-    for _ in range(3):
+    for start in range(3):
         if not has_list:
             (tmp_path / "checkpoint").unlink()
-        assert sorted(files.tidy()) == [str(tmp_path / f"ckpt-{step}") for step in (10, 30)]
+        lost = (30,) if has_list and start else (10, 30)  # an older one is named once: then it is off the list
+        assert sorted(files.tidy()) == [str(tmp_path / f"ckpt-{step}") for step in lost]
         assert steps_of(tmp_path) == [20]
         assert len(list(tmp_path.glob("ckpt-*.data-*"))) == 3
+
+
+def test_what_an_earlier_version_was_killed_while_removing_is_not_called_damaged(tmp_path):
+    """It took the checkpoint off the list, removed its index, and was killed before it removed its data."""
+    files = CheckpointFiles(tmp_path, 3, 100)
+    for step in (10, 20, 30):
+        files.add(step, writer(step))
+    files.keep([20, 30], upto=5)
+    (tmp_path / "ckpt-10.index").rename(tmp_path / "index")
+    for _ in range(2):
+        assert files.tidy() == []
+        assert steps_of(tmp_path) == [20, 30]
+    assert (tmp_path / "ckpt-10.data-00000-of-00001").exists()
+    (tmp_path / "index").rename(tmp_path / "ckpt-10.index")  # from a copy: it is whole again
+    assert files.tidy() == []
+    assert steps_of(tmp_path) == [10, 20, 30]
 
 
 @pytest.mark.parametrize("name", ["ckpt-20.index", "ckpt-20.data-00000-of-00001", "checkpoint"])
