@@ -82,6 +82,7 @@ KINDS = {
     "png": Kind(encoding="png"),
     "members": Kind(compression="GZIP", members=4),
 }
+PORTABLE = (("raw", 1 << 30), ("gzip", SMALL))  # what the fast tests feed both ways
 
 
 @pytest.mark.parametrize("shuffle_bytes", [1 << 30, SMALL], ids=["in memory", "in windows"])
@@ -111,8 +112,14 @@ def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, k
             assert all(abs(times[i] - i % 7 / 2) < 1 for i in range(100))
 
 
-@pytest.mark.parametrize("kind", [*list(KINDS)[:2], pytest.param("png", marks=pytest.mark.slow), "gzip"])
-@pytest.mark.parametrize("shuffle_bytes", [1 << 30, SMALL], ids=["one window", "in windows"])
+@pytest.mark.parametrize(
+    ("kind", "shuffle_bytes"),
+    [
+        pytest.param(kind, size, id=f"{name}-{kind}", marks=() if (kind, size) in PORTABLE else pytest.mark.slow)
+        for name, size in (("one window", 1 << 30), ("in windows", SMALL))
+        for kind in (*list(KINDS)[:2], "png", "gzip")
+    ],
+)
 def test_portable_views_feed_the_same_batches(data, kind, shuffle_bytes):
     folder = data(kind, (KINDS | {"gzip": Kind(compression="GZIP")})[kind])
     options = {"global_batch_size": 10, "training": True, "epochs": 3, "record_ids": True, "distort": "shift"}
