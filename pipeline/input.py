@@ -184,8 +184,8 @@ def input_fn(
     Returns:
       A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels
       int64 (rows,), weights float32 (rows,); with `parse`, of its result and weights. The weights of dense targets, of
-      rank 3 or more or integers of rank 2, have as many axes, (rows, 1, ..., 1), as Keras' losses need them; those of
-      `distribute` and `StepIterator` are always (rows,).
+      rank 3 or more or integers (rows, 2 or more), have as many axes, (rows, 1, ..., 1), as Keras' losses need them;
+      those of `distribute` and `StepIterator` are always (rows,).
 
     Raises:
       DataError: no valid data set, or a shard is missing, cut or corrupt. If only iterating finds that, it raises

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from pipeline import graph_calls
-from pipeline.batch.weights import of_classes, of_targets
+from pipeline.batch.weights import of_classes, of_rank
 from pipeline.decode import Supervised
 from pipeline.distort.base import Recipe, output_spec
 from pipeline.distort.composed import cropping_of
@@ -537,6 +537,12 @@ class CompiledMeasure:
             self._metrics = {metric.name: metric for metric in _metrics(model, expected, outputs)}
             rows = [tf.TensorSpec((2, *some.shape[1:]), some.dtype) for some in (expected, outputs)]
             tf.function(self._sums, autograph=False).get_concrete_function(*rows, tf.TensorSpec((2,)))
+        for name, metric in self._metrics.items():
+            if data.has_sample_weights and _is_iou(metric) and tf.as_dtype(metric.total_cm.dtype).is_integer:
+                raise UsageError(
+                    f"{flag}: its metric {name} counts in integers, which would cut off sample weights; make it with "
+                    "dtype='float32'"
+                )
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns the sums over a replica's rows; `loss` has gradients."""
@@ -567,10 +573,15 @@ class CompiledMeasure:
         losses = self._losses(labels, outputs)
         loss = tf.reduce_sum(weights * (class_losses(losses, labels) if class_losses else losses))
         sums = {**_counts(weights, self._data), LOSS: loss}
-        weights = of_targets(weights, labels)
+        row_weights = weights
+        # Several numbers per row, as of pixels or tokens, need weights of their rank. Several classes of a row (rows,
+        # classes) have one loss, and metrics that take (rows,) alone.
+        if labels.shape.rank > 2 or (labels.shape.rank == 2 and outputs.shape.rank == 3):
+            weights = of_rank(weights, labels.shape.rank)
         for name, metric in self._metrics.items():
             zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
-            state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=weights)
+            own = _weights_of_labels(metric, labels, row_weights) if _is_iou(metric) else weights
+            state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=own)
             sums.update({_key(name, i): tf.cast(value, tf.float32) for i, value in enumerate(state)})
         return sums
 
@@ -594,6 +605,24 @@ def _in_one_line(flag: str) -> Iterator[None]:
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
         reason = " ".join(str(error).split())[:_MOST_CHARACTERS]
         raise UsageError(f"{flag}: compiled with a loss or a metric that does not work: {reason}") from None
+
+
+def _is_iou(metric: keras.Metric) -> bool:
+    """Returns whether a metric is Keras' IoU or a kind of it: MeanIoU, BinaryIoU, OneHotIoU, OneHotMeanIoU."""
+    return isinstance(metric, keras.metrics.IoU)
+
+
+def _weights_of_labels(metric: keras.metrics.IoU, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Returns the weight of each label: Keras' IoU flattens both and broadcasts nothing else.
+
+    Args:
+      metric: whose dtype the weights get.
+      labels: classes, or a number for each class along the metric's axis.
+      weights: float32 (rows,).
+    """
+    classes = labels if metric.sparse_y_true else tf.argmax(labels, axis=metric.axis)
+    weights = tf.cast(weights, metric.total_cm.dtype)
+    return tf.broadcast_to(of_rank(weights, classes.shape.rank), tf.shape(classes))
 
 
 def _key(metric: str, number: int) -> str:

@@ -20,7 +20,7 @@ _UNCHANGED = ("cache", "prefetch", "repeat", "shuffle", "skip", "take", "with_op
 
 
 def of_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
-    """Returns the weights of rows with axes of length 1 up to a rank, (rows, 1, ..., 1); as they are if they have it."""
+    """Returns the weights of rows with axes of length 1 up to a rank, (rows, 1, ..., 1), if they have fewer axes."""
     return weights[(..., *[tf.newaxis] * (rank - weights.shape.rank))]
 
 
@@ -57,8 +57,10 @@ def _is_dense(target: Any) -> bool:
     """Returns whether a loss of a target may have several numbers per row."""
     if not isinstance(target, tf.Tensor | tf.TensorSpec) or target.shape.rank is None:
         return False
-    # Numbers of rank 2 are regressed, or are the probabilities of a row's classes; integers may be classes of tokens.
-    return target.shape.rank > 2 or (target.shape.rank == 2 and target.dtype.is_integer)
+    # Numbers of rank 2 are regressed, or are the probabilities of a row's classes. Integers may be classes of tokens,
+    # with a loss each, or several classes of a row. (rows, 1) is right for both, but F1Score and FBetaScore fail with
+    # it; (rows,) would weigh columns of as many tokens as a batch has rows. A single column is the same with either.
+    return target.shape.rank > 2 or (target.shape.rank == 2 and target.dtype.is_integer and target.shape[1] != 1)
 
 
 def of_classes(class_weight: Mapping[int, float], labels: Any, is_image: bool) -> tf.Tensor:
@@ -124,8 +126,8 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
     if (has_weights or own_parts == 3) and any(_is_dense(leaf) for leaf in tf.nest.flatten(spec[1])):
         if not are_paired(spec[2], spec[1]):
             problem = (
-                f"parse returns sample_weight as {_places(spec[2])} for the target {_places(spec[1])}, so that it is not "
-                "known what weighs what; return one tensor for all targets, or one for each at its place"
+                f"parse returns sample_weight as {_places(spec[2])} for the target {_places(spec[1])}: it is not known "
+                "what weighs what; return one tensor for all targets, or one for each at its place"
             )
             return NotForKeras(dataset, problem)
         dataset = dataset.map(_widened)

@@ -323,23 +323,90 @@ def test_what_a_task_may_not_return_is_one_line(tmp_path, folder, task, said):
     assert done.stderr.count("\n") == 1
 
 
-def test_compiled_metrics_of_a_dense_target_weigh_rows():
-    """As many rows as a mask is wide, of which two are padding."""
+def measured(model, images, labels):
+    """Returns what the trainer finds of rows of which the last two are padding, and what Keras finds of the others."""
     from trainer.task import CompiledMeasure, DataSpec
 
+    features, spec = (tf.TensorSpec([None, *rows.shape[1:]], rows.dtype) for rows in (images, labels))
+    measure = CompiledMeasure(model, DataSpec(features, spec, ()), "--model")
+    weights = tf.constant(np.arange(len(images)) < len(images) - 2, tf.float32)
+    found = measure.results(measure.evaluation_sums(model, tf.constant(images), tf.constant(labels), weights))
+    expected = model.evaluate(images[:-2], labels[:-2], verbose=0, return_dict=True)
+    return {name: float(value) for name, value in found.items()}, expected
+
+
+def test_compiled_metrics_of_a_dense_target_weigh_rows():
+    """As many rows as a mask is wide, of which two are padding."""
     draw = np.random.default_rng(3)
     inputs = keras.Input((HEIGHT, ROWS, 1))
     model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(inputs))
     model.compile("sgd", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")])
     images = draw.normal(size=(ROWS, HEIGHT, ROWS, 1)).astype(np.float32)
-    masks = (draw.random((ROWS, HEIGHT, ROWS, 1)) < 0.4).astype(np.float32)
-    spec = tf.TensorSpec([None, HEIGHT, ROWS, 1])
-    measure = CompiledMeasure(model, DataSpec(spec, spec, ()), "--model")
-    weights = tf.constant([1.0, 1.0, 1.0, 0.0, 0.0])
-    found = measure.results(measure.evaluation_sums(model, tf.constant(images), tf.constant(masks), weights))
-    expected = model.evaluate(images[:3], masks[:3], verbose=0, return_dict=True)
+    found, expected = measured(model, images, (draw.random((ROWS, HEIGHT, ROWS, 1)) < 0.4).astype(np.float32))
     for name in ("loss", "accuracy", "auc"):
-        assert float(found[name]) == pytest.approx(expected[name], rel=1e-5), name
+        assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+
+
+@pytest.mark.parametrize("classes", [3, ROWS])
+def test_compiled_metrics_of_several_classes_a_row_take_one_weight_per_row(classes):
+    draw = np.random.default_rng(3)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(classes, "sigmoid")])
+    metrics = [keras.metrics.F1Score(average="macro"), keras.metrics.FBetaScore(**F1), keras.metrics.AUC(name="auc")]
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy", *metrics])
+    rows = draw.normal(size=(ROWS, 4)).astype(np.float32)
+    found, expected = measured(model, rows, draw.integers(0, 2, (ROWS, classes), dtype=np.int32))
+    for name in ("loss", "accuracy", "f1_score", "fbeta_score", "auc"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+
+
+IOU = {  # a metric, classes of the outputs
+    "MeanIoU": (lambda: keras.metrics.MeanIoU(3, sparse_y_pred=False), 3),
+    "IoU": (lambda: keras.metrics.IoU(3, [0, 2], sparse_y_pred=False), 3),
+    "BinaryIoU": (lambda: keras.metrics.BinaryIoU([0, 1], 0.5), 1),
+    "OneHotIoU": (lambda: keras.metrics.OneHotIoU(3, [0, 2]), 3),
+    "OneHotMeanIoU": (lambda: keras.metrics.OneHotMeanIoU(3), 3),
+}
+
+
+@pytest.mark.parametrize("shape", [(), (ROWS,), (8, ROWS)], ids=["of rows", "of tokens", "of pixels"])
+@pytest.mark.parametrize("name", IOU)
+def test_compiled_iou_is_that_of_the_real_rows(name, shape):
+    make, classes = IOU[name]
+    draw, one_hot = np.random.default_rng(3), name.startswith("OneHot")
+    model = keras.Sequential(
+        [keras.Input((*shape, 4)), keras.layers.Dense(classes, "softmax" if classes > 1 else None)]
+    )
+    loss = "categorical_crossentropy" if one_hot else "sparse_categorical_crossentropy" if classes > 1 else "mse"
+    model.compile("sgd", loss, metrics=[make()])
+    labels = draw.integers(0, max(2, classes), (9, *shape, 1), dtype=np.int32)
+    labels = np.eye(classes, dtype=np.int32)[labels[..., 0]] if one_hot else labels
+    found, expected = measured(model, draw.normal(size=(9, *shape, 4)).astype(np.float32), labels)
+    for key in expected:
+        assert found[key] == pytest.approx(expected[key], rel=1e-5), key
+
+
+def test_iou_in_integers_is_refused_beside_sample_weights():
+    """They would be cut off: 0.5 is 0."""
+    from trainer.task import CompiledMeasure, DataSpec
+
+    model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Dense(2, "softmax")])
+    spec = DataSpec(tf.TensorSpec([None, 8, 8, 3]), tf.TensorSpec([None, 8, 8, 1], tf.int32), (), True)
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=[keras.metrics.MeanIoU(2, sparse_y_pred=False)])
+    with pytest.raises(UsageError, match=r"^--model: its metric mean_io_u .*dtype=.float32"):
+        CompiledMeasure(model, spec, "--model")
+    exact = keras.metrics.MeanIoU(2, sparse_y_pred=False, dtype="float32")
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=[exact])
+    CompiledMeasure(model, spec, "--model")
+
+
+def test_compiled_metrics_of_as_many_tokens_as_rows():
+    draw = np.random.default_rng(3)
+    model = keras.Sequential([keras.Input((ROWS, 4)), keras.layers.Dense(CLASSES, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    rows = draw.normal(size=(ROWS, ROWS, 4)).astype(np.float32)
+    found, expected = measured(model, rows, draw.integers(0, CLASSES, (ROWS, ROWS), dtype=np.int32))
+    for name in ("loss", "accuracy"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5), name
 
 
 MASKS = np.random.default_rng(5).random((COUNT, HEIGHT, ROWS, 1)).astype(np.float32)
@@ -424,6 +491,71 @@ def test_sample_weights_that_pair_with_no_mask_are_refused_by_keras_alone(folder
     model.compile("sgd", "mse")
     with pytest.raises(UsageError, match=r"^parse returns sample_weight as "):
         model.evaluate(data, verbose=0)
+
+
+F1 = {"threshold": 0.5, "average": "macro"}
+INTEGERS = {  # shape of a row's targets and outputs, metrics
+    "tokens": ((7,), (7, CLASSES), {"SparseCategoricalAccuracy": {}}),
+    "as many tokens as rows": ((ROWS,), (ROWS, CLASSES), {"SparseCategoricalAccuracy": {}}),
+    "several of 3 classes": (
+        (3,),
+        (3,),
+        {"BinaryAccuracy": {}, "AUC": {"name": "auc"}, "Precision": {"name": "precision"}},
+    ),
+    "several of as many classes as rows": ((ROWS,), (ROWS,), {"BinaryAccuracy": {}, "AUC": {"name": "auc"}}),
+    "one class": ((1,), (1,), {"BinaryAccuracy": {}, "F1Score": F1}),
+    "several of 3 classes, floats": ((3,), (3,), {"F1Score": F1, "FBetaScore": F1}),
+    "several of as many classes as rows, floats": ((ROWS,), (ROWS,), {"F1Score": F1}),
+}
+
+
+def of_integers(name, metrics):
+    """Returns a function of records, a function that makes a compiled model, and all targets."""
+    shape, of_outputs, _ = INTEGERS[name]
+    draw = np.random.default_rng(11)
+    outputs = draw.random((COUNT, *of_outputs)).astype(np.float32)
+    several = shape != of_outputs
+    outputs = outputs / outputs.sum(-1, keepdims=True) if several else outputs
+    targets = draw.integers(0, 2, (COUNT, *shape)).astype(np.float32 if "floats" in name else np.int32)
+
+    class Looked(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.scale = self.add_weight(shape=(), initializer="ones")
+
+        def call(self, numbers):
+            return self.scale * tf.gather(tf.constant(outputs), tf.cast(numbers[:, 0], tf.int32))
+
+    def parse(records):
+        numbers = ids(records)
+        return tf.cast(numbers[:, None], tf.float32), tf.gather(tf.constant(targets), numbers)
+
+    def compiled():
+        model, loss = Looked(), "sparse_categorical_crossentropy" if several else "binary_crossentropy"
+        made = [getattr(keras.metrics, metric)(**options) for metric, options in metrics.items()]
+        model.compile(keras.optimizers.SGD(0.0), loss, weighted_metrics=made)
+        return model
+
+    return tf.autograph.experimental.do_not_convert(parse), compiled, targets
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_of_rank_2_are_weighed_as_tokens_and_as_classes(folder, name):
+    parse, compiled, targets = of_integers(name, INTEGERS[name][2])
+    alone = compiled().evaluate(NUMBERS[:, None], targets, batch_size=COUNT, verbose=0, return_dict=True)
+    data = input_fn(folder, global_batch_size=ROWS, training=False, parse=parse)
+    found = compiled().evaluate(data, verbose=0, return_dict=True)
+    for key in alone:
+        expected = alone[key] * (COUNT / 15 if key == "loss" else 1)
+        assert found[key] == pytest.approx(expected, rel=1e-5), key
+
+
+@pytest.mark.parametrize("name", ["several of 3 classes", "several of as many classes as rows"])
+def test_f1_of_integers_is_an_error_not_a_wrong_number(folder, name):
+    """The way out, of docs/feeding.md, is floats, as above."""
+    parse, compiled, _ = of_integers(name, {"F1Score": F1})
+    with pytest.raises(ValueError, match="f1_score/true_positives"):
+        compiled().evaluate(input_fn(folder, global_batch_size=ROWS, training=False, parse=parse), verbose=0)
 
 
 def test_record_ids_beside_masks_are_as_they_are(folder):
