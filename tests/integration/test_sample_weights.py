@@ -392,7 +392,7 @@ def test_iou_in_integers_is_refused_beside_sample_weights():
     model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Dense(2, "softmax")])
     spec = DataSpec(tf.TensorSpec([None, 8, 8, 3]), tf.TensorSpec([None, 8, 8, 1], tf.int32), (), True)
     model.compile("sgd", "sparse_categorical_crossentropy", metrics=[keras.metrics.MeanIoU(2, sparse_y_pred=False)])
-    with pytest.raises(UsageError, match=r"^--model: its metric mean_io_u .*dtype=.float32"):
+    with pytest.raises(UsageError, match=r"^--model: its metric mean_io_u.* counts in integers, .*dtype=.float32"):
         CompiledMeasure(model, spec, "--model")
     exact = keras.metrics.MeanIoU(2, sparse_y_pred=False, dtype="float32")
     model.compile("sgd", "sparse_categorical_crossentropy", metrics=[exact])
