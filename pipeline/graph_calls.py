@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import logging
 import re
 import threading
@@ -97,10 +98,10 @@ def _is_unseeded(node: Any, body: Any) -> bool:
 
 
 def _say_unchecked(name: str, function: Callable[..., Any]) -> None:
-    code = getattr(function, "__qualname__", "")
+    code = getattr(inspect.unwrap(function), "__code__", None) or getattr(function, "__qualname__", "")
     with _lock:
-        is_new = (name, code) not in _unchecked
-        _unchecked.add((name, code))
+        is_new = code not in _unchecked
+        _unchecked.add(code)
     if is_new:
         _logger.warning(
             "%s: the function calls Python (tf.numpy_function or tf.py_function): whether it draws random numbers "
@@ -109,7 +110,7 @@ def _say_unchecked(name: str, function: Callable[..., Any]) -> None:
         )
 
 
-_unchecked: set[tuple[str, str]] = set()  # the functions of which that was said
+_unchecked: set[Any] = set()  # code of the functions of which that was said
 _QUIET_SECONDS = 0.05  # without a call; then TensorFlow's buffers are full, or it has received the error
 _MOST_SECONDS = 10.0
 

@@ -95,8 +95,18 @@ def test_the_argument_of_fit_still_raises(folder):
 FACTOR_OF = np.array([FACTORS.get(number, 1.0) for number in range(CLASSES)])
 
 
-@pytest.mark.parametrize("memory", [{}, {"shuffle_bytes": 864, "streams": 2}, {"portable": True}])
-@pytest.mark.parametrize("more", [{}, {"distort": "shift(pixels=1)"}, {"distort": "mixup"}])
+@pytest.mark.parametrize(
+    ("memory", "more"),
+    [
+        ({}, {"distort": "shift(pixels=1)"}),
+        ({"shuffle_bytes": 864, "streams": 2}, {"distort": "mixup"}),
+        ({"portable": True}, {}),
+        pytest.param({}, {}, marks=pytest.mark.slow),
+        pytest.param({}, {"distort": "mixup"}, marks=pytest.mark.slow),
+        pytest.param({"portable": True}, {"distort": "mixup"}, marks=pytest.mark.slow),
+        pytest.param({"shuffle_bytes": 864, "streams": 2}, {}, marks=pytest.mark.slow),
+    ],
+)
 def test_rows_have_the_factor_of_their_class_however_they_are_fed(images, more, memory):
     given = {"global_batch_size": 8, "training": True, "epochs": 1, "class_weight": FACTORS, **more, **memory}
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(2)])
@@ -238,6 +248,7 @@ def test_the_trainer_weighs_losses_and_nothing_else(tmp_path, folder):
     assert stored[0] == stored[1]  # with virtual replicas to the bit
 
 
+@pytest.mark.slow
 def test_parameter_servers_weigh_alike(tmp_path, folder):
     (tmp_path / "numbered.py").write_text(TASKS)
     fixed = ["--train_steps=2", "--sync", "--global_batch_size=8", "--eval_split=train", "--log_every=1"]

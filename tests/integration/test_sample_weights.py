@@ -61,7 +61,7 @@ NUMBERS = np.arange(COUNT)
 LOSSES = (NUMBERS / 2) ** 2
 
 
-@pytest.mark.parametrize("weights", ["mask", "mean", "none"])
+@pytest.mark.parametrize("weights", ["mean", *(pytest.param(way, marks=pytest.mark.slow) for way in ("mask", "none"))])
 @pytest.mark.parametrize("shape", [*PAIRS, *TRIPLES, *OTHERS])
 def test_keras_takes_what_it_reads_rightly_and_refuses_the_rest(folder, shape, weights):
     """The table of docs/feeding.md; an evaluation of 13 rows in batches of 8."""
@@ -111,7 +111,7 @@ def test_fit_of_a_triple_makes_the_update_of_keras_on_the_arrays(folder):
         np.testing.assert_allclose(one, two, rtol=1e-4)
 
 
-@pytest.mark.parametrize("weights", ["mask", "mean"])
+@pytest.mark.parametrize("weights", ["mask", pytest.param("mean", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", [*PAIRS, *TRIPLES, *OTHERS])
 def test_loops_get_as_many_parts_however_they_are_fed(folder, shape, weights):
     given = {"global_batch_size": SIZE, "training": True, "parse": parser(shape), "weights": weights}
@@ -368,7 +368,14 @@ IOU = {  # a metric, classes of the outputs
 }
 
 
-@pytest.mark.parametrize("shape", [(), (ROWS,), (8, ROWS)], ids=["of rows", "of tokens", "of pixels"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((), id="of rows", marks=pytest.mark.slow),
+        pytest.param((ROWS,), id="of tokens", marks=pytest.mark.slow),
+        pytest.param((8, ROWS), id="of pixels"),
+    ],
+)
 @pytest.mark.parametrize("name", IOU)
 def test_compiled_iou_is_that_of_the_real_rows(name, shape):
     make, classes = IOU[name]
