@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         tf.config.set_logical_device_configuration(cpus[0], devices)
     gc.freeze()  # what is loaded stays
     gc.set_threshold(COLLECTED_EVERY)
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_logged() -> None:
+    """Sets the root logger's level back, which a conversion by an earlier test of this process leaves above all."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,7 +1,6 @@
 import base64
 import io
 import json
-import logging
 import pathlib
 import subprocess
 import sys
@@ -372,7 +371,6 @@ def test_bfloat16_weights_that_an_earlier_version_stored_as_bytes_are_read():
 def test_other_callbacks_begin_anew_and_earlier_checkpoints_have_none(data, tmp_path, caplog):
     trained(data, tmp_path, epochs=1)
     with_callbacks(data, tmp_path / "some", 1, {})
-    caplog.set_level(logging.WARNING)  # which another test of this process may have raised
     for folder, callbacks, said in (
         (tmp_path, [], None),
         (tmp_path, [keras.callbacks.EarlyStopping()], "has the state of no callbacks, not of EarlyStopping"),
