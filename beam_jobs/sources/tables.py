@@ -58,8 +58,8 @@ def read(path: StoragePath, choose: Choose, delimiter: str = "") -> pa.Table:
     Args:
       path: of the file; its suffix says what it is.
       choose: gets the columns that there are and returns the names of those to read.
-      delimiter: of CSV and TSV; "": a tab if the file is called `.tsv` and its first line has one, else that of `,`,
-        tab, `;` and `|` which the first line has most often.
+      delimiter: character between the fields of CSV and TSV; "": a tab if the file is called `.tsv` and its first line
+        has one, else that of `,`, tab, `;` and `|` which the first line has most often.
 
     Raises:
       DataError: the file cannot be read, is not UTF-8, or has rows of another form than its first line says.

@@ -159,8 +159,9 @@ def maker(
     """Returns the function of a first step, and of the one after the last, that makes the dataset of one source.
 
     Args:
-      resolved: the source.
-      replicas, stacked: as for `make_dataset`.
+      resolved: options and data set of the source.
+      replicas: number of local replicas to split batches for; None: batches are whole.
+      stacked: whether an element may be several batches, with one axis more in front.
     """
     request = resolved.request
     # Another process cannot call NumPy in this one, so the plans of its windows are part of the graph.

@@ -25,8 +25,8 @@ class Fed:
     """Steps of a request that may have failed.
 
     Attributes:
-      request: whose batches they are.
-      first_step, last_step: the first of them, and the one after the last.
+      request: options of the input that makes the batches.
+      first_step, last_step: range of steps, from the first to the one after the last.
     """
 
     request: Request

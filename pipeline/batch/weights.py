@@ -71,7 +71,7 @@ def of_classes(class_weight: Mapping[int, float], labels: Any, is_image: bool) -
 
     Args:
       class_weight: factors by class numbers.
-      labels: of rows, or of several elements of rows.
+      labels: targets (rows, ...), or (elements, rows, ...) of several batches.
       is_image: whether they are labels of images: classes if they are integers, else probabilities.
 
     Returns:
@@ -110,8 +110,8 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
     """Returns the dataset of a request, with weights of the rank of the targets; Keras refuses what it would misread.
 
     Args:
-      dataset: of `make_dataset`, not split for replicas.
-      request: whose dataset it is.
+      dataset: batches of `make_dataset`, not split for replicas.
+      request: options that `dataset` was made with.
     """
     spec, has_weights = dataset.element_spec, request.weights != "none"
     own_parts = len(spec) - request.record_ids - has_weights
