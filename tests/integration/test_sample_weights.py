@@ -195,15 +195,10 @@ def dense(name):
     return targets.astype(np.float32 if outputs == 1 else np.int64), probabilities.astype(np.float32)
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_weights_of_dense_targets_weigh_rows_where_they_are_as_many_as_columns(folder, name):
-    """The padded last step of `fit` and of `evaluate`: losses and metrics are those of the 13 rows."""
-    targets, outputs = dense(name)
-    _, _, loss, metrics = DENSE[name]
+def looking_up(outputs, targets):
+    """Returns a model's class that gives the outputs of the row whose number it gets, and the parser to its targets."""
 
     class Looked(keras.Model):
-        """Gives the outputs of the row whose number it gets."""
-
         def __init__(self):
             super().__init__()
             self.scale = self.add_weight(shape=(), initializer="ones")
@@ -215,8 +210,19 @@ def test_weights_of_dense_targets_weigh_rows_where_they_are_as_many_as_columns(f
         numbers = ids(records)
         return tf.cast(numbers[:, None], tf.float32), tf.gather(tf.constant(targets), numbers)
 
+    return Looked, parse
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_weights_of_dense_targets_weigh_rows_where_they_are_as_many_as_columns(folder, name):
+    """The padded last step of `fit` and of `evaluate`: losses and metrics are those of the 13 rows."""
+    targets, outputs = dense(name)
+    _, _, loss, metrics = DENSE[name]
+
+    looked, parse = looking_up(outputs, targets)
+
     def compiled():
-        model = Looked()
+        model = looked()
         model.compile(keras.optimizers.SGD(0.0), loss, weighted_metrics=[known(metric) for metric in metrics])
         return model
 
@@ -525,20 +531,10 @@ def of_integers(name, metrics):
     outputs = outputs / outputs.sum(-1, keepdims=True) if several else outputs
     targets = draw.integers(0, 2, (COUNT, *shape)).astype(np.float32 if "floats" in name else np.int32)
 
-    class Looked(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.scale = self.add_weight(shape=(), initializer="ones")
-
-        def call(self, numbers):
-            return self.scale * tf.gather(tf.constant(outputs), tf.cast(numbers[:, 0], tf.int32))
-
-    def parse(records):
-        numbers = ids(records)
-        return tf.cast(numbers[:, None], tf.float32), tf.gather(tf.constant(targets), numbers)
+    looked, parse = looking_up(outputs, targets)
 
     def compiled():
-        model, loss = Looked(), "sparse_categorical_crossentropy" if several else "binary_crossentropy"
+        model, loss = looked(), "sparse_categorical_crossentropy" if several else "binary_crossentropy"
         made = [getattr(keras.metrics, metric)(**options) for metric, options in metrics.items()]
         model.compile(keras.optimizers.SGD(0.0), loss, weighted_metrics=made)
         return model
