@@ -233,7 +233,7 @@ class Replay:
         Raises:
           DataError: a loss or weight is NaN or infinite.
         """
-        from trainer.step.train_step import NORM  # noqa: PLC0415, as in `main`
+        from trainer.step.summaries import NORM  # noqa: PLC0415, as in `main`
 
         found: dict[int, float] = {}
         iterator = self._input(self.step) if self.step < stop else iter(())
@@ -245,7 +245,7 @@ class Replay:
 
     def last(self) -> tuple[dict[str, float], float, NDArray[Any], NDArray[Any]]:
         """Makes one update; returns its values by name, its gradient's norm, and each row's loss and weight."""
-        from trainer.step.train_step import NORM  # noqa: PLC0415, as in `main`
+        from trainer.step.summaries import NORM  # noqa: PLC0415, as in `main`
 
         iterator = self._input(self.step, record_ids=True)
         result, rows = self.run.stepper.run_one(iterator, frozenset([NORM]), has_records=True)

@@ -45,7 +45,8 @@ from trainer.loop import Action, InnerLoop, Progress
 from trainer.loss_log import LossLog
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
-from trainer.step.train_step import TrainStep
+from trainer.step.evaluation import EvaluationStep
+from trainer.step.summaries import are_images
 from trainer.task import Evaluation, Task, data_spec_of, uncalled
 
 _STOP = 0  # workers agree on numbers: this one to stop, 1 + its number for each action that is due
@@ -194,7 +195,7 @@ class Run(abc.ABC):
         """Adds the callbacks in the order of their actions: what a checkpoint stores comes before it is saved."""
         config, plan, output, last_step = self.config, self.plan, self.output, self.plan.last_step
         start, rows, is_chief = self.state.step, config.order.global_batch_size, self.is_chief
-        unit = "img" if train_step.are_images(self.task.data.features) else "rows"
+        unit = "img" if are_images(self.task.data.features) else "rows"
         folder, path, in_epoch = config.run.folder, config.output.metrics_jsonl, plan.training.steps_per_epoch
         skips = plan.training.spec.skip_steps
         period = functools.partial(config.steps.period, steps_per_epoch=in_epoch)
@@ -290,7 +291,7 @@ class Run(abc.ABC):
         """Makes the step, and sets the attributes that the class names."""
 
     @abc.abstractmethod
-    def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
+    def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[EvaluationStep, Batches]:
         """Returns the step that evaluates, and the batches of each request."""
 
     @abc.abstractmethod
@@ -348,9 +349,10 @@ class AllReduceRun(Run):
         self.here = f"here {', '.join(devices)}"
         self.where = f"{count_of(self.strategy.num_replicas_in_sync, 'replica')}, {self.here}"
 
-    def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
-        """Returns the step that also trains, and distributed batches."""
-        return self.stepper, {name: self.batches(request) for name, request in requests.items()}
+    def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[EvaluationStep, Batches]:
+        """Returns a step on the same replicas, and distributed batches."""
+        step = EvaluationStep(self.strategy, self.state, self.config.order.virtual_replicas)
+        return step, {name: self.batches(request) for name, request in requests.items()}
 
     @contextlib.contextmanager
     def train_loop(self, start: int) -> Iterator[TrainLoop]:

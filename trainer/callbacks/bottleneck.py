@@ -17,7 +17,8 @@ from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
 from trainer.loop import Progress
 from trainer.plan import Plan
-from trainer.step.train_step import TrainStep, all_sum
+from trainer.step.exchange import all_sum
+from trainer.step.train_step import TrainStep
 
 INPUT, COMPUTE, COMMUNICATION = "input-bound", "compute-bound", "communication-bound"
 _LEAST_SECONDS = 5.0  # of steps, for a verdict that nobody has asked for

@@ -14,13 +14,13 @@ from trainer.callbacks.terminal import Output
 from trainer.checkpoint.best import BestCheckpoints
 from trainer.config.steps import Period
 from trainer.loop import Action, Progress
-from trainer.step.train_step import TrainStep
+from trainer.step.evaluation import EvaluationStep
 from trainer.task import Evaluation, added, result_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-    """Evaluates the state of a `TrainStep`.
+    """Evaluates the state of an `EvaluationStep`.
 
     Attributes:
       stepper: has the state.
@@ -31,7 +31,7 @@ class Evaluator:
       stop: asked before each loop whether to give up; gives the same answer on all workers.
     """
 
-    stepper: TrainStep
+    stepper: EvaluationStep
     batches: Mapping[str, Iterable[tuple[Any, ...]]]
     splits: Mapping[str, ResolvedRequest]
     may_skip: int

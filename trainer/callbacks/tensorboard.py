@@ -28,17 +28,16 @@ from trainer.config.steps import Period, period_of
 from trainer.loop import Action, Progress
 from trainer.run_folder import EVENTS, FLAGS
 from trainer.step.state import TrainState
-from trainer.step.train_step import (
+from trainer.step.summaries import (
     ACTIVATIONS,
-    AVERAGED,
     BUCKETS,
     HISTOGRAMS,
     IMAGES,
     NORM,
-    Traced,
     are_images,
     outputs_of_layers,
 )
+from trainer.step.train_step import AVERAGED, Traced
 
 _VERSION = "brain.Event:2"  # of the files; from 2 on, TensorBoard heeds session logs
 

@@ -33,7 +33,8 @@ from pipeline.resolved import ResolvedRequest
 from trainer.config import TrainConfig
 from trainer.config.steps import Period
 from trainer.step.state import TrainState
-from trainer.step.train_step import COLUMNS, Contribution, Gradients, Traced, clipped, histogram, is_skipped
+from trainer.step.summaries import COLUMNS, histogram
+from trainer.step.train_step import Contribution, Gradients, Traced, clipped, is_skipped
 from trainer.task import WEIGHT, divisor
 
 _DECODED_TOGETHER = 256  # images
@@ -315,7 +316,7 @@ class Compute:
         for variable, change in zip(self.kept.variables, self.kept.push(sent.changes), strict=True):
             variable.assign_add(change)
         if state.averages:
-            state.averages.update(self._strategy, step + 1)
+            state.averages.update(step + 1, self._strategy)
         return tf.constant(True)
 
     def _is_shown(self, step: tf.Tensor) -> tf.Tensor:

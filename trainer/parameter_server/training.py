@@ -38,8 +38,8 @@ from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
 from trainer.parameter_server.worker_client import WorkerClient
 from trainer.plan import Plan
 from trainer.step import train_step
+from trainer.step.evaluation import EvaluationStep
 from trainer.step.state import TrainState
-from trainer.step.train_step import TrainStep
 from trainer.task import Evaluation, Sums
 from trainer.training import Batches, Run, TrainLoop
 
@@ -196,9 +196,9 @@ class ParameterServerRun(Run):
             f"ledger/{name}": float(count) for name, count in self.tally.state_dict().items()
         }
 
-    def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
+    def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[EvaluationStep, Batches]:
         """Returns a stepper that evaluates in the chief's process, and batches that the chief reads."""
-        return _ChiefStepper(self.state), {name: make_dataset(request) for name, request in requests.items()}
+        return _ChiefEvaluation(self.state), {name: make_dataset(request) for name, request in requests.items()}
 
     @contextlib.contextmanager
     def train_loop(self, start: int) -> Iterator[TrainLoop]:
@@ -256,7 +256,7 @@ class _Attendance(Callback):
         self._say_end()
 
 
-class _ChiefStepper(TrainStep):
+class _ChiefEvaluation(EvaluationStep):
     """Evaluates with a copy of the weights in the chief's memory; workers train."""
 
     def __init__(self, state: TrainState) -> None:
@@ -269,13 +269,13 @@ class _ChiefStepper(TrainStep):
             self._mine = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in self._theirs]
 
     def evaluate(self, iterator: Iterator[tuple[Any, ...]], steps: tf.Tensor) -> Sums:
-        """See `TrainStep.evaluate`; with the weights as they are now."""
+        """See `EvaluationStep.evaluate`; with the weights as they are now."""
         for mine, theirs in zip(self._mine, self._theirs, strict=True):
             mine.assign(theirs.read_value())
         sums: Sums = super().evaluate(iterator, steps)
         return sums
 
-    def evaluation_values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the values of the copy."""
         values = [tf.convert_to_tensor(variable) for variable in self._mine]
         return values[: self._num_weights], values[self._num_weights :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,13 +11,20 @@ import keras
 import tensorflow as tf
 
 from pipeline.commands.text import parse_call
-from pipeline.errors import UsageError, line_of
+from pipeline.errors import PipelineError, UsageError, line_of
 from trainer.config.model import WITH_MOMENTUM, OptimizerFlags
 from trainer.topology import without_all_reduce
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
 
 _OWN_FLAGS = ("learning_rate", "weight_decay", "momentum", "nesterov")  # which --optimizer takes no arguments for
+# Methods of Keras' optimizers that update all copies of the variables under a strategy.
+_OF_ALL_COPIES = (
+    "_apply_weight_decay",
+    "_backend_update_step",
+    "_overwrite_model_variables_with_average_value",
+    "_backend_increment_gradient_accumulators",
+)
 _WARM_UP = 10.0  # decay min(d, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage with num_updates
 
 
@@ -60,6 +68,27 @@ def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Varia
         inner.exclude_from_weight_decay(var_list=[v for v in variables if len(v.shape) < 2])
     optimizer.build(variables)
     without_all_reduce(inner)
+
+
+def of_one_copy(optimizer: keras.optimizers.Optimizer) -> None:
+    """Lets the optimizer update one copy of the variables: that of the update context in which it is applied.
+
+    Under a strategy Keras' optimizers leave the replica and update all copies variable by variable, which cannot be
+    compiled. Keras' own methods for backends without strategies update what they are given.
+
+    Raises:
+      PipelineError: this release of Keras does it in another way.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if inner is not optimizer:
+        optimizer.__dict__["_tf_apply"] = optimizer._common_apply
+    for_strategies = next((kind for kind in type(inner).__mro__ if "_distributed_tf_update_step" in vars(kind)), None)
+    for name in _OF_ALL_COPIES:
+        kinds = [kind for kind in type(inner).__mro__ if name in vars(kind)]
+        if for_strategies not in kinds[:-1]:
+            raise PipelineError(f"Keras {keras.__version__}: its optimizers have no {name}; use another release")
+        if kinds[0] is for_strategies:  # and not an optimizer's own
+            inner.__dict__[name] = types.MethodType(vars(kinds[1])[name], inner)
 
 
 def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int) -> Schedule:
@@ -134,12 +163,23 @@ class Averages(tf.Module):
         for weight, average in zip(self._weights, self.values, strict=True):
             weight.assign(average)
 
-    def update(self, strategy: tf.distribute.Strategy, step: tf.Tensor) -> None:
-        """Averages in the weights after update number `step`, int64. Call it in a cross-replica context."""
+    def update(self, step: tf.Tensor, strategy: tf.distribute.Strategy | None = None) -> None:
+        """Averages in the weights after an update.
+
+        Args:
+          step: number of the update, int64 scalar.
+          strategy: the strategy of parameter servers, which update their own variables; None: the variables of the
+            context are updated.
+        """
         count = tf.cast(step, tf.float32)
         # The decay grows with the updates: otherwise early averages would mostly be the first, random weights.
         decay = tf.minimum(self._decay, (1.0 + count) / (_WARM_UP + count))
         for average, weight in zip(self.values, self._weights, strict=True):
-            strategy.extended.update(
-                average, lambda variable, value: variable.assign_sub((1.0 - decay) * (variable - value)), args=(weight,)
-            )
+            if strategy:
+                strategy.extended.update(average, _move, args=(weight, decay))
+            else:
+                _move(average, weight, decay)
+
+
+def _move(average: tf.Variable, weight: Any, decay: tf.Tensor) -> None:
+    average.assign_sub((1.0 - decay) * (average - weight))

@@ -18,7 +18,7 @@ from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
 from trainer.step.optimizers import Averages, Schedule
-from trainer.task import WEIGHT, ClassLosses, CompiledMeasure, Measure, RowMeasure, Sums, Task, divisor
+from trainer.task import WEIGHT, ClassLosses, CompiledMeasure, Measure, RowMeasure, Sums, Task
 from trainer.topology import keep_order_of_sums
 
 DECAY = 0.9  # of the losses' moving averages, as in the CIFAR-10 tutorial (cifar10.py)
@@ -273,28 +273,41 @@ def moving_averages(averages: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_nan(averages), values, DECAY * averages + (1 - DECAY) * values)
 
 
+def flat_sums(sums: Sums, penalty: tf.Tensor) -> tf.Tensor:
+    """Returns 1, an update's regularisation, then the measure's sums over its rows, flat; float64."""
+    own = tf.stack([tf.constant(1.0, tf.float64), tf.cast(penalty, tf.float64)])
+    return tf.concat([own, *(tf.reshape(tf.cast(value, tf.float64), [-1]) for value in sums.values())], axis=0)
+
+
 def epoch_sums(before: tf.Tensor, sums: Sums, penalty: tf.Tensor, begins: tf.Tensor) -> tf.Tensor:
     """Returns the sums over an epoch after one more update, float64.
 
     Args:
-      before: the sums after the previous update; if they have another length, such as 0, the sums start again.
-      sums: of the measure, over all rows of the update.
+      before: sums after the previous update; if they have another length, such as 0, the sums start again.
+      sums: sums of the measure over all rows of the update.
       penalty: the update's regularisation.
       begins: whether the update is the first of its epoch, bool scalar.
 
     Returns:
       The number of updates, the sum of each regularisation times the weight of its rows, then the measure's sums, flat.
     """
-    weight = tf.cast(sums[WEIGHT], tf.float64)
-    own = tf.stack([tf.constant(1.0, tf.float64), tf.cast(penalty, tf.float64) * weight])
-    here = tf.concat([own, *(tf.reshape(tf.cast(value, tf.float64), [-1]) for value in sums.values())], axis=0)
+    here = flat_sums(sums, tf.cast(penalty, tf.float64) * tf.cast(sums[WEIGHT], tf.float64))
     size = here.shape[0]
-    padded = tf.ensure_shape(tf.pad(before[:size], [[0, size - tf.minimum(tf.size(before), size)]]), [size])
-    return tf.where(begins | tf.not_equal(tf.size(before), size), here, padded + here)
+    return tf.where(begins | tf.not_equal(tf.size(before), size), here, fitted(before, size) + here)
 
 
-def epoch_parts(epoch: tf.Tensor, shapes: Mapping[str, tf.TensorShape]) -> tuple[Sums, tf.Tensor]:
-    """Returns the measure's sums over an epoch, and its mean regularisation, from what `epoch_sums` returned."""
-    _, penalty, *parts = tf.split(epoch, [1, 1, *(shape.num_elements() for shape in shapes.values())])
-    sums = {name: tf.reshape(part, shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-    return sums, penalty[0] / divisor(sums[WEIGHT])
+def fitted(flat: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns a vector cut or filled up with zeros to a length."""
+    return tf.ensure_shape(tf.pad(flat[:size], [[0, size - tf.minimum(tf.size(flat), size)]]), [size])
+
+
+def flat_parts(flat: tf.Tensor, specs: Mapping[str, tf.TensorSpec]) -> tuple[Sums, tf.Tensor]:
+    """Returns the measure's sums, float64, and what stands before them, from what `flat_sums` or `epoch_sums` returned.
+
+    Args:
+      flat: float64 vector.
+      specs: shapes of the sums, by name.
+    """
+    _, penalty, *parts = tf.split(flat, [1, 1, *(spec.shape.num_elements() for spec in specs.values())])
+    sums = {name: tf.reshape(part, spec.shape) for (name, spec), part in zip(specs.items(), parts, strict=True)}
+    return sums, penalty[0]

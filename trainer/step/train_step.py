@@ -1,8 +1,11 @@
 """One training step: forward pass, loss, gradients, their sum over all replicas, update; and the loops that run it.
 
 Loss and metrics of a step are sum(w * x) / sum(w) over all rows of the global batch; padding has weight 0. Read this
-file in the order `TrainStep._update` (all replicas), `TrainStep._replica_update` (one of them), `Gradients._of` (its
-rows).
+file in the order `TrainStep._update` (all replicas), `TrainStep._contribution` (one of them), `Gradients._of` (its
+rows), `TrainStep._apply` (one copy of the weights).
+
+With XLA, one replica's step is one program. Several replicas have two, before and after the sum over all of them; a
+virtual replica has the first one to itself.
 """
 
 from __future__ import annotations
@@ -12,31 +15,35 @@ import dataclasses
 import functools
 import math
 import re
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled  # public nowhere
 
 from pipeline.batch.batches import DeviceDistortion
 from pipeline.order.views import Intervals
 from pipeline.request import DEVICE
 from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
-from trainer.step.optimizers import Averages
-from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
+from trainer.step import exchange
+from trainer.step.exchange import all_sum
+from trainer.step.optimizers import of_one_copy
+from trainer.step.state import (
+    Forward,
+    TrainState,
+    epoch_sums,
+    fitted,
+    flat_parts,
+    flat_sums,
+    moving_averages,
+    seeded,
+)
+from trainer.step.summaries import Summaries
 from trainer.task import LOSS, WEIGHT, Sums, divisor
 from trainer.topology import of_virtual_replicas, sum_virtual_replicas
 
-NORM, HISTOGRAMS, ACTIVATIONS, IMAGES = "norm", "histograms", "activations", "images"  # the summaries
 TOTAL_LOSS, REGULARIZATION = "total_loss", "regularization"
 AVERAGED = (TOTAL_LOSS, LOSS, REGULARIZATION)  # values with a moving average
-BUCKETS = 30  # of a histogram, as in TensorBoard's own
-COLUMNS = 4 + BUCKETS
-_MOST_IMAGES = 8  # shown per step
-_CHANNELS = (1, 3, 4)  # numbers of channels that can be shown as an image
 
 
 class LoopResult(NamedTuple):
@@ -112,42 +119,49 @@ class Traced(NamedTuple):
     device: str = ""
 
 
-class _Updated(NamedTuple):
-    """What an update passes on to the next one: the first seven attributes of a `LoopResult`."""
+class _Carried(NamedTuple):
+    """What an update passes on to the next one.
+
+    Attributes:
+      step, finite, waited, exchanged, averages, epoch: those of a `LoopResult`.
+      last: sums of the update, float64; see `state.flat_sums`.
+    """
 
     step: tf.Tensor
-    values: tf.Tensor
     finite: tf.Tensor
     waited: tf.Tensor
     exchanged: tf.Tensor
     averages: tf.Tensor
     epoch: tf.Tensor
+    last: tf.Tensor
 
 
-class _Reduced(NamedTuple):
-    """Sums and gradients over all rows of a batch; equal on all replicas.
+class _Summed(NamedTuple):
+    """Sums over all rows of a batch; equal on all replicas but for the last one.
 
     Attributes:
-      sums: of the measure.
-      penalty: the regularisation, float32 scalar.
-      gradients: of the mean loss, per trainable variable, before clipping and without the loss scale.
-      exchanged: as in `LoopResult`, of this update; on each replica its own.
+      gradients: gradients of the mean loss, one per trainable variable, before clipping, times the loss scale.
+      statistics: new values of the floating-point variables that are not trained.
+      sums: sums of the measure.
+      penalty: regularisation, float32 scalar.
+      exchanged: this replica's part of `LoopResult.exchanged`.
     """
 
+    gradients: list[tf.Tensor]
+    statistics: list[tf.Tensor]
     sums: Sums
     penalty: tf.Tensor
-    gradients: list[tf.Tensor]
     exchanged: tf.Tensor
 
 
 @dataclasses.dataclass(eq=False)
 class TrainStep:
-    """The compiled functions that train a state, and evaluate it, on the replicas of a strategy.
+    """The compiled functions that train a state on the replicas of a strategy.
 
     Attributes:
-      strategy: whose replicas compute.
-      state: created in the strategy's scope.
-      gradients: computes the gradients of a replica, or virtual replica; None: the state is only evaluated.
+      strategy: the strategy whose replicas compute.
+      state: the state, created in the strategy's scope.
+      gradients: computes the gradients of a replica, or virtual replica.
       clip_norm: largest norm of all gradients together; None: any.
       virtual_replicas: V, over all replicas; batches then have them as their first axis. None: a replica takes all its
         rows at once.
@@ -156,12 +170,12 @@ class TrainStep:
       times_exchange: whether to measure `LoopResult.exchanged`.
       value_names: see `LoopResult.names`; known once an update has been traced.
       averages, epoch: those of the last `LoopResult`; before the first, NaN and an empty tensor.
-      graphs: of an update, once it has been traced, by name.
+      graphs: graphs of an update by name, once it has been traced.
     """
 
     strategy: tf.distribute.Strategy
     state: TrainState
-    gradients: Gradients | None = None
+    gradients: Gradients
     clip_norm: float | None = None
     virtual_replicas: int | None = None
     steps_per_epoch: int | None = None
@@ -174,18 +188,29 @@ class TrainStep:
         self.averages = tf.Variable([math.nan] * len(AVERAGED), trainable=False, dtype=tf.float32)
         self.epoch = tf.Variable(tf.zeros([0], tf.float64), trainable=False, shape=tf.TensorShape([None]))
         self.graphs: dict[str, Traced] = {}
-        self._sum_shapes: dict[str, tf.TensorShape] = {}
+        self._sums: dict[str, tf.TensorSpec] = {}
+        of_one_copy(self.state.optimizer)
+        self._summaries = Summaries(self.state.model, self.gradients.distort, bool(self.virtual_replicas))
+        compiled, alone = self.gradients.compiled, self.strategy.num_replicas_in_sync == 1
+        # Virtual replicas stay out of the program of the whole step, in which their number would change the bits.
+        self._is_one_program = compiled and alone and not self.virtual_replicas
+        self._program = _compiled(self._step) if self._is_one_program else self._step
+        copies = [self._apply for _ in self.strategy.extended.worker_devices]
+        # A function for each copy: it keeps the variables that it was traced with.
+        self._applies = [_compiled(one) for one in copies] if compiled and not self._is_one_program else copies
 
     def run(self, iterator: Iterator[Any], steps: int, summaries: frozenset[str] = frozenset()) -> LoopResult:
         """Runs `steps` updates; with summaries, one update that also computes them.
 
-        An update with summaries is the same step, to the bit, compiled by itself: its summaries are computed afterwards
-        from what it returns.
+        An update with summaries is the same step, to the bit: its summaries are computed afterwards from what it
+        returns.
         """
-        if not summaries:
-            return self.train(iterator, tf.constant(steps, tf.int64))._replace(names=self.value_names)
-        assert steps == 1, "summaries are those of one update"
-        return self.run_one(iterator, summaries)[0]
+        if summaries:
+            assert steps == 1, "summaries are those of one update"
+            return self.run_one(iterator, summaries)[0]
+        arguments = iterator, tf.constant(steps, tf.int64)
+        self._fit_epoch(self.train, *arguments)
+        return self.train(*arguments)._replace(names=self.value_names)
 
     def run_one(
         self,
@@ -197,9 +222,9 @@ class TrainStep:
         """Runs one update.
 
         Args:
-          iterator: of batches; with `has_keys` their features are a dict with `key`, with `has_records` their last
+          iterator: batches; with `has_keys` their features are a dict with `key`, with `has_records` their last
             component are record ids. The model gets neither.
-          summaries: to compute.
+          summaries: names of the summaries to compute.
           has_keys: whether to return keys.
           has_records: whether to return records and the losses of their rows, which takes another forward pass.
 
@@ -213,46 +238,60 @@ class TrainStep:
             source, records = tuple(batch), self._local(ids)
             # Before the update, and not in its graph, whose bits would depend on what else reads its values.
             losses = self._row_losses(source, has_keys)
+        self._fit_epoch(self._train_one, source, has_keys)
         result, gradients, rows, keys, weights = self._train_one(source, has_keys)
         # Not in the graph: outside a loop, Grappler takes the length that is assigned for the one that was read.
         self.epoch.assign(result.epoch)
-        result = result._replace(
-            names=self.value_names,
-            norm=_norm(gradients) if NORM in summaries else None,
-            histograms=self._histograms(gradients) if HISTOGRAMS in summaries else None,
-            activations=self._activations(rows) if ACTIVATIONS in summaries else None,
-            images=self._images(rows) if IMAGES in summaries else None,
-        )
-        return result, Logged(weights, keys, records, losses)
+        shown = self._summaries.of(summaries, gradients, rows)
+        return result._replace(names=self.value_names, **shown), Logged(weights, keys, records, losses)
+
+    def _fit_epoch(self, function: Any, *arguments: Any) -> None:
+        """Gives the sums over an epoch their length before XLA compiles a function of them: it compiles one length."""
+        if self.gradients.compiled and not self.epoch.numpy().size:
+            function.get_concrete_function(*arguments)  # traces the measure
+            self.epoch.assign([0.0] * (2 + sum(spec.shape.num_elements() for spec in self._sums.values())))
 
     @tf.function(autograph=False)
     def train(self, iterator: Iterator[Any], steps: tf.Tensor) -> LoopResult:
         """Runs `steps` (int64 scalar, 1 or more) updates; fewer if one is not finite."""
-        return self._loop(lambda before: self._next(iterator, before.finite), steps)
+        return self._loop(lambda known: self._next(iterator, known), steps)
 
     @tf.function(autograph=False)
     def repeat(self, batch: tuple[Any, ...], steps: tf.Tensor) -> tf.Tensor:
         """Runs updates as `train` does, all with one batch; returns the global step after them."""
-        return self._loop(lambda before: (batch, tf.constant(0.0, tf.float64)), steps).step
+        return self._loop(lambda known: (batch, tf.constant(0.0, tf.float64)), steps).step
 
-    def _loop(self, take: Callable[[_Updated], tuple[Any, tf.Tensor]], steps: tf.Tensor) -> LoopResult:
-        """Runs updates. After each, `take` returns the next batch and the seconds of waiting for it."""
+    def _loop(self, take: Callable[[tf.Tensor], tuple[Any, tf.Tensor]], steps: tf.Tensor) -> LoopResult:
+        """Runs updates; `take` returns the next batch, and the seconds of waiting for it after the update before."""
 
-        def one(done: tf.Tensor, before: _Updated) -> tuple[tf.Tensor, _Updated]:
-            batch, waited = take(before)
-            updated, _ = self._update(batch, before)
-            return done + 1, updated._replace(waited=before.waited + waited)
+        def one(done: tf.Tensor, _: tf.Tensor, before: _Carried) -> tuple[tf.Tensor, tf.Tensor, _Carried]:
+            with tf.device("CPU:0"):
+                known, number = tf.identity(before.finite), first + tf.cast(done, tf.int64)
+            batch, waited = take(known)
+            after, _ = self._update(batch, before, number)
+            return done + 1, known, after._replace(waited=before.waited + waited)
 
         start, unknown = self._start(), tf.TensorShape([None])  # until the measure is traced
-        shapes = _Updated(*(value.shape for value in start))._replace(values=unknown, epoch=unknown)
-        _, last = tf.while_loop(
-            lambda done, before: (done < steps) & before.finite,
+        shapes = _Carried(*(value.shape for value in start))._replace(epoch=unknown, last=unknown)
+        # The host decides on the next update by numbers of its own, and by the update before the one that runs: a
+        # device always has its next update queued. An update after one that is not finite changes nothing that is kept.
+        with tf.device("CPU:0"):
+            first, most = tf.identity(start.step), tf.cast(steps, tf.int32)
+            begin = (tf.constant(0), tf.constant(True))
+
+        def goes_on(done: tf.Tensor, known: tf.Tensor, _: _Carried) -> tf.Tensor:
+            with tf.device("CPU:0"):
+                return (done < most) & known
+
+        *_, last = tf.while_loop(
+            goes_on,
             one,
-            (tf.constant(0, tf.int64), start),
-            shape_invariants=(tf.TensorShape([]), shapes),
+            (*begin, start),
+            shape_invariants=(tf.TensorShape([]), tf.TensorShape([]), shapes),
             parallel_iterations=1,
         )
         self.epoch.assign(last.epoch)
+        self.state.global_step.assign(last.step)  # without updates that do not count
         return self._ended(last)
 
     @tf.function(autograph=False)
@@ -264,18 +303,18 @@ class TrainStep:
           has_keys: see `run_one`.
 
         Returns:
-          The result, the gradients as in `_Reduced`, the first local replica's rows, and for each local replica the
-          keys of its rows (None without keys) and their weights.
+          The result, the summed gradients before clipping, the first local replica's rows, and for each local replica
+          the keys of its rows (None without keys) and their weights.
         """
         start, keys = self._start(), None
         batch, waited = (source, start.waited) if isinstance(source, tuple) else self._next(source, start.finite)
         if has_keys:
             keys, waited = self._local(batch[0]["key"]), start.waited  # the input of a key log is not prefetched
             batch = _without_keys(batch)
-        updated, reduced = self._update(batch, start)
+        updated, gradients = self._update(batch, start, start.step)
         rows = tf.nest.map_structure(lambda part: self._local(part)[0], batch)
         result = self._ended(updated._replace(waited=waited))
-        return result, reduced.gradients, rows, keys, self._local(batch[-1])
+        return result, gradients, rows, keys, self._local(batch[-1])
 
     @tf.function(autograph=False)
     def _row_losses(self, batch: tuple[Any, ...], has_keys: bool) -> Any:
@@ -284,8 +323,7 @@ class TrainStep:
         return self._local(self.strategy.run(self._replica_losses, rows))
 
     def _replica_losses(self, features: Any, labels: Any, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the loss of each row of a replica; the arguments are those of `_replica_update`."""
-        assert self.gradients
+        """Returns the loss of each row of a replica; the arguments are those of `_contribution`."""
         compute, values, rows = self.gradients, self.state.values(), (features, labels, weights)
         replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
         if not self.virtual_replicas:
@@ -300,107 +338,118 @@ class TrainStep:
         )
 
     def _next(self, iterator: Iterator[Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """Returns the next batch, and the seconds of waiting for it after `after` has been computed."""
-        with tf.name_scope("input"):
-            with tf.control_dependencies([after]):  # when the previous update has ended
-                began = _seconds()
-            with tf.control_dependencies([began]):
+        """Returns the next batch, and the seconds of waiting for it after the host has `after`, a tensor."""
+        with tf.name_scope("input"), tf.device("CPU:0"):
+            with tf.control_dependencies([after]):
+                ended = exchange.seconds()
+            with tf.device(None):
                 batch = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(self._local(batch), expand_composites=True)):
-                return batch, _seconds() - began
+                return batch, tf.maximum(exchange.seconds() - ended, 0.0)
 
-    def _start(self) -> _Updated:
+    def _start(self) -> _Carried:
         """Returns what the last loop has passed on to the first update of this one."""
-        return _Updated(
-            self.state.global_step.read_value(),
-            tf.zeros([0]),
-            tf.constant(True),
-            tf.constant(0.0, tf.float64),
-            tf.constant(0.0, tf.float64),
-            self.averages.read_value(),
-            self.epoch.read_value(),
-        )
+        nothing, epoch = tf.constant(0.0, tf.float64), self.epoch.read_value()
+        step, averages = self.state.global_step.read_value(), self.averages.read_value()
+        return _Carried(step, tf.constant(True), nothing, nothing, averages, epoch, tf.zeros_like(epoch))
 
-    def _update(self, batch: tuple[Any, ...], before: _Updated) -> tuple[_Updated, _Reduced]:
-        """Runs one step on all replicas. Its scopes are those that TensorBoard shows."""
-        state, self.graphs["step"] = self.state, Traced(tf.compat.v1.get_default_graph())
-        if state.schedule:
-            with tf.name_scope("learning_rate"):
-                state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
-        reduced = self._unless_skipped(lambda: self._reduced(batch))
-        with tf.name_scope("global_step"):
-            state.global_step.assign_add(1)
-            step = state.global_step.read_value()
-        if state.averages:
-            with tf.name_scope("averages"):
-                self._average(state.averages, step)
-        with tf.name_scope("is_finite"):
-            finite = state.has_finite_weights()
-        with tf.name_scope("metrics"):
-            values = self._values(reduced.sums, reduced.penalty)
-            self.value_names = tuple(values)
-            self._sum_shapes = {name: part.shape for name, part in reduced.sums.items()}
-            begins = tf.equal((step - 1) % self.steps_per_epoch, 0) if self.steps_per_epoch else tf.constant(False)
-            updated = _Updated(
-                step,
-                tf.stack(list(values.values())),
-                tf.logical_and(tf.math.is_finite(values[TOTAL_LOSS]), finite),
-                before.waited,
-                before.exchanged + reduced.exchanged,
-                self._averages(before.averages, tf.stack([values[name] for name in AVERAGED]), step - 1),
-                epoch_sums(before.epoch, reduced.sums, reduced.penalty, begins),
-            )
-        return updated, reduced
+    def _update(
+        self, batch: tuple[Any, ...], before: _Carried, number: tf.Tensor
+    ) -> tuple[_Carried, list[tf.Tensor]]:
+        """Runs one step on all replicas; see `_step`.
 
-    def _reduced(self, batch: tuple[Any, ...]) -> _Reduced:
-        """Runs one step on the local replicas."""
-        each = self.strategy.run(self._replica_update, batch)
-        # All replicas end up with the same sums, gradients and weights: the first one's are returned.
-        reduced: _Reduced = self._first(each)
-        if not self.times_exchange:
-            return reduced
-        with tf.name_scope("metrics"):  # other workers wait for the last replica of this one
-            return reduced._replace(exchanged=tf.reduce_min(tf.stack(self._local(each.exchanged))))
+        In a skipped step, whose rows all have weight 0, no variable changes but the number of the step: an update by
+        gradients of 0 would still move the weights by momentum and decay, and BatchNorm's statistics.
 
-    def _unless_skipped(self, update: Callable[[], _Reduced]) -> _Reduced:
-        """Runs the update; in a skipped step, whose rows all have weight 0, returns zeros and changes no variable.
-
-        An update by gradients of 0 would still move the weights by momentum and decay, and BatchNorm's statistics.
+        Args:
+          batch: (features, labels, weights).
+          before: what the update before has passed on.
+          number: the global step before the update, int64 scalar, in the host's memory.
         """
         if not self.skip_steps:
-            return update()
-        found: list[_Reduced] = []
+            return self._program(batch, before)
+        found: list[tuple[_Carried, list[tf.Tensor]]] = []
 
-        def run() -> _Reduced:  # traced first
-            found.append(update())
+        def run() -> tuple[_Carried, list[tf.Tensor]]:  # traced first
+            found.append(self._program(batch, before))
             return found[0]
 
-        def skip() -> _Reduced:
-            zeros: _Reduced = tf.nest.map_structure(lambda value: tf.zeros(value.shape, value.dtype), found[0])
-            return zeros
+        def skip() -> tuple[_Carried, list[tf.Tensor]]:
+            self.state.global_step.assign_add(1)
+            gradients = found[0][1]
+            values = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in self._sums.items()}
+            skipped = self._measured(before, before.step + 1, values, tf.constant(0.0), tf.constant(True))
+            # Their moving averages would fall towards the loss of no row.
+            return skipped._replace(averages=before.averages), tf.nest.map_structure(tf.zeros_like, gradients)
 
-        return tf.cond(~is_skipped(self.state.global_step.read_value(), self.skip_steps), run, skip)
+        return tf.cond(~is_skipped(number, self.skip_steps), run, skip)
 
-    def _average(self, averages: Averages, step: tf.Tensor) -> None:
-        """Updates the averages of the weights; not in a skipped step, towards whose weights they would move again."""
-        if self.skip_steps:
-            tf.cond(is_skipped(step - 1, self.skip_steps), lambda: None, lambda: averages.update(self.strategy, step))
-        else:
-            averages.update(self.strategy, step)
+    def _step(self, batch: tuple[Any, ...], before: _Carried) -> tuple[_Carried, list[tf.Tensor]]:
+        """Runs one step on all replicas; returns what the next one gets, and the summed gradients before clipping.
 
-    def _averages(self, before: tf.Tensor, values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        after = moving_averages(before, values)
-        return tf.where(is_skipped(step, self.skip_steps), before, after) if self.skip_steps else after
+        Its scopes are those that TensorBoard shows.
+        """
+        self.graphs["step"] = Traced(tf.compat.v1.get_default_graph())
+        each = self.strategy.run(self._contribution, batch)
+        functions, anchor = iter(self._applies), self.state.model.trainable_variables[0].value
+        found: list[tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]] = []
 
-    def _replica_update(self, features: Any, labels: Any, weights: tf.Tensor) -> _Reduced:
-        """Computes one replica's contribution to a step, sums those of all replicas, and updates its weights.
+        def apply(_: tf.Variable, summed: _Summed) -> tf.Tensor:
+            found.append(next(functions)(summed))
+            return found[-1][1]
+
+        # Each copy of the variables in turn, in the place of all of them: a replica's, or that of all replicas.
+        self.strategy.extended.update(anchor, apply, args=(each,), group=False)
+        # All replicas end up with the same sums, gradients and weights: the first one's are returned.
+        gradients, step, finite = found[0]
+        summed: _Summed = self._first(each)
+        with tf.name_scope("metrics"):
+            # Other workers wait for the last replica of this one.
+            exchanged = tf.reduce_min(tf.stack(self._local(each.exchanged)))
+            return self._measured(before, step, summed.sums, summed.penalty, finite, exchanged), gradients
+
+    def _measured(
+        self,
+        before: _Carried,
+        step: tf.Tensor,
+        sums: Sums,
+        penalty: tf.Tensor,
+        finite: tf.Tensor,
+        exchanged: tf.Tensor | float = 0.0,
+    ) -> _Carried:
+        """Returns what an update passes on.
+
+        Args:
+          before: what the update before has passed on.
+          step: global step after the update.
+          sums, penalty: those of the update.
+          finite: whether the weights are finite.
+          exchanged: seconds of the update; see `LoopResult.exchanged`.
+        """
+        self._sums = {name: tf.TensorSpec(part.shape, part.dtype) for name, part in sums.items()}
+        values = self._values(sums, penalty)
+        self.value_names = tuple(values)
+        begins = tf.equal((step - 1) % self.steps_per_epoch, 0) if self.steps_per_epoch else tf.constant(False)
+        last = flat_sums(sums, penalty)
+        return _Carried(
+            # The first update that is not finite is the last one that counts.
+            tf.where(before.finite, step, before.step),
+            before.finite & finite & tf.math.is_finite(values[TOTAL_LOSS]),
+            before.waited,
+            before.exchanged + exchanged,
+            moving_averages(before.averages, tf.stack([values[name] for name in AVERAGED])),
+            epoch_sums(before.epoch, sums, penalty, begins),
+            tf.where(before.finite, last, fitted(before.last, last.shape[0])),
+        )
+
+    def _contribution(self, features: Any, labels: Any, weights: tf.Tensor) -> _Summed:
+        """Computes one replica's contribution to a step; returns the sum of those of all replicas.
 
         Args:
           features: of this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
           labels: likewise.
           weights: likewise, float32 (rows,).
         """
-        assert self.gradients
         compute, state = self.gradients, self.state
         with _replica_scope():
             replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
@@ -426,110 +475,63 @@ class TrainStep:
                 # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
                 # replicas wait for each other.
                 total, exchanged = self._timed(all_sum, tuple(compute.of(replica, weight, values, rows)))
-            gradients, statistics, sums, penalty = total
-            state.assign_statistics(statistics)
-        return _Reduced(sums, penalty, self._apply(gradients), waited + exchanged)
+        return _Summed(*total, exchanged=waited + exchanged)
 
     def _timed(self, sum_all: Callable[[Any], Any], own: Any) -> tuple[Any, tf.Tensor]:
         """Returns the sum over all replicas of what each has, and the seconds as in `LoopResult.exchanged`."""
-        if not self.times_exchange:
-            return sum_all(own), tf.constant(0.0, tf.float64)
-        began, total = _seconds_after(tf.nest.flatten(own)), sum_all(own)
-        # Nothing else may read these, or the bits of the weights could depend on it: see `_apart`. On GPUs, too,
-        # collective operations are over only when they have the sum.
-        with tf.device("CPU:0"), tf.control_dependencies(tf.nest.flatten(total)):
-            return total, _seconds() - began
+        if self.times_exchange:
+            return exchange.timed(sum_all, own)
+        return sum_all(own), tf.constant(0.0, tf.float64)
 
-    def _apply(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Updates the weights by summed gradients, which have the loss scale; returns them unscaled and not clipped."""
-        optimizer, scale = self.state.optimizer, self.state.loss_scale()
+    def _apply(self, summed: _Summed) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """Updates one copy of all variables.
+
+        Args:
+          summed: the sums over all replicas, on the copy's device.
+
+        Returns:
+          The gradients without the loss scale and before clipping, the new global step, and whether the weights are
+          finite, bool scalar.
+        """
+        state, optimizer = self.state, self.state.optimizer
+        if state.schedule:
+            with tf.name_scope("learning_rate"):
+                optimizer.learning_rate = state.schedule(state.global_step.read_value())
+        state.assign_statistics(summed.statistics)
+        scale = state.loss_scale()
         with tf.name_scope("optimizer"):
-            plain = gradients if scale is None else [gradient / scale for gradient in gradients]
+            plain = summed.gradients if scale is None else [gradient / scale for gradient in summed.gradients]
             # After the sum: the norm is that of the whole batch's gradient, on any number of replicas.
             kept = clipped(plain, self.clip_norm)
             # The optimizer divides by the scale itself, and skips the update where a gradient has overflowed.
             given = kept if scale is None else [gradient * scale for gradient in kept]
-            optimizer.apply(given, self.state.model.trainable_variables)
-        return plain
+            optimizer.apply(given, state.model.trainable_variables)
+        with tf.name_scope("global_step"):
+            state.global_step.assign_add(1)
+            step = state.global_step.read_value()
+        if state.averages:
+            with tf.name_scope("averages"):
+                state.averages.update(step)
+        with tf.name_scope("is_finite"):
+            return plain, step, state.has_finite_weights()
 
-    def _ended(self, last: _Updated) -> LoopResult:
-        """Stores what the next loop continues from, and adds the epoch's means: once per loop, not per update."""
+    def _ended(self, last: _Carried) -> LoopResult:
+        """Stores what the next loop continues from; returns the values of the last update and the epoch's means."""
         self.averages.assign(last.averages)
-        sums, penalty = epoch_parts(last.epoch, self._sum_shapes)
-        means = tf.stack([tf.cast(value, tf.float64) for value in self._values(sums, penalty).values()])
-        return LoopResult(*last, means=tf.where(sums[WEIGHT] > 0, means, math.nan))
+        sums, penalty = flat_parts(last.last, self._sums)
+        exact = {name: tf.cast(value, self._sums[name].dtype) for name, value in sums.items()}
+        values = tf.stack(list(self._values(exact, tf.cast(penalty, tf.float32)).values()))
+        sums, penalty = flat_parts(last.epoch, self._sums)
+        of_epoch = self._values(sums, penalty / divisor(sums[WEIGHT]))
+        means = tf.stack([tf.cast(value, tf.float64) for value in of_epoch.values()])
+        means = tf.where(sums[WEIGHT] > 0, means, math.nan)
+        return LoopResult(
+            last.step, values, last.finite, last.waited, last.exchanged, last.averages, last.epoch, means
+        )
 
     def _values(self, sums: Sums, penalty: tf.Tensor) -> dict[str, tf.Tensor]:
         results = self.state.measure.results(sums)
         return {TOTAL_LOSS: results[LOSS] + penalty, REGULARIZATION: penalty, **results}
-
-    @tf.function(autograph=False)
-    def _histograms(self, gradients: list[tf.Tensor]) -> tf.Tensor:
-        variables = [variable.value for variable in self.state.model.trainable_variables]
-        return tf.stack([histogram(tf.convert_to_tensor(one)) for one in (*variables, *gradients)])
-
-    @functools.cached_property
-    def _outputs_of_layers(self) -> keras.Model:
-        return keras.Model(self.state.model.inputs, list(outputs_of_layers(self.state.model).values()))
-
-    @tf.function(autograph=False)
-    def _activations(self, rows: tuple[Any, ...]) -> tuple[tf.Tensor, tf.Tensor]:
-        outputs = self._outputs_of_layers(self._shown_features(rows), training=False)
-        values = [tf.cast(one, tf.float32) for one in outputs]
-        return tf.stack([histogram(one) for one in values]), tf.stack([tf.math.zero_fraction(one) for one in values])
-
-    @tf.function(autograph=False)
-    def _images(self, rows: tuple[Any, ...]) -> tf.Tensor:
-        return self._shown_features(rows)[:_MOST_IMAGES]
-
-    def _shown_features(self, rows: tuple[Any, ...]) -> Any:
-        """Returns the features of real rows as the model gets them; with virtual replicas, those of the first."""
-        assert self.gradients
-        first = tf.nest.map_structure(lambda part: part[0], rows) if self.virtual_replicas else rows
-        features, _, weights = self.gradients.distort(*first) if self.gradients.distort else first
-        return tf.nest.map_structure(lambda part: tf.boolean_mask(part, weights > 0), features)
-
-    @tf.function(autograph=False)
-    def evaluate(self, iterator: Iterator[tuple[Any, ...]], steps: tf.Tensor) -> Sums:
-        """Returns the measure's sums over `steps` (int64 scalar, 1 or more) batches, float64."""
-        structure: list[Sums] = []
-
-        def add(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            structure.append(self._first(self.strategy.run(self._replica_sums, next(iterator))))
-            # In float64: sums over a whole split would lose digits.
-            values = [tf.reshape(tf.cast(v, tf.float64), [-1]) for v in tf.nest.flatten(structure[-1])]
-            new = tf.concat(values, axis=0)
-            return done + 1, tf.cond(done > 0, lambda: total + new, lambda: new)
-
-        none = (tf.constant(0, tf.int64), tf.zeros([0], tf.float64))
-        shapes = (tf.TensorShape([]), tf.TensorShape([None]))
-        _, total = tf.while_loop(lambda done, _: done < steps, add, none, shapes, parallel_iterations=1)
-        shapes_of = [value.shape for value in tf.nest.flatten(structure[-1])]
-        parts = tf.split(total, [shape.num_elements() for shape in shapes_of])
-        shaped = [tf.reshape(part, shape) for part, shape in zip(parts, shapes_of, strict=True)]
-        sums: Sums = tf.nest.pack_sequence_as(structure[-1], shaped)
-        return sums
-
-    def _replica_sums(self, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns the measure's sums over all replicas' rows; the arguments are those of `_replica_update`."""
-        trainable, fixed = self.evaluation_values()
-
-        def sums(rows: tuple[Any, ...]) -> Sums:
-            forward = Forward(self.state.model, trainable, fixed, self.state.eval_flip)
-            return self.state.measure.evaluation_sums(forward, *rows)
-
-        rows = (features, labels, weights)
-        if self.virtual_replicas:
-            found: Sums = sum_virtual_replicas(of_virtual_replicas(sums, rows), self.virtual_replicas)
-            return found
-        return all_sum(sums(rows))
-
-    def evaluation_values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the trainable variables' values (their average, if there is one), then those of the others."""
-        trainable, fixed = self.state.values()
-        if self.state.averages:
-            trainable = [tf.convert_to_tensor(value) for value in self.state.averages.values]
-        return trainable, fixed
 
     def _local(self, value: Any) -> Any:
         return self.strategy.experimental_local_results(value)
@@ -678,23 +680,6 @@ def _without_keys(batch: tuple[Any, ...]) -> tuple[Any, ...]:
     return (rest if len(rest) > 1 else rest["image"], *others)
 
 
-def are_images(features: Any) -> bool:
-    """Returns whether a TensorSpec has the shape of images: (rows, height, width, channels)."""
-    if not isinstance(features, tf.TensorSpec):
-        return False
-    return features.shape.rank == 4 and features.shape[-1] in _CHANNELS
-
-
-def outputs_of_layers(model: keras.Model) -> dict[str, Any]:
-    """Returns the outputs that can be shown, by layer: of those that a functional model calls once; else none."""
-    found = {}
-    for layer in model.layers:
-        if not isinstance(layer, keras.layers.InputLayer):
-            with contextlib.suppress(AttributeError, ValueError):  # called by nothing, or several times
-                found[layer.name] = layer.output
-    return found
-
-
 def _apart(value: Any) -> Any:
     """Returns the tensors behind a node that keeps how they are computed, and what reads them, apart.
 
@@ -703,16 +688,6 @@ def _apart(value: Any) -> Any:
     logs. Grappler removes Identity, but not EnsureShape.
     """
     return tf.nest.map_structure(lambda one: tf.ensure_shape(one, one.shape), value, expand_composites=True)
-
-
-def all_sum(value: Any) -> Any:
-    """Returns the sums of a structure of tensors over all replicas, on each of them."""
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return value
-    # In one call for all tensors, which TensorFlow packs into few messages.
-    flat = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.nest.flatten(value))
-    return tf.nest.pack_sequence_as(value, flat)
 
 
 def _replica_scope() -> contextlib.AbstractContextManager[Any]:
@@ -726,35 +701,6 @@ def clipped(gradients: list[tf.Tensor], clip_norm: float | None) -> list[tf.Tens
     return gradients if clip_norm is None else tf.clip_by_global_norm(gradients, clip_norm)[0]
 
 
-def _seconds() -> tf.Tensor:
-    """Returns the time at which the op runs, float64 scalar; only differences have a meaning."""
-    # Under op determinism TensorFlow refuses its own clock, since results could depend on it; here it is only reported.
-    # Python's clock needs the interpreter for a moment, so that it is used only then.
-    if is_op_determinism_enabled():
-        return tf.ensure_shape(tf.numpy_function(time.perf_counter, [], tf.float64), [])
-    return tf.timestamp()
-
-
-def _seconds_after(values: list[tf.Tensor]) -> tf.Tensor:
-    """Returns the time at which all values have been computed on their device; see `_seconds`."""
-    with tf.control_dependencies(values):
-        # A GPU's operations count as over once they are queued; what is copied from it has waited for those before.
-        first = tf.reshape(values[0], [-1])[:1]
-    with tf.device("CPU:0"), tf.control_dependencies([tf.ensure_shape(first, first.shape)]):
-        return _seconds()
-
-
-@tf.function(autograph=False)
-def _norm(gradients: list[tf.Tensor]) -> tf.Tensor:
-    return tf.linalg.global_norm(gradients)
-
-
-def histogram(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a row of `LoopResult.histograms`."""
-    values = tf.reshape(tf.cast(tensor, tf.float32), [-1])
-    least, greatest = tf.reduce_min(values), tf.reduce_max(values)
-    span = tf.where(greatest > least, greatest - least, 1.0)
-    place = tf.cast(tf.minimum((values - least) / span * BUCKETS, BUCKETS - 1), tf.int32)
-    counts = tf.math.bincount(tf.maximum(place, 0), minlength=BUCKETS, maxlength=BUCKETS, dtype=tf.float32)
-    statistics = [least, greatest, tf.reduce_sum(values), tf.reduce_sum(values * values)]
-    return tf.ensure_shape(tf.concat([tf.stack(statistics), counts], axis=0), [COLUMNS])
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = tf.function(function, autograph=False, jit_compile=True)
+    return compiled

@@ -285,6 +285,8 @@ def rows():
 def steps(make_stepper, rows):
     """Returns a function that makes one update, then evaluates: the stepper, its values, the results."""
 
+    from trainer.step.evaluation import EvaluationStep
+
     def steps(replicas, build, **flags):
         stepper = make_stepper(replicas, optimizer="momentum", build=build, **flags)
         rows_of = rows
@@ -294,7 +296,8 @@ def steps(make_stepper, rows):
             tf.data.Dataset.from_tensors(tuple(rows_of)).repeat()
         )
         result = stepper.run(iter(batches), 1)
-        sums = stepper.evaluate(iter(batches), tf.constant(1, tf.int64))
+        evaluation = EvaluationStep(stepper.strategy, stepper.state, stepper.virtual_replicas)
+        sums = evaluation.evaluate(iter(batches), tf.constant(1, tf.int64))
         found = {name: float(value) for name, value in stepper.state.measure.results(sums).items()}
         return stepper, dict(zip(stepper.value_names, result.values.numpy().tolist(), strict=True)), found
 

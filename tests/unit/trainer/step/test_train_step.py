@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from trainer.checkpoint.manager import EpochSums
 from trainer.models import resnet
-from trainer.step import train_step
+from trainer.step import summaries
+from trainer.step.evaluation import EvaluationStep
 
 RATE = 0.5  # of the steppers
 MOMENTUM = 0.75  # of BatchNorm's moving statistics
@@ -91,7 +92,8 @@ def test_evaluation_sums_over_batches(make_stepper, batch):
     images, labels, weights = batch
     stepper = make_stepper(2)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, stepper.state.model(images)).numpy()
-    sums = stepper.evaluate(endless(stepper, batch), tf.constant(3, tf.int64))
+    evaluation = EvaluationStep(stepper.strategy, stepper.state)
+    sums = evaluation.evaluate(endless(stepper, batch), tf.constant(3, tf.int64))
     assert float(sums["weight"]) == 9.0
     assert float(sums["loss"]) == pytest.approx(3 * np.sum(losses * weights), rel=1e-5)
     assert stepper.state.step == 0
@@ -404,7 +406,8 @@ def test_the_average_of_the_weights_has_the_classic_warm_up(replicas, name, make
         np.testing.assert_allclose(average.numpy(), value, atol=1e-6)
     images, labels, weights = batch
     batches = stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch))
-    sums = stepper.evaluate(iter(batches), tf.constant(1, tf.int64))
+    evaluation = EvaluationStep(stepper.strategy, stepper.state)
+    sums = evaluation.evaluate(iter(batches), tf.constant(1, tf.int64))
     stepper.state.model.set_weights(expected)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, stepper.state.model(images)).numpy()
     assert float(sums["loss"]) == pytest.approx(np.sum(losses * weights), rel=1e-5)
@@ -487,7 +490,7 @@ def test_activations_and_images_are_those_of_real_rows(replicas, make_stepper, b
     kernel, bias = (variable.numpy() for variable in stepper.state.model.trainable_variables)
     flat = images[:3].reshape(3, -1)
     outputs = {"flat": flat, "last": np.maximum(flat @ kernel + bias, 0)}
-    assert list(train_step.outputs_of_layers(stepper.state.model)) == list(outputs)
+    assert list(summaries.outputs_of_layers(stepper.state.model)) == list(outputs)
     for row, share, expected in zip(*result.activations, outputs.values(), strict=True):
         least, greatest, total, squares, *counts = row.numpy()
         assert sum(counts) == expected.size
@@ -509,5 +512,5 @@ def test_activations_and_images_are_those_of_real_rows(replicas, make_stepper, b
     ],
 )
 def test_what_has_height_width_and_grey_or_colour_is_an_image(shape, shown):
-    assert train_step.are_images(tf.TensorSpec(shape)) == shown
-    assert not train_step.are_images({"image": tf.TensorSpec(shape)})
+    assert summaries.are_images(tf.TensorSpec(shape)) == shown
+    assert not summaries.are_images({"image": tf.TensorSpec(shape)})

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer.step.evaluation import EvaluationStep
+
 V, ROWS, CLASSES = 12, 2, 5
 SHAPE = (6, 5, 2)
 
@@ -55,7 +57,8 @@ def trained(make_stepper, batches):
         summaries = frozenset({"norm", "histograms"})
         results = [stepper.run(iterator, 1, summaries)._replace(waited=tf.constant(0.0), names=()) for _ in range(3)]
         again = iter(strategy.experimental_distribute_dataset(dataset))
-        sums = stepper.evaluate(again, tf.constant(3, tf.int64))
+        evaluation = EvaluationStep(strategy, state, count)
+        sums = evaluation.evaluate(again, tf.constant(3, tf.int64))
         told = [value.numpy().tolist() for value in tf.nest.flatten([results, sums]) if value is not None]
         averages = state.averages.values if state.averages else []
         return [v.numpy() for v in (*state.model.variables, *state.optimizer.variables, *averages)], told
