@@ -47,6 +47,7 @@ from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
 from trainer.step.evaluation import EvaluationStep
 from trainer.step.summaries import are_images
+from trainer.step.train_step import LoopResult
 from trainer.task import Evaluation, Task, data_spec_of, uncalled
 
 _STOP = 0  # workers agree on numbers: this one to stop, 1 + its number for each action that is due
@@ -84,6 +85,7 @@ def run(
       UsageError: the config does not fit this machine or the checkpoint in the run's folder.
     """
     strategies.configure(config)
+    config = config.with_mode("on" if train_step.is_compiled(config) else "off")  # as checkpoints store it
     ties = Ties(cluster)
     if cluster.size > 1:
         callbacks.phase("waiting for all workers", shown="")
@@ -367,10 +369,15 @@ class AllReduceRun(Run):
             with self._logged(request) as inner_loop:
                 yield functools.partial(self._train_to_end, inner_loop, start)
             return
-        iterator = iter(self.batches(request))
-        yield functools.partial(self._train_to_end, functools.partial(self.stepper.run, iterator), start)
+        iterators = []
+
+        def make() -> InnerLoop:
+            iterators.append(iter(self.batches(request)))
+            return functools.partial(self.stepper.run, iterators[-1])
+
+        yield functools.partial(self._train_to_end, self._compiling(make), start)
         if self.config.output.headspace:
-            self.bottleneck.batch = next(iterator)
+            self.bottleneck.batch = next(iterators[-1])
 
     @contextlib.contextmanager
     def _logged(self, request: Request) -> Iterator[InnerLoop]:
@@ -388,9 +395,39 @@ class AllReduceRun(Run):
             if flags.log_losses:
                 losses = opened.enter_context(LossLog(flags.log_losses, rank, size, request.start_step))
                 request = dataclasses.replace(request, record_ids=True)
-            # Keys stay in host memory, since GPUs have no strings.
-            batches = iter(self.batches(request, prefetch=0 if keys else None))
-            yield loop.logged(self.stepper, batches, rank * (num_replicas // size), keys, losses)
+
+            def make() -> InnerLoop:
+                # Keys stay in host memory, since GPUs have no strings.
+                batches = iter(self.batches(request, prefetch=0 if keys else None))
+                return loop.logged(self.stepper, batches, rank * (num_replicas // size), keys, losses)
+
+            yield self._compiling(make)
+
+    def _compiling(self, make: Callable[[], InnerLoop]) -> InnerLoop:
+        """Returns the inner loop that `make` returns; if XLA cannot compile the first step, one without XLA.
+
+        Each worker comes to the same: it compiles the same step before it exchanges anything.
+        """
+        made = make()
+
+        def inner_loop(steps: int, summaries: frozenset[str]) -> LoopResult:
+            nonlocal made
+            try:
+                return made(steps, summaries)
+            except tf.errors.OpError as error:
+                if not self.stepper.gradients.compiled or not failures.is_of_xla(error):
+                    raise
+                self._leave_xla(failures.said_by_xla(error))
+            made = make()
+            return made(steps, summaries)
+
+        return inner_loop
+
+    def _leave_xla(self, why: str) -> None:
+        self.output.line(f"XLA cannot compile the step, which goes on without it, as with --jit_compile=off: {why}")
+        self.config = self.config.with_mode("off")
+        self.checkpoints.use(self.config)
+        self.stepper = self.bottleneck.stepper = self.stepper.without_xla()
 
     def _train_to_end(self, inner_loop: InnerLoop, start: int, actions: Sequence[Action]) -> bool:
         last_step, steps_per_loop = self.plan.last_step, self.config.steps.steps_per_loop

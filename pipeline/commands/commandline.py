@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import errno
+import functools
 import importlib.util
 import os
 import re
@@ -92,6 +93,20 @@ class _Switch(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         setattr(namespace, self.dest, option == self.option_strings[0])
+
+
+class _Negatable(argparse.Action):
+    """`--jit_compile`, `--jit_compile=auto` and `--nojit_compile`, which has the value `off`."""
+
+    def __init__(self, off: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._off = off
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        is_off = option == self.option_strings[-1]
+        if is_off and values != self.const:
+            raise argparse.ArgumentError(self, f"{option} takes no value")
+        setattr(namespace, self.dest, self._off if is_off else values)
 
 
 class _NoValue(NamedTuple):
@@ -194,7 +209,8 @@ def names_of(flag: Flag) -> tuple[str, ...]:
     """Returns the names of a flag on the command line."""
     if flag.field.metadata.get("positional"):
         return (flag.name,)
-    others = f"no{flag.name}" if flag.kind is bool else flag.field.metadata.get("alias")
+    negatable = flag.kind is bool or flag.field.metadata.get("off")
+    others = f"no{flag.name}" if negatable else flag.field.metadata.get("alias")
     return tuple(f"--{name}" for name in (flag.name, others) if name)
 
 
@@ -220,6 +236,8 @@ def options_of(flag: Flag, default: Any) -> dict[str, Any]:
         return options if default is dataclasses.MISSING else {**options, "nargs": "?"}
     if metadata.get("bare") is not None:
         options |= {"nargs": "?", "const": metadata["bare"]}
+    if off := metadata.get("off"):
+        options |= {"action": functools.partial(_Negatable, off)}
     return {**options, "required": default is dataclasses.MISSING}
 
 

@@ -99,6 +99,7 @@ def flag(
     positional: bool = False,
     repeated: bool = False,
     bare: int | str | None = None,
+    off: str | None = None,
     parse: Callable[[Any], Any] | None = None,
     meaning: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -118,6 +119,7 @@ def flag(
       positional: whether it is given by its place, without its name.
       repeated: whether it may be given several times; its value is a list, empty without a default.
       bare: its value if its name alone is given; None: a value must follow.
+      off: its value if its name is given with `no` before it; None: there is no such name.
       parse: makes its value of a text, or of what a Python caller gives, and returns a value as it is; raises
         ValueError that says what it must be. Bounds are those of numbers. None: the type of the field tells.
       meaning: more metadata of the field.
@@ -133,6 +135,7 @@ def flag(
         "positional": positional,
         "repeated": repeated,
         "bare": bare,
+        "off": off,
         "parse": parse,
         **(meaning or {}),
     }

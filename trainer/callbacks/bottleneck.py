@@ -18,7 +18,7 @@ from trainer.config import TrainConfig
 from trainer.loop import Progress
 from trainer.plan import Plan
 from trainer.step.exchange import all_sum
-from trainer.step.train_step import TrainStep
+from trainer.step.train_step import TrainStep, is_compiled
 
 INPUT, COMPUTE, COMMUNICATION = "input-bound", "compute-bound", "communication-bound"
 _LEAST_SECONDS = 5.0  # of steps, for a verdict that nobody has asked for
@@ -155,7 +155,7 @@ def _for_communication(config: TrainConfig) -> Iterator[str]:
 def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[str]:
     if times.seconds / times.steps < _SHORT_STEP:
         yield f"a larger --global_batch_size than {config.order.global_batch_size}, since a step is short"
-    if facts.gpus and not config.model.jit_compile:  # on CPUs, a convolution is slower in XLA
+    if facts.gpus and not is_compiled(config):
         yield "--jit_compile"
     if facts.gpus and config.model.precision == "float32":
         yield "--precision=bfloat16"
@@ -171,10 +171,11 @@ class Bottleneck(Callback):
 
     Attributes:
       batch: from a distributed iterator, for --headspace; None: the headspace is not measured.
+      stepper: the step of the run.
     """
 
     def __init__(self, config: TrainConfig, facts: Facts, stepper: TrainStep) -> None:
-        self._config, self._facts, self._stepper = config, facts, stepper
+        self._config, self._facts, self.stepper = config, facts, stepper
         self._progress: Progress | None = None
         self.batch: Any = None
 
@@ -201,8 +202,8 @@ class Bottleneck(Callback):
         if self._facts.replicas > 1:
             # Virtual replicas send int64, twice the bytes.
             sent = tf.int64 if self._config.order.virtual_replicas else tf.float32
-            variables = self._stepper.state.model.trainable_variables
-            exchange = exchange_seconds(self._stepper.strategy, variables, sent)
+            variables = self.stepper.state.model.trainable_variables
+            exchange = exchange_seconds(self.stepper.strategy, variables, sent)
         if self.batch is not None:
             constant = self._constant_seconds()
         return self.text(exchange, constant)
@@ -210,11 +211,11 @@ class Bottleneck(Callback):
     def _constant_seconds(self) -> float:
         """Returns the seconds of an update with the constant batch. Changes the weights, which are no longer used."""
         steps, steps_per_loop = self._config.output.headspace, self._config.steps.steps_per_loop
-        int(self._stepper.repeat(self.batch, tf.constant(1, tf.int64)))  # traced and compiled
-        first, began = self._stepper.state.step, time.perf_counter()
+        int(self.stepper.repeat(self.batch, tf.constant(1, tf.int64)))  # traced and compiled
+        first, began = self.stepper.state.step, time.perf_counter()
         for begin in range(0, steps, steps_per_loop):
-            int(self._stepper.repeat(self.batch, tf.constant(min(steps_per_loop, steps - begin), tf.int64)))
-        return (time.perf_counter() - began) / max(1, self._stepper.state.step - first)
+            int(self.stepper.repeat(self.batch, tf.constant(min(steps_per_loop, steps - begin), tf.int64)))
+        return (time.perf_counter() - began) / max(1, self.stepper.state.step - first)
 
     def _why_not(self) -> str | None:
         """Returns why the run cannot be judged; None: it can."""

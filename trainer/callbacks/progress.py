@@ -53,7 +53,8 @@ class RunSummary:
         origin = f"resumed from {restored.path}" if restored else "a new run"
         name = config.model.task or config.model.model
         model = f"{name} with {self._state.model.count_params():,} parameters"
-        how = "; ".join([self._optimizer(), *self._distortion()])
+        compiled = ["compiled by XLA"] if config.model.jit_compile == "on" else []
+        how = "; ".join([self._optimizer(), *self._distortion(), *compiled])
         line(f"{config.run.strategy}: {where}; {model}; {how}; {part}{size}; {origin}")
         self._output.other_line(f"{here}; {part}; {origin}")
         if restored and restored.changes:

@@ -154,6 +154,10 @@ class CheckpointManager:
                 say(f"skipped {path}, which is damaged: its .index file is missing")
         self.best = BestCheckpoints(ranking, folder, is_chief, self._write_with) if flags.ranks else None
 
+    def use(self, config: TrainConfig) -> None:
+        """Stores other flags from now on."""
+        self._config, self._spec = config, dataclasses.replace(self._spec, config=config)
+
     @property
     def newest(self) -> str | None:
         """Path of the newest checkpoint in the run's folder; None if there is none."""

@@ -41,6 +41,16 @@ _ABORTED = "Collective ops is aborted by: "  # before the reason: common_runtime
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
+def is_of_xla(error: tf.errors.OpError) -> bool:
+    """Returns whether XLA could not compile a function: it names itself in whatever it says of that."""
+    return isinstance(error, OWN) and "xla" in error.message.lower()
+
+
+def said_by_xla(error: tf.errors.OpError) -> str:
+    """Returns in one line what XLA cannot compile."""
+    return first_line(error).partition("The op is created at")[0].strip()
+
+
 @contextlib.contextmanager
 def in_one_line(num_workers: int) -> Iterator[None]:
     """Context in which errors of TensorFlow, the system and the user's code become PipelineErrors.

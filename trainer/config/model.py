@@ -18,6 +18,8 @@ from pipeline.errors import UsageError, of_user
 from pipeline.request import class_weights
 from trainer.config.meaning import flag
 
+COMPILING = ("auto", "on", "off")
+_SWITCHED = {"true": "on", "false": "off"}
 PRECISIONS = ("float32", "bfloat16", "float16")
 # Three names for keras.optimizers.SGD, then those of Keras.
 OPTIMIZERS = (
@@ -30,6 +32,18 @@ SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
 ENDING = ("cosine", "linear")  # schedules that depend on the last step
 _EPOCHS = 1e9  # more than any training has
 _FLOAT32 = 3.4e38  # the largest value of a weight
+
+
+def compiling(value: Any) -> str:
+    """Returns the value of --jit_compile; it was a switch in earlier versions, whose checkpoints and files hold that.
+
+    Raises:
+      ValueError: it is neither a text nor a switch.
+    """
+    text = _SWITCHED.get(str(value).lower(), value)
+    if not isinstance(text, str):
+        raise ValueError(f"must be {', '.join(COMPILING)}, True or False")
+    return text
 
 
 def dtype_policy(precision: str) -> str:
@@ -74,7 +88,14 @@ class ModelFlags:
         known=PRECISIONS,
         parameter_server={"float16": "the loss scale would be changed by several workers at once; use bfloat16"},
     )
-    jit_compile: bool = flag(False, "XLA for the forward and backward pass of each replica")
+    jit_compile: str = flag(
+        "auto",
+        "XLA compiles a step to one program: on, off, or auto, which is on where the replicas are GPUs",
+        known=COMPILING,
+        bare="on",
+        off="off",
+        parse=compiling,
+    )
     allow_model_change: bool = flag(
         False,
         "resume although the model's structure differs from the checkpoint's",

@@ -28,7 +28,15 @@ from trainer.config.meaning import (
     fields,
     shapes_training,
 )
-from trainer.config.model import DEFAULT_EPOCHS, ENDING, OWN_EPOCHS, ModelFlags, OptimizerFlags, defaults_of
+from trainer.config.model import (
+    DEFAULT_EPOCHS,
+    ENDING,
+    OWN_EPOCHS,
+    ModelFlags,
+    OptimizerFlags,
+    compiling,
+    defaults_of,
+)
 from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import Interval, OutputFlags, StepFlags
 from trainer.run_folder import RunFolder, check_file
@@ -139,6 +147,10 @@ class TrainConfig:
             return self.of(**{**vars(self)[_GIVEN], **names})
         model: dict[str, Any] = dict(names)
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **model))  # built from all flags
+
+    def with_mode(self, jit_compile: str) -> TrainConfig:
+        """Returns the config with another value of --jit_compile."""
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, jit_compile=jit_compile))
 
     @classmethod
     def _of(cls, flags: Mapping[str, Any], mistakes: Mistakes, most: int | None) -> TrainConfig:
@@ -289,6 +301,8 @@ def changed_flags(stored: Mapping[str, Mapping[str, Any]], config: TrainConfig) 
       config: this run's flags.
     """
     before = {name: value for group in stored.values() for name, value in group.items()}
+    if "jit_compile" in before:  # a switch in earlier versions
+        before["jit_compile"] = compiling(before["jit_compile"])
     shaping = [
         (field.name, getattr(group, field.name)) for group, field in fields(config) if shapes_training(group, field)
     ]

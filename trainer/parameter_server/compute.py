@@ -34,7 +34,7 @@ from trainer.config import TrainConfig
 from trainer.config.steps import Period
 from trainer.step.state import TrainState
 from trainer.step.summaries import COLUMNS, histogram
-from trainer.step.train_step import Contribution, Gradients, Traced, clipped, is_skipped
+from trainer.step.train_step import Contribution, Gradients, Traced, clipped, is_compiled, is_skipped
 from trainer.task import WEIGHT, divisor
 
 _DECODED_TOGETHER = 256  # images
@@ -260,7 +260,7 @@ class Compute:
         """
         model = state.model
         self._strategy, self.state, self.graphs = strategy, state, dict[str, Traced]()
-        self._gradients = Gradients(state, 1, config.order.seed, config.model.jit_compile, distort)
+        self._gradients = Gradients(state, 1, config.order.seed, is_compiled(config), distort)
         self._clip_norm = config.optimizer.clip_norm
         self.trainable = Transfer([v.value for v in model.trainable_variables])
         self._fixed = Transfer([v.value for v in model.non_trainable_variables])

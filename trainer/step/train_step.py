@@ -25,6 +25,7 @@ from pipeline.order.views import Intervals
 from pipeline.request import DEVICE
 from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
+from trainer.config.meaning import PARAMETER_SERVER
 from trainer.step import exchange
 from trainer.step.exchange import all_sum
 from trainer.step.optimizers import of_one_copy
@@ -245,6 +246,12 @@ class TrainStep:
         shown = self._summaries.of(summaries, gradients, rows)
         return result._replace(names=self.value_names, **shown), Logged(weights, keys, records, losses)
 
+    def without_xla(self) -> TrainStep:
+        """Returns a step of the same state that goes on from the same sums, and is not compiled by XLA."""
+        plain = dataclasses.replace(self, gradients=dataclasses.replace(self.gradients, compiled=False))
+        plain.averages, plain.epoch, plain.graphs = self.averages, self.epoch, self.graphs
+        return plain
+
     def _fit_epoch(self, function: Any, *arguments: Any) -> None:
         """Gives the sums over an epoch their length before XLA compiles a function of them: it compiles one length."""
         if self.gradients.compiled and not self.epoch.numpy().size:
@@ -353,9 +360,7 @@ class TrainStep:
         step, averages = self.state.global_step.read_value(), self.averages.read_value()
         return _Carried(step, tf.constant(True), nothing, nothing, averages, epoch, tf.zeros_like(epoch))
 
-    def _update(
-        self, batch: tuple[Any, ...], before: _Carried, number: tf.Tensor
-    ) -> tuple[_Carried, list[tf.Tensor]]:
+    def _update(self, batch: tuple[Any, ...], before: _Carried, number: tf.Tensor) -> tuple[_Carried, list[tf.Tensor]]:
         """Runs one step on all replicas; see `_step`.
 
         In a skipped step, whose rows all have weight 0, no variable changes but the number of the step: an update by
@@ -475,7 +480,8 @@ class TrainStep:
                 # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
                 # replicas wait for each other.
                 total, exchanged = self._timed(all_sum, tuple(compute.of(replica, weight, values, rows)))
-        return _Summed(*total, exchanged=waited + exchanged)
+        gradients, statistics, sums, penalty = total
+        return _Summed(gradients, statistics, sums, penalty, waited + exchanged)
 
     def _timed(self, sum_all: Callable[[Any], Any], own: Any) -> tuple[Any, tf.Tensor]:
         """Returns the sum over all replicas of what each has, and the seconds as in `LoopResult.exchanged`."""
@@ -525,9 +531,7 @@ class TrainStep:
         of_epoch = self._values(sums, penalty / divisor(sums[WEIGHT]))
         means = tf.stack([tf.cast(value, tf.float64) for value in of_epoch.values()])
         means = tf.where(sums[WEIGHT] > 0, means, math.nan)
-        return LoopResult(
-            last.step, values, last.finite, last.waited, last.exchanged, last.averages, last.epoch, means
-        )
+        return LoopResult(last.step, values, last.finite, last.waited, last.exchanged, last.averages, last.epoch, means)
 
     def _values(self, sums: Sums, penalty: tf.Tensor) -> dict[str, tf.Tensor]:
         results = self.state.measure.results(sums)
@@ -641,6 +645,17 @@ class Gradients:
         return _apart(found)
 
 
+def is_compiled(config: TrainConfig) -> bool:
+    """Returns whether XLA compiles the step: as --jit_compile says, or where this process has GPUs.
+
+    On CPUs convolutions are slower in XLA. Workers of parameter servers are asked for it by name alone: the chief,
+    which makes their graphs, does not know their devices.
+    """
+    if config.model.jit_compile != "auto":
+        return config.model.jit_compile == "on"
+    return config.run.strategy != PARAMETER_SERVER and bool(tf.config.list_physical_devices("GPU"))
+
+
 def create(
     strategy: tf.distribute.Strategy, state: TrainState, config: TrainConfig, training: ResolvedInput | None
 ) -> TrainStep:
@@ -654,7 +669,7 @@ def create(
     """
     virtual = config.order.virtual_replicas
     units = virtual or strategy.num_replicas_in_sync
-    gradients = Gradients(state, units, config.order.seed, config.model.jit_compile, distortion(training))
+    gradients = Gradients(state, units, config.order.seed, is_compiled(config), distortion(training))
     steps_per_epoch = training.steps_per_epoch if training else None
     skips = training.spec.skip_steps if training else ()
     times = config.run.strategy == "multiworker" and strategy.num_replicas_in_sync > 1

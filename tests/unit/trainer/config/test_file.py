@@ -96,7 +96,7 @@ FLAGS = st.fixed_dictionaries(
         "summary_secs": st.floats(0, allow_nan=False),
         "learning_rate": st.floats(1e-30, 1e30),
         "train_steps": st.integers(1, 10**12),
-        "jit_compile": st.booleans(),
+        "jit_compile": st.sampled_from(["auto", "on", "off"]),
         "clip_norm": st.none() | st.floats(1e-9, 1e9),
         "optimizer": st.sampled_from(["adam(beta_2=0.95)", "sgd"]),
     },

@@ -49,7 +49,7 @@ def test_flags_and_their_defaults_stay():
             "label_smoothing": 0.0,
             "class_weight": None,
             "precision": "float32",
-            "jit_compile": False,
+            "jit_compile": "auto",
         },
         **{
             "schedule": "exponential",

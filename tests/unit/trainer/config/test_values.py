@@ -50,7 +50,7 @@ class Schedule(enum.StrEnum):
         ({"learning_rate": "0.1"}, "learning_rate='0.1': must be a number; got str"),
         ({"learning_rate": np.ones(2)}, "learning_rate=array([1., 1.]): must be a number; got ndarray"),
         ({"schedule": Schedule.COSINE}, "schedule=<Schedule.COSINE: 'cosine'>: must be a text; got Schedule"),
-        ({"jit_compile": 1}, "jit_compile=1: must be True or False; got int"),
+        ({"jit_compile": 1}, "jit_compile=1: must be auto, on, off, True or False"),
         ({"model": ["mlp"]}, "model=['mlp']: must be a text; got list"),
         ({"model_dir": b"run"}, "model_dir=b'run': must be a text; got bytes"),
         ({"metrics_jsonl": 3}, "metrics_jsonl=3: must be a text or None; got int"),
