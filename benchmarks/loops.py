@@ -31,13 +31,13 @@ def make(flags: Sequence[str]) -> Made:
     from trainer import config as configs  # noqa: PLC0415
     from trainer import plan as plans  # noqa: PLC0415
     from trainer.cluster import strategies, tf_config  # noqa: PLC0415
-    from trainer.step import optimizers, state, train_step  # noqa: PLC0415
+    from trainer.step import state, train_step  # noqa: PLC0415
     from trainer.task import Task, data_spec_of  # noqa: PLC0415
 
     config = configs.parse([*flags, "--model_dir=unused", "--eval_split=none"])
     plan = plans.make(config, tf_config.ALONE)
     strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
-    schedule = optimizers.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
+    schedule = state.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
     trained = state.create(strategy, config, Task(config, data_spec_of(plan.training.first)), schedule)
     return Made(config, plan, strategy, train_step.create(strategy, trained, config, plan.training))
 

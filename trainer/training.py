@@ -44,7 +44,7 @@ from trainer.config.steps import Period
 from trainer.loop import Action, InnerLoop, Progress
 from trainer.loss_log import LossLog
 from trainer.plan import Plan
-from trainer.step import optimizers, state, train_step
+from trainer.step import state, train_step
 from trainer.step.evaluation import EvaluationStep
 from trainer.step.summaries import are_images
 from trainer.step.train_step import LoopResult
@@ -172,7 +172,7 @@ class Run(abc.ABC):
         config, plan = self.config, self.plan
         self.connect()
         self.callbacks.phase("building the model")
-        schedule = optimizers.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
+        schedule = state.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
         self.task = task(config, data_spec_of(plan.training.first))
         self.state = state.create(self.strategy, config, self.task, schedule)
         self.build_step()

@@ -1,10 +1,11 @@
-"""The state of a training: model, optimizer, average of the weights, global step. Checkpoints hold it."""
+"""The state of a training: model, optimizer, learning rate, average of the weights, step. Checkpoints hold it."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -17,11 +18,13 @@ from trainer import models
 from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
-from trainer.step.optimizers import Averages, Schedule
 from trainer.task import WEIGHT, ClassLosses, CompiledMeasure, Measure, RowMeasure, Sums, Task
 from trainer.topology import keep_order_of_sums
 
+Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
+
 DECAY = 0.9  # of the losses' moving averages, as in the CIFAR-10 tutorial (cifar10.py)
+_WARM_UP = 10.0  # decay min(d, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage with num_updates
 _WIDTH = 2  # the axis of a batch of images
 _SEED_BITS = 32  # of a key in each of the two numbers of a Keras seed
 _SEED_NAME = "seed_generator_state"  # of Keras' variables
@@ -106,6 +109,100 @@ class TrainState:
         """Returns the objects that a checkpoint stores, by name."""
         stored = {"model": self.model, "optimizer": self.optimizer, "global_step": self.global_step}
         return {**stored, "averages": self.averages} if self.averages else stored
+
+
+class Averages(tf.Module):
+    """Moving average of each weight, on the weight's devices, for evaluations and exports (Polyak and Juditsky 1992).
+
+    Attributes:
+      values: the averages, in the order of `model.trainable_variables`.
+    """
+
+    def __init__(self, model: keras.Model, decay: float) -> None:
+        """Makes the averages, equal to the weights. Call it in the strategy's scope."""
+        super().__init__()
+        self._weights, self._decay = [v.value for v in model.trainable_variables], decay
+        self.values = [tf.Variable(v, trainable=False, name="average") for v in self._weights]
+
+    def reset(self) -> None:
+        """Sets the averages to the weights."""
+        for average, weight in zip(self.values, self._weights, strict=True):
+            average.assign(weight)
+
+    def to_weights(self) -> None:
+        """Sets the weights to the averages."""
+        for weight, average in zip(self._weights, self.values, strict=True):
+            weight.assign(average)
+
+    def update(self, step: tf.Tensor, strategy: tf.distribute.Strategy | None = None) -> None:
+        """Averages in the weights after an update.
+
+        Args:
+          step: number of the update, int64 scalar.
+          strategy: the strategy of parameter servers, which update their own variables; None: the variables of the
+            context are updated.
+        """
+        count = tf.cast(step, tf.float32)
+        # The decay grows with the updates: otherwise early averages would mostly be the first, random weights.
+        decay = tf.minimum(self._decay, (1.0 + count) / (_WARM_UP + count))
+        for average, weight in zip(self.values, self._weights, strict=True):
+            if strategy:
+                strategy.extended.update(average, _move, args=(weight, decay))
+            else:
+                _move(average, weight, decay)
+
+
+def _move(average: tf.Variable, weight: Any, decay: tf.Tensor) -> None:
+    average.assign_sub((1.0 - decay) * (average - weight))
+
+
+def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int) -> Schedule:
+    """Returns the learning rate as the flags describe it: warm-up, then a staircase, a curve, a line, or a constant.
+
+    With r = learning_rate, s = global step, w = steps of warm-up, and p = (s - w) / (last_step - w) in [0, 1]:
+    exponential r * decay_factor^floor(s / stair), without the floor unless it is a staircase; piecewise
+    r * decay_factor^(stairs before s); cosine r * (e + (1 - e) * (1 + cos(pi * p)) / 2), e = end_factor (Loshchilov and
+    Hutter 2017, "SGDR", without restarts); linear r * (e + (1 - e) * (1 - p)). Below w all are multiplied by
+    (s + 1) / w (Goyal et al. 2017, 2.2).
+
+    Args:
+      flags: of the optimizer.
+      steps_per_epoch: T; turns epochs in flags into steps, rounded down.
+      last_step: at which training ends, and with it cosine and linear.
+    """
+    warmup = int(flags.warmup_epochs * steps_per_epoch)
+    shape = _shape(flags, steps_per_epoch, warmup, last_step)
+
+    def rate(step: tf.Tensor) -> tf.Tensor:
+        number = tf.cast(step, tf.float64)
+        share = shape(number)
+        if warmup:
+            share *= tf.clip_by_value((number + 1) / warmup, 0.0, 1.0)
+        return tf.cast(flags.learning_rate * share, tf.float32)
+
+    return rate
+
+
+def _shape(flags: OptimizerFlags, steps_per_epoch: int, warmup: int, last_step: int) -> Schedule:
+    """Returns step -> share of the highest rate, without warm-up; float64 scalars."""
+    factor, end = tf.constant(flags.decay_factor, tf.float64), flags.end_factor
+    if flags.schedule == "exponential":
+        stair = max(1, int(flags.decay_epochs * steps_per_epoch))
+        if not flags.decay_staircase:
+            return lambda step: factor ** (step / stair)
+        return lambda step: factor ** tf.floor(step / stair)
+    if flags.schedule == "piecewise":
+        stairs = tf.constant([int(epoch * steps_per_epoch) for epoch in flags.stairs], tf.float64)
+        return lambda step: factor ** tf.reduce_sum(tf.cast(step >= stairs, tf.float64))
+
+    def progress(step: tf.Tensor) -> tf.Tensor:
+        return tf.clip_by_value((step - warmup) / max(1, last_step - warmup), 0.0, 1.0)
+
+    if flags.schedule == "cosine":
+        return lambda step: end + (1 - end) * (1 + tf.cos(math.pi * progress(step))) / 2
+    if flags.schedule == "linear":
+        return lambda step: end + (1 - end) * (1 - progress(step))
+    return tf.ones_like
 
 
 def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, schedule: Schedule) -> TrainState:

@@ -397,21 +397,22 @@ class TrainStep:
         self.graphs["step"] = Traced(tf.compat.v1.get_default_graph())
         each = self.strategy.run(self._contribution, batch)
         functions, anchor = iter(self._applies), self.state.model.trainable_variables[0].value
-        found: list[tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]] = []
+        found: list[tuple[list[tf.Tensor], _Carried]] = []
 
         def apply(_: tf.Variable, summed: _Summed) -> tf.Tensor:
-            found.append(next(functions)(summed))
-            return found[-1][1]
+            # All replicas end up with the same sums, gradients and weights: the first one's are returned.
+            if found:
+                return next(functions)(summed, None)[0][0]
+            found.append(next(functions)(summed, before))
+            return found[0][1].step
 
         # Each copy of the variables in turn, in the place of all of them: a replica's, or that of all replicas.
         self.strategy.extended.update(anchor, apply, args=(each,), group=False)
-        # All replicas end up with the same sums, gradients and weights: the first one's are returned.
-        gradients, step, finite = found[0]
-        summed: _Summed = self._first(each)
-        with tf.name_scope("metrics"):
-            # Other workers wait for the last replica of this one.
+        gradients, after = found[0]
+        if self.times_exchange:  # other workers wait for the last replica of this one
             exchanged = tf.reduce_min(tf.stack(self._local(each.exchanged)))
-            return self._measured(before, step, summed.sums, summed.penalty, finite, exchanged), gradients
+            after = after._replace(exchanged=before.exchanged + exchanged)
+        return after, gradients
 
     def _measured(
         self,
@@ -420,16 +421,14 @@ class TrainStep:
         sums: Sums,
         penalty: tf.Tensor,
         finite: tf.Tensor,
-        exchanged: tf.Tensor | float = 0.0,
     ) -> _Carried:
-        """Returns what an update passes on.
+        """Returns what an update passes on, but for the seconds.
 
         Args:
           before: what the update before has passed on.
           step: global step after the update.
           sums, penalty: those of the update.
           finite: whether the weights are finite.
-          exchanged: seconds of the update; see `LoopResult.exchanged`.
         """
         self._sums = {name: tf.TensorSpec(part.shape, part.dtype) for name, part in sums.items()}
         values = self._values(sums, penalty)
@@ -441,7 +440,7 @@ class TrainStep:
             tf.where(before.finite, step, before.step),
             before.finite & finite & tf.math.is_finite(values[TOTAL_LOSS]),
             before.waited,
-            before.exchanged + exchanged,
+            before.exchanged,
             moving_averages(before.averages, tf.stack([values[name] for name in AVERAGED])),
             epoch_sums(before.epoch, sums, penalty, begins),
             tf.where(before.finite, last, fitted(before.last, last.shape[0])),
@@ -479,7 +478,12 @@ class TrainStep:
             else:
                 # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
                 # replicas wait for each other.
-                total, exchanged = self._timed(all_sum, tuple(compute.of(replica, weight, values, rows)))
+                own = (replica, weight, values, rows)
+                if compute.compiled and self.strategy.num_replicas_in_sync > 1:
+                    flat, exchanged = self._timed(all_sum, compute.flat_of(*own))
+                    total = tuple(compute.parts_of(flat))
+                else:
+                    total, exchanged = self._timed(all_sum, tuple(compute.of(*own)))
         gradients, statistics, sums, penalty = total
         return _Summed(gradients, statistics, sums, penalty, waited + exchanged)
 
@@ -489,37 +493,42 @@ class TrainStep:
             return exchange.timed(sum_all, own)
         return sum_all(own), tf.constant(0.0, tf.float64)
 
-    def _apply(self, summed: _Summed) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+    def _apply(self, summed: _Summed, before: _Carried | None) -> tuple[list[tf.Tensor], _Carried | None]:
         """Updates one copy of all variables.
 
         Args:
           summed: the sums over all replicas, on the copy's device.
+          before: what the update before has passed on; None: another copy measures.
 
         Returns:
-          The gradients without the loss scale and before clipping, the new global step, and whether the weights are
-          finite, bool scalar.
+          The gradients without the loss scale and before clipping, and what the next update gets.
         """
+        # The slash at the end of a scope's name: not within that of the context, `update_0`.
         state, optimizer = self.state, self.state.optimizer
         if state.schedule:
-            with tf.name_scope("learning_rate"):
+            with tf.name_scope("learning_rate/"):
                 optimizer.learning_rate = state.schedule(state.global_step.read_value())
         state.assign_statistics(summed.statistics)
         scale = state.loss_scale()
-        with tf.name_scope("optimizer"):
+        with tf.name_scope("optimizer/"):
             plain = summed.gradients if scale is None else [gradient / scale for gradient in summed.gradients]
             # After the sum: the norm is that of the whole batch's gradient, on any number of replicas.
             kept = clipped(plain, self.clip_norm)
             # The optimizer divides by the scale itself, and skips the update where a gradient has overflowed.
             given = kept if scale is None else [gradient * scale for gradient in kept]
             optimizer.apply(given, state.model.trainable_variables)
-        with tf.name_scope("global_step"):
+        with tf.name_scope("global_step/"):
             state.global_step.assign_add(1)
             step = state.global_step.read_value()
         if state.averages:
-            with tf.name_scope("averages"):
+            with tf.name_scope("averages/"):
                 state.averages.update(step)
-        with tf.name_scope("is_finite"):
-            return plain, step, state.has_finite_weights()
+        if before is None:
+            return plain, None
+        with tf.name_scope("is_finite/"):
+            finite = state.has_finite_weights()
+        with tf.name_scope("metrics/"):
+            return plain, self._measured(before, step, summed.sums, summed.penalty, finite)
 
     def _ended(self, last: _Carried) -> LoopResult:
         """Stores what the next loop continues from; returns the values of the last update and the epoch's means."""
@@ -572,6 +581,7 @@ class Gradients:
       seed: of dropout.
       compiled: whether XLA compiles it.
       distort: distorts rows that have crossed the bus as uint8; None: the input distorts.
+      forms: the contribution with its shapes, once `flat_of` has been traced.
     """
 
     train_state: TrainState
@@ -579,6 +589,7 @@ class Gradients:
     seed: int
     compiled: bool = False
     distort: DeviceDistortion | None = None
+    forms: dict[str, Contribution] = dataclasses.field(default_factory=dict)
 
     def of(
         self,
@@ -601,6 +612,25 @@ class Gradients:
         step = self.train_state.global_step.read_value() if step is None else step
         function = self._compiled if self.compiled else self._of
         return function(unit, weight, step, scale, values, rows)
+
+    def flat_of(self, unit: tf.Tensor, weight: tf.Tensor, values: Any, rows: tuple[Any, ...]) -> tf.Tensor:
+        """Returns what `of` does, compiled, in one float32 vector: replicas then send one message to each other."""
+        step, scale = self.train_state.global_step.read_value(), self.train_state.loss_scale()
+        flat: tf.Tensor = self._compiled_flat(unit, weight, step, scale, values, rows)
+        return flat
+
+    @tf.function(autograph=False, jit_compile=True)
+    def _compiled_flat(self, *arguments: Any) -> tf.Tensor:
+        self.forms["flat"] = found = self._of(*arguments)
+        return tf.concat([tf.reshape(value, [-1]) for value in tf.nest.flatten(found)], axis=0)
+
+    def parts_of(self, flat: tf.Tensor) -> Contribution:
+        """Returns the contribution that `flat_of` has made flat."""
+        values = tf.nest.flatten(self.forms["flat"])
+        parts = tf.split(flat, [value.shape.num_elements() for value in values])
+        shaped = [tf.reshape(part, value.shape) for part, value in zip(parts, values, strict=True)]
+        contribution: Contribution = tf.nest.pack_sequence_as(self.forms["flat"], shaped)
+        return contribution
 
     def losses(self, unit: tf.Tensor, values: Any, rows: tuple[Any, ...]) -> tf.Tensor:
         """Returns the loss of each row of a unit in training, without regularisation, float32 (rows,); see `of`."""

@@ -10,12 +10,14 @@ from trainer.callbacks.base import Callback
 from trainer.callbacks.evaluation import Evaluations, Evaluator
 from trainer.callbacks.terminal import Output
 from trainer.config.steps import Period
+from trainer.step.evaluation import EvaluationStep
 
 
 @pytest.fixture
 def make_evaluator(make_stepper, batch):
     """Returns a function that makes an Evaluator of 3 batches, of which 9 rows are real and not skipped."""
-    stepper = make_stepper()
+    trained = make_stepper()
+    stepper = EvaluationStep(trained.strategy, trained.state)
     stepper.state.global_step.assign(15)
     batches = stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat(3))
 

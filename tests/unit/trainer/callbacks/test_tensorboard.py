@@ -14,7 +14,7 @@ from trainer.callbacks.tensorboard import EventFile, TrainScalars
 from trainer.config.model import OptimizerFlags
 from trainer.config.steps import Period
 from trainer.loop import Progress, Spent
-from trainer.step import optimizers
+from trainer.step import state
 
 
 def write_runs(folder):
@@ -113,7 +113,7 @@ def progress(step, loss, accuracy, steps, seconds, start_up, waited):
 
 
 def test_the_scalars_of_training_with_the_speed_since_the_last_ones(tmp_path):
-    rate = optimizers.schedule(OptimizerFlags(learning_rate=0.5, decay_factor=0.1), 20, 60)
+    rate = state.schedule(OptimizerFlags(learning_rate=0.5, decay_factor=0.1), 20, 60)
     scalars_of = TrainScalars(Period(100), 100, rate, EventFile(tmp_path, 0).scalars)
     scalars_of.write(progress(30, 1.0, 0.5, 11, 7.0, 5.0, 3.5))
     scalars_of.write(progress(50, 0.5, 0.75, 31, 8.0, 5.0, 3.75))
@@ -148,7 +148,7 @@ def test_further_numbers_are_written_at_the_end_too(period, more, written):
 
 
 def test_a_skipped_step_has_neither_a_loss_nor_a_gradient(tmp_path):
-    rate = optimizers.schedule(OptimizerFlags(learning_rate=0.5), 20, 60)
+    rate = state.schedule(OptimizerFlags(learning_rate=0.5), 20, 60)
     scalars_of = TrainScalars(Period(100), 100, rate, EventFile(tmp_path, 0).scalars, skips=((29, 30),))
     nothing = progress(30, 0.0, 0.0, 11, 7.0, 5.0, 3.5)
     result = SimpleNamespace(norm=0.0, averages=tf.fill([3], math.nan), means=tf.fill([2], math.nan))
@@ -164,7 +164,7 @@ def test_a_skipped_step_has_neither_a_loss_nor_a_gradient(tmp_path):
 
 
 def test_a_kind_of_run_adds_its_own_scalars(tmp_path):
-    rate = optimizers.schedule(OptimizerFlags(), 20, 60)
+    rate = state.schedule(OptimizerFlags(), 20, 60)
     scalars_of = TrainScalars(Period(100), 100, rate, EventFile(tmp_path, 0).scalars, lambda: {"worker/0/steps": 7.0})
     scalars_of.write(progress(30, 1.0, 0.5, 11, 7.0, 5.0, 3.5))
     assert scalars(tmp_path)["worker/0/steps", 30] == 7.0
@@ -246,4 +246,4 @@ def test_replicas_and_layers_are_scopes(replicas, virtual, make_stepper, batch):
     assert boxes <= {name.partition("/")[0] for name in nodes_of(found) if "/" in name}
     beside = {node.op for name, node in nodes_of(found).items() if name.partition("/")[0] not in boxes}
     handed_on = {"Placeholder", "Identity", "ReadVariableOp", "AssignVariableOp"}
-    assert beside <= {*handed_on, "Const", "AddV2", "NoOp"}
+    assert beside <= {*handed_on, "Const", "AddV2", "Cast", "NoOp"}
