@@ -401,10 +401,10 @@ class TrainStep:
 
         def apply(_: tf.Variable, summed: _Summed) -> tf.Tensor:
             # All replicas end up with the same sums, gradients and weights: the first one's are returned.
-            if found:
-                return next(functions)(summed, None)[0][0]
-            found.append(next(functions)(summed, before))
-            return found[0][1].step
+            gradients, after = next(functions)(summed, None if found else before)
+            if after is not None:
+                found.append((gradients, after))
+            return gradients[0]
 
         # Each copy of the variables in turn, in the place of all of them: a replica's, or that of all replicas.
         self.strategy.extended.update(anchor, apply, args=(each,), group=False)
