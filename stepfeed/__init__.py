@@ -28,9 +28,9 @@ if TYPE_CHECKING:
         steps_per_epoch,
         uniform,
     )
-    from trainer import Predictor, Task, TrainConfig, train
+    from trainer import Predictor, Task, TrainConfig, fuse_layers, train
 
-_TRAINER = ("Predictor", "Task", "TrainConfig", "train")
+_TRAINER = ("Predictor", "Task", "TrainConfig", "fuse_layers", "train")
 
 __all__ = [
     "ExactResume",
@@ -43,6 +43,7 @@ __all__ = [
     "TrainConfig",
     "distort_fn",
     "distribute",
+    "fuse_layers",
     "input_fn",
     "order_spec",
     "skipped_records",

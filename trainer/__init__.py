@@ -19,6 +19,7 @@ shadowed.check_for("trainer", "pipeline")
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
     from trainer.exporting.predictions import Predictor
+    from trainer.models.layers import fuse_layers
     from trainer.run import train
     from trainer.task import Task
 
@@ -26,10 +27,11 @@ _HOME = {
     "Predictor": "trainer.exporting.predictions",
     "Task": "trainer.task",
     "TrainConfig": "trainer.config",
+    "fuse_layers": "trainer.models.layers",
     "train": "trainer.run",
 }
 
-__all__ = ["Predictor", "Task", "TrainConfig", "train"]
+__all__ = ["Predictor", "Task", "TrainConfig", "fuse_layers", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -343,7 +343,7 @@ class AllReduceRun(Run):
             found = structure.of(self.state.model)
             self.ties.compare(found, description.model_difference, config.run.collective_timeout)
         self.stepper = self.shown = train_step.create(self.strategy, self.state, config, plan.training)
-        self.bottleneck: Bottleneck = Bottleneck(config, Facts.of(plan, self.strategy), self.stepper)
+        self.bottleneck: Bottleneck = Bottleneck(config, Facts.of(plan, self.strategy, self.state.model), self.stepper)
         self.epoch = EpochSums(self.stepper.epoch, self.stepper.steps_per_epoch)
         self.parts = {"averages": LossAverages(self.stepper.averages), "epoch": self.epoch}
         devices = strategies.device_names(self.strategy)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from pipeline.errors import to_run
@@ -16,6 +17,7 @@ from pipeline.request import HOST
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
 from trainer.loop import Progress
+from trainer.models.layers import has_unfused
 from trainer.plan import Plan
 from trainer.step.exchange import all_sum
 from trainer.step.train_step import TrainStep, is_compiled
@@ -103,19 +105,22 @@ class Facts:
       gpus: how many this machine has.
       encoding: of the stored images: raw, png, jpeg or any; None: the data are not images.
       parses: whether the task has its own parse function.
+      unfused: whether `fuse_layers` would make the model train faster.
     """
 
     replicas: int
     gpus: int
     encoding: str | None
     parses: bool
+    unfused: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, strategy: tf.distribute.Strategy) -> Facts:
+    def of(cls, plan: Plan, strategy: tf.distribute.Strategy, model: keras.Model) -> Facts:
         """Returns the facts of a run on this machine."""
         image, parses = plan.training.first.manifest.features.get("image"), plan.training.request.parse is not None
         gpus = len(tf.config.list_physical_devices("GPU"))
-        return cls(strategy.num_replicas_in_sync, gpus, image.encoding if image else None, parses)
+        encoding = image.encoding if image else None
+        return cls(strategy.num_replicas_in_sync, gpus, encoding, parses, has_unfused(model))
 
 
 def advice(times: Times, config: TrainConfig, facts: Facts) -> list[str]:
@@ -153,6 +158,8 @@ def _for_communication(config: TrainConfig) -> Iterator[str]:
 
 
 def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[str]:
+    if facts.unfused and not config.model.jit_compile:  # which fuses it, too
+        yield "trainer.fuse_layers(model), since its BatchNormalization is Keras' own"
     if times.seconds / times.steps < _SHORT_STEP:
         yield f"a larger --global_batch_size than {config.order.global_batch_size}, since a step is short"
     if facts.gpus and not is_compiled(config):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from keras.initializers import TruncatedNormal
 
-from trainer.models.layers import LocalResponseNorm, ScalePixels, l2_loss
+from trainer.models.layers import BatchNormalization, LocalResponseNorm, MaxPooling2D, ScalePixels, l2_loss
 
 _WEIGHT_DECAY = 0.004  # of the tutorial's two local layers, in tf.nn.l2_loss form
 _WIDTHS = (64, 256, 256)
@@ -54,8 +54,8 @@ def _tutorial_convolution(bias: float) -> keras.layers.Conv2D:
     )
 
 
-def _pool() -> keras.layers.MaxPooling2D:
-    return keras.layers.MaxPooling2D(3, strides=2, padding="same")
+def _pool() -> MaxPooling2D:
+    return MaxPooling2D(3, strides=2, padding="same")
 
 
 def _local(units: int) -> keras.layers.Dense:
@@ -89,7 +89,7 @@ def fast_cifar(image_shape: tuple[int, int, int], image_dtype: str, num_classes:
     images = keras.Input(image_shape, dtype=image_dtype)
     found = _whitened(ScalePixels()(images), patch_cosines(image_shape[2]))
     for width in _WIDTHS:
-        found = _activated(keras.layers.MaxPooling2D()(_identity_convolution(found, width)))
+        found = _activated(MaxPooling2D()(_identity_convolution(found, width)))
         found = _activated(_identity_convolution(found, width))
     found = keras.layers.GlobalMaxPooling2D()(found)
     logits = keras.layers.Dense(num_classes, use_bias=False, dtype="float32")(found)
@@ -114,7 +114,7 @@ def _whitened(images: keras.KerasTensor, filters: npt.NDArray[np.float32]) -> ke
     layer = keras.layers.Conv2D(filters.shape[-1], _PATCH, use_bias=False, trainable=False)
     components = layer(images)
     layer.kernel.assign(filters)
-    components = keras.layers.BatchNormalization(momentum=_STATISTICS_DECAY, center=False, scale=False)(components)
+    components = BatchNormalization(momentum=_STATISTICS_DECAY, center=False, scale=False)(components)
     return keras.layers.ReLU()(keras.layers.Concatenate()([components, -components]))
 
 
@@ -132,4 +132,4 @@ def _identity_convolution(values: keras.KerasTensor, width: int) -> keras.KerasT
 
 
 def _activated(values: keras.KerasTensor) -> keras.KerasTensor:
-    return keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=_STATISTICS_DECAY, scale=False)(values))
+    return keras.layers.ReLU()(BatchNormalization(momentum=_STATISTICS_DECAY, scale=False)(values))

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import tensorflow as tf
+from keras.src.api_export import REGISTERED_OBJS_TO_NAMES  # public nowhere, like the next two
+from tensorflow.python.framework.config import is_op_determinism_enabled
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from pipeline.errors import UsageError
+
+_RANK = 4  # of a batch of images
+_KERNEL_DTYPES = (tf.float32, tf.bfloat16, tf.float16)  # those of FusedBatchNormV3
 
 
 class ScalePixels(keras.layers.Layer):
@@ -26,6 +39,169 @@ class LocalResponseNorm(keras.layers.Layer):
         return tf.cast(tf.nn.local_response_normalization(exact, 4, 1.0, 0.001 / 9.0, 0.75), activations.dtype)
 
 
+class BatchNormalization(keras.layers.BatchNormalization):
+    """Keras' layer with TensorFlow's fused kernel in training; the same variables, configuration and files.
+
+    Keras computes in float32 by some twenty operations, forward and backward. The kernel reads and writes bfloat16 and
+    float16 as they are, and its statistics are float32 all the same. Keras' own operations stay where they do as well
+    or better: in XLA, which fuses them, in inference, and for inputs that are not (rows, height, width, channels).
+    """
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Returns normalised values of the same shape and dtype; in training it moves the statistics."""
+        takes = inputs.shape.rank == _RANK and inputs.dtype in _KERNEL_DTYPES and mask is None
+        if not (training and self.trainable and takes) or _unsupported(self) or in_xla():
+            return super().call(inputs, training=training, mask=mask)
+        channels = inputs.shape[-1]
+        found = tf.raw_ops.FusedBatchNormV3(
+            x=inputs,
+            scale=_float32(self.gamma) if self.scale else tf.ones([channels]),
+            offset=_float32(self.beta) if self.center else tf.zeros([channels]),
+            mean=tf.zeros([0]),
+            variance=tf.zeros([0]),
+            epsilon=self.epsilon,
+            is_training=True,
+        )
+        # Keras averages the variance of the batch; the kernel returns the estimate for a population, n / (n - 1) of it.
+        count = tf.cast(tf.size(inputs) // channels, tf.float32)
+        variance = found.batch_variance * (tf.maximum(count - 1.0, 1.0) / count)
+        for moving, new in ((self.moving_mean, found.batch_mean), (self.moving_variance, variance)):
+            moving.assign(_float32(moving) * self.momentum + new * (1.0 - self.momentum))
+        return found.y
+
+
+class MaxPooling2D(keras.layers.MaxPooling2D):
+    """Keras' layer, which XLA compiles under op determinism, too.
+
+    TensorFlow has no deterministic gradient of its kernel in XLA, and refuses to compile one on any device. Maxima of
+    shifted slices have the same values and the same gradient: that of the first of equal values.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        """Returns the maxima of the windows."""
+        takes = None not in inputs.shape[1:3] and not _unsupported(self)
+        if not takes or not in_xla() or not is_op_determinism_enabled():
+            return super().call(inputs)
+        return shifted_maxima(inputs, self.pool_size, self.strides, self.padding)
+
+
+def shifted_maxima(inputs: tf.Tensor, pool_size: Sequence[int], strides: Sequence[int], padding: str) -> tf.Tensor:
+    """Returns what `tf.nn.max_pool2d` does, as the maxima of one strided slice for each place in a window.
+
+    Args:
+      inputs: (rows, height, width, channels), height and width static.
+      pool_size, strides: of height and width.
+      padding: `same` or `valid`.
+    """
+    places = list(zip(inputs.shape[1:3], pool_size, strides, strict=True))
+    if padding == "same":
+        outs = [-(-side // stride) for side, _, stride in places]
+        missing = [
+            max((out - 1) * stride + size - side, 0) for out, (side, size, stride) in zip(outs, places, strict=True)
+        ]
+        paddings = [[0, 0], *([number // 2, number - number // 2] for number in missing), [0, 0]]
+        inputs = tf.pad(inputs, paddings, constant_values=inputs.dtype.min)
+    else:
+        outs = [(side - size) // stride + 1 for side, size, stride in places]
+    spans = [(out - 1) * stride + 1 for out, (_, _, stride) in zip(outs, places, strict=True)]
+    slices = [
+        inputs[:, i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]]
+        for i in range(pool_size[0])
+        for j in range(pool_size[1])
+    ]
+    return functools.reduce(tf.maximum, slices)
+
+
 def l2_loss(scale: float) -> keras.regularizers.Regularizer:
     """Returns scale * tf.nn.l2_loss(w) = scale * sum(w^2) / 2; Keras's own L2 has no half."""
     return keras.regularizers.L2(scale / 2)
+
+
+def fuse_layers(model: keras.Model) -> keras.Model:
+    """Swaps layers of a built model for faster ones of the same numbers, in place, and returns the model.
+
+    `BatchNormalization` of images gets TensorFlow's fused kernel, and `MaxPooling2D` a form that XLA compiles under op
+    determinism. Each stays the same object with its name, weights and `trainable`, so that models of any kind can be
+    given: functional, sequential, nested or subclassed. A layer that cannot be swapped stays, and a warning says why.
+
+    Raises:
+      UsageError: it is not a Keras model, or is not built yet.
+    """
+    if not isinstance(model, keras.Model) or not model.built:
+        raise UsageError(f"fuse_layers: takes a built Keras model, got {model!r}")
+    kept = []
+    for layer in filter(_is_of_images, _layers(model)):
+        if reason := _obstacle(layer):
+            kept.append(f"{layer.name} ({reason})")
+        elif type(layer) in _OURS:
+            # Only `call` differs between the two. A copy would not be the layer that a subclassed model calls.
+            object.__setattr__(layer, "__class__", _OURS[type(layer)])
+    if kept:
+        warnings.warn(f"fuse_layers: stay as they are: {', '.join(kept)}", stacklevel=2)
+    # Keras makes its functions again: those that it has traced before would compute as before.
+    model.train_function = model.test_function = model.predict_function = None
+    return model
+
+
+def has_unfused(model: keras.Model) -> bool:
+    """Returns whether `fuse_layers` would make a model train faster: it has a normalisation of Keras' own."""
+    norms = [layer for layer in _layers(model) if type(layer) is keras.layers.BatchNormalization]
+    return any(_is_of_images(layer) and _obstacle(layer) is None for layer in norms)
+
+
+def uncompilable(model: keras.Model) -> str | None:
+    """Returns in one line which layer keeps XLA from compiling the training under op determinism; None: no layer."""
+    for layer in _layers(model):
+        compiles = isinstance(layer, MaxPooling2D) and not _unsupported(layer)
+        if isinstance(layer, _POOLING) and not compiles:
+            helps = type(layer) in _OURS and not _unsupported(layer)
+            advice = "; trainer.fuse_layers(model) gives it one" if helps else ""
+            return f"layer {layer.name} ({type(layer).__name__}) has no deterministic gradient in XLA{advice}"
+    return None
+
+
+def in_xla() -> bool:
+    """Returns whether what is traced now is compiled by XLA, inside a function with `jit_compile=True`."""
+    return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+_OURS: dict[type[keras.layers.Layer], type[keras.layers.Layer]] = {
+    keras.layers.BatchNormalization: BatchNormalization,
+    keras.layers.MaxPooling2D: MaxPooling2D,
+}
+for _own, _ours in _OURS.items():
+    REGISTERED_OBJS_TO_NAMES[_ours] = REGISTERED_OBJS_TO_NAMES[_own]  # a saved model then loads without our code
+# Those that TensorFlow computes by MaxPool. MaxPooling3D has another kernel, which XLA compiles.
+_POOLING = tuple(vars(keras.layers)[f"{kind}MaxPooling{n}D"] for kind in ("", "Adaptive") for n in (1, 2))
+
+
+def _layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns the layers of a model, and those inside them."""
+    found: list[keras.layers.Layer] = list(model._flatten_layers(include_self=False))
+    return found
+
+
+def _is_of_images(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer is a pooling or a normalisation of images."""
+    # The rank of a normalisation's inputs is known once it is built.
+    return isinstance(layer, tuple(_OURS)) and getattr(layer.input_spec, "ndim", None) == _RANK
+
+
+def _obstacle(layer: keras.layers.Layer) -> str | None:
+    """Returns why a pooling or a normalisation of images has to stay as Keras computes it; None: it does not."""
+    is_own = not isinstance(layer, tuple(_OURS.values())) and type(layer) not in _OURS
+    return f"a {type(layer).__name__}, which has a class of its own" if is_own else _unsupported(layer)
+
+
+def _unsupported(layer: keras.layers.Layer) -> str | None:
+    """Returns the option of a pooling or a normalisation that only Keras computes; None: it has none."""
+    if isinstance(layer, keras.layers.MaxPooling2D):
+        return None if layer.data_format == "channels_last" else f"data_format={layer.data_format}"
+    for option in ("renorm", "synchronized"):
+        if getattr(layer, option):
+            return f"{option}=True"
+    return None if layer.axis in (-1, _RANK - 1) else f"axis={layer.axis}"
+
+
+def _float32(variable: keras.Variable) -> tf.Tensor:
+    return tf.cast(variable, tf.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 from keras.initializers import Constant, TruncatedNormal
 
-from trainer.models.layers import ScalePixels, l2_loss
+from trainer.models.layers import MaxPooling2D, ScalePixels, l2_loss
 
 _MLP_HIDDEN = 500
 _MLP_DECAY = 1e-4
@@ -44,9 +44,9 @@ def lenet(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int)
     _check_sides(image_shape, 12)
     layers = [
         keras.layers.Conv2D(6, 5, padding="same", activation="relu"),
-        keras.layers.MaxPooling2D(),
+        MaxPooling2D(),
         keras.layers.Conv2D(16, 5, activation="relu"),
-        keras.layers.MaxPooling2D(),
+        MaxPooling2D(),
         keras.layers.Flatten(),
         keras.layers.Dense(120, "relu"),
         keras.layers.Dense(84, "relu"),
@@ -70,9 +70,9 @@ def mnist_cnn(
     decay = {"kernel_regularizer": l2_loss(_CNN_DECAY), "bias_regularizer": l2_loss(_CNN_DECAY)}
     layers = [
         _convolution(_CNN_WIDTHS[0], bias=0.0),
-        keras.layers.MaxPooling2D(),
+        MaxPooling2D(),
         _convolution(_CNN_WIDTHS[1], bias=0.1),
-        keras.layers.MaxPooling2D(),
+        MaxPooling2D(),
         keras.layers.Flatten(),
         _dense(_CNN_UNITS, "relu", **decay),
         keras.layers.Dropout(dropout),

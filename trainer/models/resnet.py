@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import keras
 
-from trainer.models.layers import ScalePixels, l2_loss
+from trainer.models.layers import BatchNormalization, MaxPooling2D, ScalePixels, l2_loss
 
 _WIDTHS = (64, 128, 256, 512)  # of the stages of ResNet-18 and ResNet-50
 _BLOCKS_18, _BLOCKS_50 = (2, 2, 2, 2), (3, 4, 6, 3)
@@ -75,7 +75,7 @@ def _of_photographs(
         found = keras.layers.ReLU()(_convolution(found, _WIDTHS[0], 3, 1))
     else:
         found = keras.layers.ReLU()(_padded_convolution(found, _WIDTHS[0], 7, 2))
-        found = keras.layers.MaxPooling2D(3, strides=2, padding="same")(found)
+        found = MaxPooling2D(3, strides=2, padding="same")(found)
     for stage, (width, count) in enumerate(zip(_WIDTHS, blocks, strict=True)):
         for number in range(count):
             found = block(found, width, 2 if stage and not number else 1)
@@ -129,7 +129,7 @@ def _convolution(
         kernel_initializer="he_normal",
         kernel_regularizer=l2_loss(_WEIGHT_DECAY),
     )(values)
-    return keras.layers.BatchNormalization(gamma_initializer=gamma)(convolved)
+    return BatchNormalization(gamma_initializer=gamma)(convolved)
 
 
 def _logits(values: keras.KerasTensor, num_classes: int, dropout: float = 0.0) -> keras.KerasTensor:

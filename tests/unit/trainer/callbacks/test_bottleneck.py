@@ -65,6 +65,22 @@ def test_what_may_help_else(facts, flags, exchange, helps, config_of):
     assert verdict.text(exchange).endswith(f"; may help: {helps}")
 
 
+@pytest.mark.parametrize(
+    ("unfused", "flags", "waited", "helps"),
+    [
+        (True, {}, 0.1, True),
+        (True, {"jit_compile": "true"}, 0.1, False),  # XLA fuses
+        (True, {}, 6.2, False),  # the input is the limit
+        (False, {}, 0.1, False),
+    ],
+)
+def test_a_model_of_the_user_may_be_fused(unfused, flags, waited, helps, config_of):
+    facts = dataclasses.replace(ALONE, unfused=unfused)
+    text = verdict_of(config_of(**flags), facts, progress(1001, 10.0, waited)).text()
+    offer = "; may help: trainer.fuse_layers(model), since its BatchNormalization is Keras' own, "
+    assert (offer in text, "fuse_layers" in text) == (helps, helps)
+
+
 @pytest.mark.parametrize(("flags", "helps"), [({}, True), ({"cache_dir": "C"}, False), ({"data_dir": "D"}, False)])
 def test_a_run_that_waits_for_a_store_may_have_a_cache(flags, helps, config_of):
     config = config_of(**{"data_dir": "gs://bucket/data", **flags})

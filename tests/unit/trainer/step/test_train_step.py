@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from trainer.checkpoint.manager import EpochSums
 from trainer.models import resnet
+from trainer.models.layers import BatchNormalization
 from trainer.step import summaries
 from trainer.step.evaluation import EvaluationStep
 
@@ -57,8 +58,8 @@ def test_a_padded_batch_gives_the_gradient_of_its_real_rows(replicas, real, make
 
 
 def with_batch_norm_alone():
-    layers = [keras.layers.BatchNormalization(momentum=MOMENTUM), keras.layers.Flatten(), keras.layers.Dense(5)]
-    return keras.Sequential([keras.Input((4, 3, 1)), *layers])
+    parts = [BatchNormalization(momentum=MOMENTUM), keras.layers.Flatten(), keras.layers.Dense(5)]
+    return keras.Sequential([keras.Input((4, 3, 1)), *parts])
 
 
 @pytest.mark.parametrize(("replicas", "virtual"), [(4, 0), (2, 4)])
@@ -134,7 +135,7 @@ def with_dropout_and_batch_norm():
     """Returns a model that has a state besides its weights."""
     layers = [
         keras.layers.Conv2D(4, 2, kernel_regularizer=keras.regularizers.L2(0.01)),
-        keras.layers.BatchNormalization(),
+        BatchNormalization(),
         keras.layers.ReLU(),
         keras.layers.Flatten(),
         keras.layers.Dropout(0.4, seed=3),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer.models import layers
 from trainer.step.evaluation import EvaluationStep
 
 V, ROWS, CLASSES = 12, 2, 5
@@ -17,7 +18,7 @@ def build():
         [
             keras.Input(SHAPE),
             keras.layers.Conv2D(4, 3, kernel_regularizer=keras.regularizers.L2(0.01)),
-            keras.layers.BatchNormalization(momentum=0.5),
+            layers.BatchNormalization(momentum=0.5),
             keras.layers.ReLU(),
             keras.layers.Flatten(),
             keras.layers.Dropout(0.4),
