@@ -63,10 +63,12 @@ class BatchNormalization(keras.layers.BatchNormalization):
             is_training=True,
         )
         # Keras averages the variance of the batch; the kernel returns the estimate for a population, n / (n - 1) of it.
-        count = tf.cast(tf.size(inputs) // channels, tf.float32)
-        variance = found.batch_variance * (tf.maximum(count - 1.0, 1.0) / count)
-        for moving, new in ((self.moving_mean, found.batch_mean), (self.moving_variance, variance)):
-            moving.assign(_float32(moving) * self.momentum + new * (1.0 - self.momentum))
+        count = tf.cast(inputs.shape.num_elements() or tf.size(inputs), tf.float32) / channels
+        new, share = 1.0 - self.momentum, tf.maximum(count - 1.0, 1.0) / count
+        self.moving_mean.assign(_float32(self.moving_mean) * self.momentum + found.batch_mean * new)
+        self.moving_variance.assign(
+            _float32(self.moving_variance) * self.momentum + found.batch_variance * (new * share)
+        )
         return found.y
 
 
