@@ -22,6 +22,7 @@ from tensorflow.python.eager import context
 
 from pipeline.errors import PipelineError, UsageError
 
+_Summands = tf.Tensor | Sequence[tf.Tensor]  # n of a variable, float32: (n, *shape), or n times (*shape)
 _ALL_REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers under tf.distribute
 _BITS = 62  # of the sum
 _EXPONENT, _EXPONENT_BIAS, _MANTISSA_BITS = 0xFF, 126, 23  # of float32: |x| < 2^(exponent - 126)
@@ -47,11 +48,9 @@ def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.
       UsageError: the replicas together have another number of summands, or they are not float32.
     """
     _check(gradients, num_summands)
-    compiled = functools.partial(_compiled_where_it_pays, gradients)
-    shift = _BITS - math.ceil(math.log2(max(2, num_summands)))
-    exponents = tf.maximum(_max_over_replicas(compiled(_exponents)(gradients)), shift + _LEAST_NORMAL + 1)
-    total = _sum_over_replicas(compiled(_to_integers)(gradients, exponents, shift))
-    return compiled(_from_integers)(total, exponents, shift, [gradient.shape[1:] for gradient in gradients])
+    # Apart, XLA adds whole rows; along an axis it would take the summands of one number after another.
+    apart = _is_compiled(gradients)
+    return _sum([tf.unstack(gradient) if apart else gradient for gradient in gradients], num_summands, apart)
 
 
 def _check(gradients: Sequence[tf.Tensor], num_summands: int) -> None:
@@ -98,15 +97,30 @@ def keep_order_of_sums() -> None:
     eager.function_call_options = None  # they are made of the settings once, for each thread
 
 
-def _compiled_where_it_pays(gradients: Sequence[tf.Tensor], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function; on CPUs, with many summands, compiled by XLA to one pass over them.
+def _sum(variables: Sequence[_Summands], num_summands: int, is_compiled: bool) -> list[tf.Tensor]:
+    """Returns per variable the sum of its summands on all replicas; see `sum_gradients`."""
+    shift = _BITS - math.ceil(math.log2(max(2, num_summands)))
+    compiled = _compiled if is_compiled else lambda function: function
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    if replicas == 1:
+        total: list[tf.Tensor] = compiled(_sum_here)(variables, shift)
+        return total
+    exponents = _of_all_replicas(compiled(_exponents)(variables), replicas)
+    integers = compiled(_packed_integers)(variables, exponents, shift)
+    integers = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, integers)
+    shapes = tuple(tuple(summands[0].shape) for summands in variables)
+    unpacked: list[tf.Tensor] = compiled(_unpacked_sums)(integers, exponents, shift, shapes)
+    return unpacked
 
-    The computations here are exact except for one rounding, so that both ways give the same bits.
+
+def _is_compiled(tensors: Sequence[tf.Tensor]) -> bool:
+    """Returns whether XLA compiles the sums: on GPUs, and on CPUs where there are many summands.
+
+    The computations are exact except for one rounding, so that both ways give the same bits. Compiled, they pass over
+    the summands twice. On a GPU each of their operations would otherwise be started by itself.
     """
-    many = sum(gradient.shape.num_elements() for gradient in gradients) >= _WORTH_COMPILING
-    if not many or tf.config.list_logical_devices("GPU"):
-        return function
-    return _compiled(function)
+    many = sum(tensor.shape.num_elements() for tensor in tensors) >= _WORTH_COMPILING
+    return many or bool(tf.config.list_logical_devices("GPU"))
 
 
 @functools.cache
@@ -115,105 +129,126 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _exponents(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns per variable the least e such that all its summands are below 2^e; int32 (variables,).
+def _of_all_replicas(values: tf.Tensor, replicas: int) -> tf.Tensor:
+    """Returns every replica's vector, (replicas, n). As a sum it takes one exchange; a gather takes two."""
+    context = tf.distribute.get_replica_context()
+    # As float32: GPUs compare int32 in the host's memory.
+    own = tf.equal(tf.constant([*range(replicas)], tf.float32), tf.cast(context.replica_id_in_sync_group, tf.float32))
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(own, tf.float32)[:, None] * values)
+
+
+def _sum_here(variables: Sequence[_Summands], shift: int) -> list[tf.Tensor]:
+    exponents = _common(_exponents(variables)[None], shift)
+    return _from_integers(_to_integers(variables, exponents, shift), exponents, shift)
+
+
+def _packed_integers(variables: Sequence[_Summands], exponents: tf.Tensor, shift: int) -> tf.Tensor:
+    """Returns the sums over this replica's summands, int64 (values of all variables,)."""
+    sums = _to_integers(variables, _common(exponents, shift), shift)
+    return tf.concat([tf.reshape(values, [-1]) for values in sums], axis=0)
+
+
+def _unpacked_sums(
+    total: tf.Tensor, exponents: tf.Tensor, shift: int, shapes: Sequence[tuple[int, ...]]
+) -> list[tf.Tensor]:
+    # As float64: GPUs cannot split int64.
+    parts = tf.split(tf.cast(total, tf.float64), [math.prod(shape) for shape in shapes])
+    shaped = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    return _from_integers(shaped, _common(exponents, shift), shift)
+
+
+def _exponents(variables: Sequence[_Summands]) -> tf.Tensor:
+    """Returns per variable the least e such that all its summands are below 2^e; float32 (variables,).
 
     NaN and infinity have an exponent above that of all finite numbers.
     """
-    # Without the sign, the bits of floats are ordered like the numbers, with infinity and NaN at the top.
-    magnitudes = [tf.bitwise.bitwise_and(tf.bitcast(gradient, tf.int32), tf.int32.max) for gradient in gradients]
-    fields = [tf.cast(tf.bitwise.right_shift(values, _MANTISSA_BITS), tf.float32) for values in magnitudes]
-    largest = tf.stack([tf.reduce_max(values) for values in fields])  # as float32: GPUs reduce no int32
-    return tf.cast(largest, tf.int32) - _EXPONENT_BIAS
+    largest = [tf.reduce_max(_combined(summands, _fields, tf.maximum)) for summands in variables]
+    return tf.stack(largest) - _EXPONENT_BIAS
+
+
+def _fields(values: tf.Tensor) -> tf.Tensor:
+    """Returns the exponents' bits, which are ordered like magnitudes, with infinity and NaN at the top; float32."""
+    magnitudes = tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), tf.int32.max)
+    # As float32: outside XLA, GPUs neither compare nor reduce int32.
+    return tf.cast(tf.bitwise.right_shift(magnitudes, _MANTISSA_BITS), tf.float32)
+
+
+def _combined(
+    summands: _Summands, function: Callable[[tf.Tensor], tf.Tensor], both: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
+    """Returns a function of the summands, of all that are apart combined by a function of two."""
+    if tf.is_tensor(summands):
+        return function(summands)
+    return functools.reduce(both, map(function, summands))
+
+
+def _common(exponents: tf.Tensor, shift: int) -> tf.Tensor:
+    """Returns the exponents of the sums, (variables,), from those of each replica, (replicas, variables)."""
+    return tf.maximum(tf.reduce_max(exponents, axis=0), shift + _LEAST_NORMAL + 1)
 
 
 def _powers_of_two(powers: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the exact 2^p of each p, int32 (variables,), as float64 scalars."""
+    """Returns the exact 2^p of each p, float32 (variables,), as float64 scalars."""
     bits = tf.bitwise.left_shift(tf.cast(powers, tf.int64) + _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS)
     return tf.unstack(tf.bitcast(bits, tf.float64))
 
 
-def _to_integers(gradients: Sequence[tf.Tensor], exponents: tf.Tensor, shift: int) -> tf.Tensor:
-    """Returns the sums over this replica's summands, int64 (values of all variables,)."""
-    scaled = [
-        tf.round(tf.cast(gradient, tf.float64) * scale)
-        for gradient, scale in zip(gradients, _powers_of_two(shift - exponents), strict=True)
-    ]
-    return tf.concat([tf.reshape(tf.reduce_sum(tf.cast(values, tf.int64), axis=0), [-1]) for values in scaled], axis=0)
+def _to_integers(variables: Sequence[_Summands], exponents: tf.Tensor, shift: int) -> list[tf.Tensor]:
+    """Returns per variable the sum over this replica's summands, int64 (*shape)."""
+
+    def total(summands: _Summands, scale: tf.Tensor) -> tf.Tensor:
+        def integers(values: tf.Tensor) -> tf.Tensor:
+            return tf.cast(tf.round(tf.cast(values, tf.float64) * scale), tf.int64)
+
+        found = _combined(summands, integers, tf.add)
+        return tf.reduce_sum(found, axis=0) if tf.is_tensor(summands) else found
+
+    scales = _powers_of_two(shift - exponents)
+    return [total(summands, scale) for summands, scale in zip(variables, scales, strict=True)]
 
 
-def _from_integers(
-    total: tf.Tensor, exponents: tf.Tensor, shift: int, shapes: Sequence[tf.TensorShape]
-) -> list[tf.Tensor]:
-    parts = tf.split(total, [shape.num_elements() for shape in shapes])
+def _from_integers(sums: Sequence[tf.Tensor], exponents: tf.Tensor, shift: int) -> list[tf.Tensor]:
+    """Returns per variable the sum, float32, from its integers as int64, or as float64, into which they are rounded."""
     scales, is_finite = _powers_of_two(exponents - shift), tf.unstack(exponents < _EXPONENT - _EXPONENT_BIAS)
-    sums = [tf.cast(tf.cast(part, tf.float64) * scale, tf.float32) for part, scale in zip(parts, scales, strict=True)]
     return [
-        tf.reshape(tf.where(finite, values, math.nan), shape)
-        for values, finite, shape in zip(sums, is_finite, shapes, strict=True)
+        tf.where(finite, tf.cast(tf.cast(values, tf.float64) * scale, tf.float32), math.nan)
+        for values, scale, finite in zip(sums, scales, is_finite, strict=True)
     ]
 
 
-def _max_over_replicas(values: tf.Tensor) -> tf.Tensor:
-    """Returns the elementwise maximum. Replica contexts reduce by sums only, so that all values are gathered."""
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return values
-    # Between processes the gathered shape is not known.
-    return tf.ensure_shape(tf.reduce_max(context.all_gather(values[None], axis=0), axis=0), values.shape)
-
-
-def _sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return values
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
-
-
-def of_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple[Any, ...]) -> Any:
-    """Returns the results of a function for each of this replica's virtual replicas, stacked, in their structure.
+def of_virtual_replicas(function: Callable[[tuple[Any, ...]], Any], rows: tuple[Any, ...]) -> list[Any]:
+    """Returns the results of a function for each of this replica's virtual replicas.
 
     The idea is that of VirtualFlow (Or, Zhang, Freedman, MLSys 2022) and EasyScale (Li et al., SC 2023): virtual
     replica v always has rows [vG/V, (v+1)G/V) of the batch, and replica r runs V/R of them one after another. All begin
     with the same weights and moving statistics. BatchNorm normalises over a virtual replica's rows ("ghost batch norm",
     Hoffer et al. 2017), and dropout draws from a hash of (seed, step, v).
 
-    A replica computes its virtual replicas one at a time, so that only the activations of one of them are in memory.
+    A replica computes its virtual replicas one at a time, so that only the activations of one of them are in memory. It
+    calls one function V/R times: what TensorFlow makes of the function then depends neither on V/R nor on what reads
+    its results.
 
     Args:
       function: takes a virtual replica's part of `rows`, and returns a structure of float32 tensors.
       rows: a structure of tensors whose first axis is this replica's virtual replicas.
     """
-    structure: list[Any] = []  # of the function's results, known once it has been traced
-
-    def flat(batch: tuple[Any, ...]) -> list[tf.Tensor]:
-        given = function(batch)
-        structure.append(given)
-        return tf.nest.flatten(given)
-
-    stacked = _mapped(flat, rows)
-    return tf.nest.pack_sequence_as(structure[0], stacked)
+    of_one = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+    results: list[Any] = []
+    for number in range(tf.nest.flatten(rows)[0].shape[0]):
+        part = tf.nest.map_structure(lambda values, number=number: values[number], rows)
+        with tf.control_dependencies(tf.nest.flatten(results[-1:], expand_composites=True)):
+            results.append(of_one(part))
+    return results
 
 
-def sum_virtual_replicas(stacked: Any, num_virtual: int) -> Any:
+def sum_virtual_replicas(results: Sequence[Any], num_virtual: int) -> Any:
     """Returns the sum of what `of_virtual_replicas` returns on all replicas. Call it in a replica context.
 
     Args:
-      stacked: on each replica in the same structure.
+      results: on each replica of the same number and in the same structure.
       num_virtual: V, over all replicas.
     """
-    return tf.nest.pack_sequence_as(stacked, sum_gradients(tf.nest.flatten(stacked), num_virtual))
-
-
-def _mapped(function: Callable[..., list[tf.Tensor]], rows: tuple[Any, ...]) -> list[tf.Tensor]:
-    """Returns a function's results for each virtual replica, stacked."""
-    # The loop below needs the results' shapes before it traces its body: the function is traced once, for both.
-    traced = tf.function(function, autograph=False)
-    of_one = traced.get_concrete_function(tf.nest.map_structure(lambda part: _spec(part.shape[1:], part.dtype), rows))
-    specs = [_spec(value.shape, value.dtype) for value in of_one.structured_outputs]
-    stacked: list[tf.Tensor] = tf.map_fn(traced, rows, fn_output_signature=specs, parallel_iterations=1)
-    return stacked
-
-
-def _spec(shape: tf.TensorShape, dtype: tf.DType) -> tf.TensorSpec:
-    return tf.TensorSpec(shape, dtype)
+    flat = [tf.nest.flatten(result) for result in results]
+    is_compiled = _is_compiled([value for values in flat for value in values])
+    variables = [list(values) if is_compiled else tf.stack(values) for values in zip(*flat, strict=True)]
+    return tf.nest.pack_sequence_as(results[0], _sum(variables, num_virtual, is_compiled))

@@ -1,14 +1,19 @@
 """Sums whose bits do not depend on how the summands are spread over replicas."""
 
+import itertools
 import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorflow.python.framework import kernels
 
 from pipeline.errors import UsageError
-from trainer.topology import sum_gradients
+from trainer import topology
+from trainer.topology import of_virtual_replicas, sum_gradients, sum_virtual_replicas
 
 V = 12
 
@@ -125,3 +130,105 @@ def test_what_is_not_finite_makes_its_variable_nan_and_no_other(bad, make_strate
 
 def test_a_sum_beyond_float32_is_infinite(make_strategy):
     assert np.isinf(summed([np.full(V, 3e38, np.float32)], 2, make_strategy)[0])
+
+
+def integers_of(values, exponent, shift):
+    """Returns numbers as integers of the unit 2^(exponent - shift), rounded half to even."""
+    return [round(Fraction(float(x)) * Fraction(2) ** (shift - exponent)) for x in values.ravel()]
+
+
+def by_definition(values):
+    """Returns the sum over the first axis as the module's docstring defines it, by Python's unbounded integers."""
+    shift = 62 - math.ceil(math.log2(max(2, len(values))))
+    if not np.isfinite(values).all():
+        return np.full(values.shape[1:], np.nan, np.float32)
+    exponent = max(math.frexp(np.abs(values).max())[1], shift - 125)
+    totals = np.sum([np.array(integers_of(one, exponent, shift), object) for one in values], axis=0)
+    with np.errstate(over="ignore"):
+        sums = [np.float32(math.ldexp(float(total), exponent - shift)) for total in totals]
+    return np.array(sums, np.float32).reshape(values.shape[1:])
+
+
+NUMBERS = st.floats(width=32) | st.sampled_from([0.0, -0.0, math.nan, math.inf, 2.0**-126, 2.0**-149, 3e38])
+SHAPES = st.sampled_from([(), (1,), (3,), (2, 2)])
+
+
+@st.composite
+def summands(draw):
+    """Returns up to three variables, float32 (count, *shape) each."""
+    count, shapes = draw(st.integers(1, 5)), draw(st.lists(SHAPES, min_size=1, max_size=3))
+    sizes = [count * math.prod(shape) for shape in shapes]
+    numbers = [draw(st.lists(NUMBERS, min_size=size, max_size=size)) for size in sizes]
+    return [np.array(one, np.float32).reshape(count, *shape) for one, shape in zip(numbers, shapes, strict=True)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(summands())
+def test_sums_are_those_of_the_definition(variables):
+    """A run that an earlier release began resumes to the same bits as long as the integers stay those."""
+    count = len(variables[0])
+    stacked = sum_gradients([tf.constant(values) for values in variables], count)
+    apart = sum_virtual_replicas([[tf.constant(values[i]) for values in variables] for i in range(count)], count)
+    for values, one, other in zip(variables, stacked, apart, strict=True):
+        np.testing.assert_array_equal(one.numpy(), by_definition(values))
+        np.testing.assert_array_equal(other.numpy(), by_definition(values))
+
+
+def test_each_way_of_summing_has_the_same_bits(parts, make_strategy, monkeypatch):
+    """Compiled or not, stacked or apart, on one replica or two."""
+    alone = summed(parts, 0, make_strategy)
+    monkeypatch.setattr(topology, "_WORTH_COMPILING", 0)
+    results = [[tf.constant(values[i]) for values in parts] for i in range(V)]
+    ways = [summed(parts, 0, make_strategy), summed(parts, 2, make_strategy), sum_virtual_replicas(results, V)]
+    for way in ways:
+        assert [np.asarray(one).tobytes() for one in way] == [one.tobytes() for one in alone]
+
+
+def test_virtual_replicas_are_calls_of_one_function_one_after_another():
+    """Copies of it in one graph would be optimised together: other bits for another number of replicas."""
+    rows = (tf.ones((3, 2, 4)), tf.range(3))
+
+    @tf.function(autograph=False)
+    def run(*rows):
+        return of_virtual_replicas(lambda part: {"sum": tf.reduce_sum(part[0]) + tf.cast(part[1], tf.float32)}, rows)
+
+    assert [one["sum"].numpy() for one in run(*rows)] == [8, 9, 10]
+    graph = run.get_concrete_function(*rows).graph
+    calls = [op for op in graph.get_operations() if "f" in op.node_def.attr]
+    assert len(calls) == 3
+    assert len({op.get_attr("f").name for op in calls}) == 1
+    assert graph.as_graph_def().library.function[0].attr["_noinline"].b
+    for before, call in itertools.pairwise(calls):
+        assert before in call.control_inputs or before in [one.op for one in call.inputs]
+
+
+@pytest.mark.parametrize("are_apart", [True, False])
+def test_every_operation_of_the_sums_has_a_kernel_on_gpus(are_apart):
+    """Soft placement would put another one on the CPU, with a copy there and back in every step."""
+
+    @tf.function(autograph=False)
+    def run(*values):
+        variables = [[one, one] if are_apart else tf.stack([one, one]) for one in values]
+        exponents = topology._of_all_replicas(topology._exponents(variables), 1)
+        packed = topology._packed_integers(variables, exponents, 61)
+        return topology._unpacked_sums(packed, exponents, 61, ((3, 2), ()))
+
+    graph = run.get_concrete_function(tf.ones((3, 2)), tf.ones(())).graph
+    # Range: axes to reduce, which are folded to constants.
+    computing = [op for op in graph.get_operations() if op.type not in ("Const", "Placeholder", "NoOp", "Range")]
+    assert len(computing) > 20
+    assert [f"{op.type} {op.name}" for op in computing if not has_gpu_kernel(op)] == []
+
+
+def has_gpu_kernel(op):
+    """Returns whether a GPU kernel of the operation's types computes in the GPU's memory."""
+
+    def fits(kernel):
+        types = {one.name: one.allowed_values.list.type for one in kernel.constraint}
+        return all(op.get_attr(name).as_datatype_enum in allowed for name, allowed in types.items())
+
+    found = [
+        one for one in kernels.get_registered_kernels_for_op(op.type).kernel if one.device_type in ("GPU", "DEFAULT")
+    ]
+    outputs = {one.name for one in op.op_def.output_arg}
+    return any(fits(one) and not outputs & set(one.host_memory_arg) for one in found)
