@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -22,7 +22,7 @@ from tensorflow.python.eager import context
 
 from pipeline.errors import PipelineError, UsageError
 
-_Summands = tf.Tensor | Sequence[tf.Tensor]  # n of a variable, float32: (n, *shape), or n times (*shape)
+_Summands: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"  # n of a variable, float32: (n, *shape), or n times (*shape)
 _ALL_REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers under tf.distribute
 _BITS = 62  # of the sum
 _EXPONENT, _EXPONENT_BIAS, _MANTISSA_BITS = 0xFF, 126, 23  # of float32: |x| < 2^(exponent - 126)
