@@ -158,7 +158,7 @@ def _for_communication(config: TrainConfig) -> Iterator[str]:
 
 
 def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[str]:
-    if facts.unfused and not config.model.jit_compile:  # which fuses it, too
+    if facts.unfused and not is_compiled(config):  # XLA fuses it, too
         yield "trainer.fuse_layers(model), since its BatchNormalization is Keras' own"
     if times.seconds / times.steps < _SHORT_STEP:
         yield f"a larger --global_batch_size than {config.order.global_batch_size}, since a step is short"
