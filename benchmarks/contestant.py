@@ -1,23 +1,29 @@
 """A training loop in a process of its own, which runs when it is told to: `benchmarks.contestant NAME FLAGS...`.
 
-In one process the background threads of one contestant would take the cores of the others. It prints a line once it is
-warm, and then one round as JSON for every number of seconds that it reads.
+In one process the background threads of one contestant would take the cores of the others. It prints a line
+once it is warm, what it says of itself as JSON, and then one round as JSON for every number of seconds that it reads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import IO, Any
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, NamedTuple
 
+from benchmarks import processes
 from benchmarks.rounds import Round, one_round
 from pipeline.errors import DataError
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 class Contestant:
@@ -65,6 +71,47 @@ class Contestant:
         return line
 
 
+class Measured(NamedTuple):
+    """What a contestant said of itself, and its rounds."""
+
+    facts: dict[str, Any]
+    rounds: list[Round]
+
+
+def command(loop: str, flags: Sequence[str], python: str = sys.executable) -> list[str]:
+    """Returns the command that serves rounds of a loop."""
+    environment = ["env", f"PYTHONPATH={ROOT}", "TF_CPP_MIN_LOG_LEVEL=3"]
+    return [*environment, python, "-m", "benchmarks.contestant", loop, *flags]
+
+
+def in_turns(commands: Mapping[str, Sequence[str]], rounds: int, seconds: float) -> dict[str, Measured]:
+    """Measures rounds in turn; returns those of each contestant that can run, and prints why another cannot.
+
+    Args:
+      commands: see `command`, by the contestant's name.
+      rounds: of each.
+      seconds: of a round.
+    """
+    started: dict[str, Contestant] = {}
+    found: dict[str, Measured] = {}
+    try:
+        for name, arguments in commands.items():
+            started[name] = Contestant(name, arguments)
+            facts = json.loads(started[name].line())  # once it is warm
+            if "error" in facts:
+                print(f"{name}: skipped, {facts['error']}", flush=True)
+            else:
+                found[name] = Measured(facts, [])
+            started[name]._signal(signal.SIGSTOP)
+        for _ in range(rounds):
+            for name, one in found.items():
+                one.rounds.append(Round(**started[name].ask(str(seconds))))
+        return found
+    finally:
+        for contestant in started.values():
+            contestant.end()
+
+
 def alternate(contestants: dict[str, tuple[str, list[str]]], rounds: int, seconds: float) -> dict[str, list[Round]]:
     """Measures rounds in turn; returns those of each contestant.
 
@@ -72,30 +119,31 @@ def alternate(contestants: dict[str, tuple[str, list[str]]], rounds: int, second
       contestants: the loop and the flags of the run, by name.
       rounds: of each.
       seconds: of a round.
+
+    Raises:
+      DataError: one cannot run.
     """
-    started: dict[str, Contestant] = {}
-    try:
-        for name, (loop, flags) in contestants.items():
-            started[name] = Contestant(name, [sys.executable, "-m", "benchmarks.contestant", loop, *flags])
-            started[name].line()  # once it is warm
-        found: dict[str, list[Round]] = {name: [] for name in started}
-        for _ in range(rounds):
-            for name, contestant in started.items():
-                found[name].append(Round(**contestant.ask(str(seconds))))
-        return found
-    finally:
-        for contestant in started.values():
-            contestant.end()
+    found = in_turns({name: command(*one) for name, one in contestants.items()}, rounds, seconds)
+    for name in contestants:
+        if name not in found:
+            raise DataError(f"{name}: did not run; its error is above")
+    return {name: one.rounds for name, one in found.items()}
 
 
 def main(name: str, flags: list[str]) -> None:
     """Serves rounds until stdin ends."""
-    from benchmarks import loops  # noqa: PLC0415, here because it loads much that other contestants do not need
-
-    take = loops.CONTESTANTS[name](loops.make(flags))
-    print("ready", flush=True)
+    module = "benchmarks.torch_loops" if name.startswith("torch") else "benchmarks.loops"
+    try:
+        contest = importlib.import_module(module).contest(name, flags)
+    except Exception as error:  # the parent skips the contestant with this reason
+        if not isinstance(error, ImportError):
+            traceback.print_exc()
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+        return
+    print(json.dumps(contest.facts), flush=True)
     for line in sys.stdin:
-        print(json.dumps(dataclasses.asdict(one_round(take, float(line)))), flush=True)
+        found = one_round(contest.take, float(line), processes.seconds)
+        print(json.dumps({**dataclasses.asdict(found), "peak": processes.peak()}), flush=True)
 
 
 if __name__ == "__main__":

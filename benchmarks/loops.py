@@ -1,28 +1,54 @@
-"""Training loops to measure: this trainer's, with its input or one constant batch; a bare one; Keras' fit."""
+"""Training loops to measure: this trainer's, a plain `tf.function`, Keras' fit, each with real or constant input.
+
+`limit` is what none of them can do without: the model's convolutions and products.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from benchmarks import inputs
 from benchmarks.one_by_one import one_by_one
-from benchmarks.rounds import Take
+from benchmarks.rounds import Contest, Take
 
-_STEPS = 40  # of a take: two inner loops of the default length
+_LOOPS = 2  # inner loops of a take
 
 
-class Made(NamedTuple):
-    """The parts of a run: see `trainer.training`."""
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """The parts of a run: see `trainer.training`. `spec` has the shapes of a batch."""
 
     config: Any
     plan: Any
     strategy: Any
-    stepper: Any
+    spec: Any
+
+    @functools.cached_property
+    def stepper(self) -> Any:
+        """The trainer's step, made when it is first asked for: other loops do without it."""
+        from trainer.step import state, train_step  # noqa: PLC0415
+        from trainer.task import Task  # noqa: PLC0415
+
+        config, plan = self.config, self.plan
+        schedule = state.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
+        trained = state.create(self.strategy, config, Task(config, self.spec), schedule)
+        return train_step.create(self.strategy, trained, config, plan.training)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step."""
+        return int(self.config.order.global_batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Steps of a take."""
+        return _LOOPS * int(self.config.steps.steps_per_loop)
 
 
 def make(flags: Sequence[str]) -> Made:
@@ -31,18 +57,15 @@ def make(flags: Sequence[str]) -> Made:
     from trainer import config as configs  # noqa: PLC0415
     from trainer import plan as plans  # noqa: PLC0415
     from trainer.cluster import strategies, tf_config  # noqa: PLC0415
-    from trainer.step import state, train_step  # noqa: PLC0415
-    from trainer.task import Task, data_spec_of  # noqa: PLC0415
+    from trainer.task import data_spec_of  # noqa: PLC0415
 
     config = configs.parse([*flags, "--model_dir=unused", "--eval_split=none"])
     plan = plans.make(config, tf_config.ALONE)
     strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
-    schedule = state.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
-    trained = state.create(strategy, config, Task(config, data_spec_of(plan.training.first)), schedule)
-    return Made(config, plan, strategy, train_step.create(strategy, trained, config, plan.training))
+    return Made(config, plan, strategy, data_spec_of(plan.training.first))
 
 
-def batches(made: Made, constant: bool) -> Any:
+def batches(made: Made, constant: bool) -> Iterator[Any]:
     """Returns an iterator of the run's batches, or of one of them again and again."""
     from pipeline.distribution import distribute_request  # noqa: PLC0415
 
@@ -51,41 +74,108 @@ def batches(made: Made, constant: bool) -> Any:
     return itertools.repeat(next(found)) if constant else found
 
 
-def ours(made: Made, constant: bool) -> Take:
-    """Returns a Take of the trainer's loop: inner loops, checks for finite numbers, log lines."""
+def ours(made: Made, constant: bool) -> Contest:
+    """Returns the trainer's loop: inner loops, checks for finite numbers, log lines."""
     from trainer import loop  # noqa: PLC0415
     from trainer.callbacks.progress import LogLine  # noqa: PLC0415
     from trainer.callbacks.terminal import Output  # noqa: PLC0415
 
-    rows, feed = made.config.order.global_batch_size, batches(made, constant)
+    stepper, feed = made.stepper, batches(made, constant)
     silent = Output(rank=-1)  # prints nothing, as neither the chief nor another worker
 
     def take() -> tuple[int, float]:
-        begin = made.stepper.state.step
-        actions = LogLine(made.config.steps.period("log", 1), rows, silent).actions()
-        inner_loop, most = functools.partial(made.stepper.run, feed), made.config.steps.steps_per_loop
-        loop.train(inner_loop, begin, begin + _STEPS, most, actions, lambda due: (False, set()))
-        return _STEPS * rows, 0.0
+        begin = stepper.state.step
+        actions = LogLine(made.config.steps.period("log", 1), made.rows, silent).actions()
+        inner_loop, most = functools.partial(stepper.run, feed), made.config.steps.steps_per_loop
+        loop.train(inner_loop, begin, begin + made.steps, most, actions, lambda due: (False, set()))
+        return made.steps * made.rows, 0.0
 
+    return _warm(take, stepper.state.model)
+
+
+def _warm(take: Take, model: Any) -> Contest:
+    """Returns a loop that has run once, with the number of its model's trainable weights."""
     take()
-    return take
+    return Contest(take, {"weights": sum(variable.numpy().size for variable in model.trainable_variables)})
 
 
-def bare(made: Made) -> Take:
-    """Returns a Take of what a user would write: one `tf.function` per step, in a Python loop, one constant batch."""
+def _model(made: Made, norm: Callable[[], Any] | None = None) -> tuple[Any, Any]:
+    """Returns a user's model and optimizer: those of the run, with Keras' own normalisation, or another."""
     import keras  # noqa: PLC0415
 
     from trainer import models  # noqa: PLC0415
+    from trainer.config.model import dtype_policy  # noqa: PLC0415
     from trainer.step import optimizers  # noqa: PLC0415
 
-    tf, (images, labels, _) = inputs.load_tensorflow(), next(batches(made, constant=True))
-    spec = made.stepper.state.task.data
-    model = models.build(made.config.model, spec.features, len(spec.class_names))
-    optimizer = optimizers.create(made.config.optimizer)
-    optimizer.learning_rate = made.config.optimizer.learning_rate
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    config, kind = made.config, norm() if norm else keras.layers.BatchNormalization
+    keras.config.set_dtype_policy(dtype_policy(config.model.precision))
 
-    @tf.function
+    def own(layer: Any) -> Any:
+        return (kind if isinstance(layer, keras.layers.BatchNormalization) else type(layer)).from_config(layer.get_config())
+
+    built = models.build(config.model, made.spec.features, len(made.spec.class_names))
+    model = keras.models.clone_model(built, clone_function=own)
+    model.set_weights(built.get_weights())
+    optimizer = optimizers.create(config.optimizer, config.model.precision)
+    optimizer.learning_rate = config.optimizer.learning_rate
+    return model, optimizer
+
+
+def fused_norm() -> Any:
+    """Returns Keras' layer with TensorFlow's one kernel instead of its operations."""
+    import keras  # noqa: PLC0415
+
+    tf = inputs.load_tensorflow()
+
+    class FusedNorm(keras.layers.BatchNormalization):
+        def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+            if not training:
+                return super().call(inputs, training=training, mask=mask)
+            channels = inputs.shape[-1]
+            found = tf.raw_ops.FusedBatchNormV3(
+                x=tf.cast(inputs, self.compute_dtype),
+                scale=tf.convert_to_tensor(self.gamma) if self.scale else tf.ones([channels]),
+                offset=tf.convert_to_tensor(self.beta) if self.center else tf.zeros([channels]),
+                mean=tf.zeros([0]),
+                variance=tf.zeros([0]),
+                epsilon=self.epsilon,
+                is_training=True,
+            )
+            keep = self.momentum
+            self.moving_mean.assign(self.moving_mean * keep + found.batch_mean * (1 - keep))
+            self.moving_variance.assign(self.moving_variance * keep + found.batch_variance * (1 - keep))
+            return found.y
+
+    return FusedNorm
+
+
+def _dataset(made: Made, constant: bool) -> Any:
+    """Returns the tutorials' one-by-one `tf.data`, or one batch of it again and again."""
+    tf = inputs.load_tensorflow()
+    dataset = one_by_one(made.config.data.data_dir, made.rows, made.config.data.distort)
+    return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat() if constant else dataset
+
+
+def plain(
+    made: Made, constant: bool, compiled: bool = False, norm: Callable[[], Any] | None = None
+) -> Contest:
+    """Returns what a user would write: one `tf.function` per step, in a Python loop.
+
+    Args:
+      made: the run.
+      constant: whether its input is one constant batch, already a tensor.
+      compiled: by XLA.
+      norm: makes the layer that normalises; None: Keras' own.
+    """
+    import keras  # noqa: PLC0415
+
+    tf, (model, optimizer) = inputs.load_tensorflow(), _model(made, norm)
+    optimizer.build(model.trainable_variables)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    dataset = iter(_dataset(made, constant))
+    feed = itertools.repeat(next(dataset)) if constant else dataset
+
+    @tf.function(jit_compile=compiled)
     def step(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             total = loss(labels, model(images, training=True)) + tf.add_n([tf.constant(0.0), *model.losses])
@@ -95,27 +185,23 @@ def bare(made: Made) -> Take:
         return total
 
     def take() -> tuple[int, float]:
-        for _ in range(_STEPS):
-            total = step(images, labels)
+        for _ in range(made.steps):
+            total = step(*next(feed))
         float(total)
-        return _STEPS * len(labels), 0.0
+        return made.steps * made.rows, 0.0
 
-    take()
-    return take
+    return _warm(take, model)
 
 
-def fit(made: Made) -> Take:
-    """Returns a Take of Keras' `fit` under the run's strategy, fed by the one-by-one `tf.data` of the tutorials."""
+def fit(made: Made, constant: bool) -> Contest:
+    """Returns Keras' `fit` under the run's strategy."""
     import keras  # noqa: PLC0415
 
-    from trainer import models  # noqa: PLC0415
-
-    rows, spec = made.config.order.global_batch_size, made.stepper.state.task.data
-    dataset = one_by_one(made.config.data.data_dir, rows, made.config.data.distort)
+    dataset = _dataset(made, constant)
     with made.strategy.scope():
-        model = models.build(made.config.model, spec.features, len(spec.class_names))
+        model, optimizer = _model(made)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(made.config.optimizer.learning_rate), loss, metrics=["accuracy"])
+        model.compile(optimizer, loss, metrics=["accuracy"])
     go, done = queue.Queue[None](), queue.Queue[BaseException | None]()
 
     class Turns(keras.callbacks.Callback):
@@ -129,7 +215,7 @@ def fit(made: Made) -> Take:
 
     def run() -> None:
         try:
-            model.fit(dataset, epochs=1 << 30, steps_per_epoch=_STEPS, shuffle=False, verbose=0, callbacks=[Turns()])
+            model.fit(dataset, epochs=1 << 30, steps_per_epoch=made.steps, shuffle=False, verbose=0, callbacks=[Turns()])
         except BaseException as error:  # whoever waits raises it
             done.put(error)
 
@@ -137,16 +223,90 @@ def fit(made: Made) -> Take:
         go.put(None)
         if error := done.get():
             raise error
-        return _STEPS * rows, 0.0
+        return made.steps * made.rows, 0.0
 
     threading.Thread(target=run, daemon=True).start()
-    take()
-    return take
+    return _warm(take, model)
 
 
-CONTESTANTS: dict[str, Callable[[Made], Take]] = {
-    "ours": lambda made: ours(made, constant=False),
-    "constant": lambda made: ours(made, constant=True),
-    "bare": bare,
-    "fit": fit,
+def limit(made: Made) -> Contest:
+    """Returns a loop over the model's convolutions and products alone, forward and backward, one after the other."""
+    import keras  # noqa: PLC0415
+
+    tf, (model, _) = inputs.load_tensorflow(), _model(made)
+    layers = [one for one in model.layers if isinstance(one, (keras.layers.Conv2D, keras.layers.Dense))]
+    parts = [_part(layer, made.rows, number > 0) for number, layer in enumerate(layers)]
+    multiplications = 0
+    for layer in layers:
+        # A weight of a convolution is used once for each pixel of what it returns.
+        pixels = layer.output.shape[1:-1]
+        multiplications += layer.kernel.shape.num_elements() * functools.reduce(lambda a, b: a * b, pixels, 1)
+    tensors = [given for given, *_ in parts]
+
+    @tf.function(autograph=False)
+    def step(tensors: Any) -> Any:
+        found: list[Any] = []
+        for (_, forward, _), given in zip(parts, tensors, strict=True):
+            with tf.control_dependencies(found[-1:]):
+                found.append(_corner(tf, forward(*given)))
+        for (_, _, backward), given in zip(reversed(parts), reversed(tensors), strict=True):
+            for gradient in backward:
+                with tf.control_dependencies(found[-1:]):
+                    found.append(_corner(tf, gradient(*given)))
+        return tf.add_n(found)
+
+    def take() -> tuple[int, float]:
+        for _ in range(made.steps):
+            last = step(tensors)
+        float(last)
+        return made.steps * made.rows, 0.0
+
+    contest = _warm(take, model)
+    return Contest(take, {**contest.facts, "multiplications": multiplications})
+
+
+def _corner(tf: Any, value: Any) -> Any:
+    """Returns one number of a tensor, so that nothing is pruned."""
+    return tf.cast(tf.reshape(value, [-1])[0], tf.float32)
+
+
+def _part(layer: Any, rows: int, needs_input: bool) -> tuple[list[Any], Any, list[Any]]:
+    """Returns a layer's input, kernel and output gradient, its forward pass, and the gradients that training needs."""
+    tf, kind = inputs.load_tensorflow(), layer.compute_dtype
+    shapes = [(rows, *layer.input.shape[1:]), layer.kernel.shape, (rows, *layer.output.shape[1:])]
+    given = [tf.cast(tf.random.uniform(shape), kind) for shape in shapes]
+    if len(shapes[1]) == 2:
+        return (
+            given,
+            lambda x, w, g: tf.matmul(x, w),
+            [lambda x, w, g: tf.matmul(x, g, transpose_a=True), lambda x, w, g: tf.matmul(g, w, transpose_b=True)],
+        )
+    how: dict[str, Any] = {"strides": [1, *layer.strides, 1], "padding": layer.padding.upper()}
+    backward: list[Any] = []
+    if layer.trainable:
+        backward.append(
+            lambda x, w, g: tf.raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=w.shape, out_backprop=g, **how)
+        )
+        if needs_input:
+            backward.append(
+                lambda x, w, g: tf.raw_ops.Conv2DBackpropInput(input_sizes=x.shape, filter=w, out_backprop=g, **how)
+            )
+    return given, lambda x, w, g: tf.raw_ops.Conv2D(input=x, filter=w, **how), backward
+
+
+def contest(name: str, flags: Sequence[str]) -> Contest:
+    """Returns a loop of the run that flags of `trainer.run` describe."""
+    return CONTESTANTS[name](make(flags))
+
+
+CONTESTANTS: dict[str, Callable[[Made], Contest]] = {
+    "ours": functools.partial(ours, constant=False),
+    "constant": functools.partial(ours, constant=True),
+    "plain": functools.partial(plain, constant=True),
+    "plain, XLA": functools.partial(plain, constant=True, compiled=True),
+    "plain, fused": functools.partial(plain, constant=True, norm=fused_norm),
+    "plain input": functools.partial(plain, constant=False),
+    "fit constant": functools.partial(fit, constant=True),
+    "fit": functools.partial(fit, constant=False),
+    "limit": limit,
 }

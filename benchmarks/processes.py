@@ -19,7 +19,19 @@ def seconds() -> float:
 
 def memory() -> int:
     """Returns the bytes that these processes own: without mapped files; shared memory counts once."""
-    return sum(_owned(pid) for pid in (os.getpid(), *_descendants()))
+    return _bytes("smaps_rollup", "Pss_(?:Anon|Shmem)")
+
+
+def peak() -> int:
+    """Returns the bytes of resident memory that each of these processes has had at its largest, added up."""
+    return _bytes("status", "VmHWM")
+
+
+def _bytes(file: str, field: str) -> int:
+    """Returns the sum of a field of a file in /proc over all these processes."""
+    texts = [_read(pathlib.Path(f"/proc/{pid}/{file}")) for pid in (os.getpid(), *_descendants())]
+    found = [kib for text in texts for kib in re.findall(rf"^{field}:\s*(\d+) kB", text, re.MULTILINE)]
+    return sum(int(kib) << 10 for kib in found)
 
 
 def _descendants() -> list[int]:
@@ -38,11 +50,6 @@ def _seconds_of(pid: int) -> float:
     """Returns a process's seconds, with those of its own ended children."""
     fields = _read(pathlib.Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / _TICKS if fields else 0.0
-
-
-def _owned(pid: int) -> int:
-    found = _read(pathlib.Path(f"/proc/{pid}/smaps_rollup"))
-    return sum(int(kib) << 10 for kib in re.findall(r"^Pss_(?:Anon|Shmem):\s*(\d+) kB", found, re.MULTILINE))
 
 
 def _read(path: pathlib.Path) -> str:

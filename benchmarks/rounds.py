@@ -6,20 +6,35 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 Take = Callable[[], tuple[int, float]]
 """Takes some images; returns their number, and the seconds of processor time that other processes spent on them."""
+
+
+class Contest(NamedTuple):
+    """A loop to measure in a process of its own, and what it says of itself."""
+
+    take: Take
+    facts: dict[str, Any]
+
 
 _READY = 10  # batches that may be ready when a round begins
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One round: images per second, and microseconds of processor time per image."""
+    """One round.
+
+    Attributes:
+      rate: images per second.
+      cpu: processor time per image, microseconds.
+      peak: largest resident memory so far, bytes; 0: not measured.
+    """
 
     rate: float
     cpu: float
+    peak: int = 0
 
 
 def taking(batches_of: Iterator[Any], rows: int) -> Take:

@@ -1,6 +1,7 @@
 """What the trainer costs beside its model, and what it gains, as ratios of loops that run in turns.
 
     python -m benchmarks.training [--only=input,loop,fit,distribution,parameter_server] [--models=mlp] [--data_dir=DIR]
+    python -m benchmarks.training --only=peers --python=PATH
 
 input: this trainer's loop with its real input against the same loop with one constant batch.
 loop: this trainer's loop against a bare `tf.function` step in a Python `for`, both with one constant batch; ours has
@@ -11,6 +12,10 @@ distribution: mirrored on 1, 2 and 4 replicas and two workers against one device
 devices share the cores, so this is what distribution itself costs.
 parameter_server: asynchronous with one and two workers against one device; synchronous by the gradients of all three
 workers and by the first two of them, without and with a worker that is slow on purpose.
+peers: this trainer's step beside Keras' `fit`, a plain `tf.function` without and with XLA, PyTorch eager and compiled,
+with one constant batch and with real input, in float32 and bfloat16; beside them a `tf.function` with TensorFlow's fused
+normalisation, and the limit: the convolutions and products of the model alone. A contestant that is not installed, here
+or under the interpreter of --python, is skipped with the reason. Only when it is asked for: it takes an hour.
 """
 
 from __future__ import annotations
@@ -22,16 +27,19 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from benchmarks import commands, inputs, parameter_servers, topology
+from benchmarks import commands, inputs, interpreters, parameter_servers, side_by_side, topology
 from benchmarks.contestant import alternate
 from benchmarks.rounds import Round, ratio_text
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, flag
+from pipeline.errors import unknown
 
 COMMAND = "benchmarks.training"
+PEERS = "peers"
 PARTS = ("input", "loop", "fit", "distribution", "parameter_server")
 MODELS = ("mlp", "lenet", "cifar10_cnn", "fast_cifar")
 _IMAGES = 6_000
+_ROWS = 128
 _RATE = re.compile(r"^step \d+, .*\(([\d.]+) examples/sec", re.MULTILINE)
 _TOPOLOGIES = {
     "mirrored 1": ["--strategy=mirrored", "--num_replicas=1"],
@@ -44,29 +52,56 @@ _TOPOLOGIES = {
 class BenchmarkConfig:
     """What is measured."""
 
-    only: str = flag("", "parts to measure, separated by commas; all of them by default")
-    models: str = flag("mlp,lenet,cifar10_cnn,fast_cifar", "of trainer.run")
+    only: str = flag("", "parts to measure, separated by commas; all of them but peers by default")
+    models: str = flag("", "of trainer.run; default: mlp,lenet,cifar10_cnn,fast_cifar; of peers, all that it knows")
     data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
-    global_batch_size: int = flag(128, "rows of a step", least=4)
+    global_batch_size: int | None = flag(None, "rows of a step; default: 128, with peers less for large models", least=4)
+    precision: str = flag("float32,bfloat16", "peers: the precisions")
+    inputs: str = flag("one constant batch,real input", "peers: the kinds of input")
+    contestants: str = flag("", "peers: some of the contestants, with commas between them; default: all")
+    python: str = flag("", "peers: the interpreter of PyTorch, where it is not installed here")
     rounds: int = flag(5, "rounds of each loop", least=1)
     seconds: float = flag(4.0, "length of a round", least=0.01)
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        inputs.parts_of(self.only, PARTS)
+        inputs.parts_of(self.only, (*PARTS, PEERS))
+        for flag_name, text, known in (
+            ("--precision", self.precision, side_by_side.PRECISIONS),
+            ("--inputs", self.inputs, side_by_side.CONTESTANTS),
+            ("--contestants", self.contestants, side_by_side.NAMES),
+        ):
+            for part in filter(None, text.split(",")):
+                if part not in known:
+                    raise unknown(flag_name, part, known)
         check(self)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the ratios."""
     config = commandline.parse(COMMAND, "Measure the trainer against other loops.", BenchmarkConfig, argv)
+    python = interpreters.parse(config.python, side_by_side.NAMES)
     commands.say_processor()
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
+        rows = config.global_batch_size or _ROWS
         # Without the average of the weights that some models have by default: the other loops keep none.
-        flags = [f"--data_dir={data_dir}", f"--global_batch_size={config.global_batch_size}", "--ema=0"]
-        for part in inputs.parts_of(config.only, PARTS):
-            for model in config.models.split(","):
+        flags = [f"--data_dir={data_dir}", f"--global_batch_size={rows}", "--ema=0"]
+        for part in config.only.split(",") if config.only else PARTS:
+            if part == PEERS:
+                peers(config, data_dir, python)
+                continue
+            for model in config.models.split(",") if config.models else MODELS:
                 measure(part, config, model, [*flags, f"--model={model}"])
+
+
+def peers(config: BenchmarkConfig, data_dir: str, python: interpreters.Interpreters) -> None:
+    """Prints the table of the trainer beside its peers."""
+    names = config.contestants.split(",") if config.contestants else list(side_by_side.NAMES)
+    setting = side_by_side.Setting(
+        data_dir, config.global_batch_size, names, python, config.rounds, config.seconds
+    )
+    models = inputs.parts_of(config.models, side_by_side.SUBJECTS)
+    side_by_side.measure(models, config.precision.split(","), config.inputs.split(","), setting)
 
 
 def measure(part: str, config: BenchmarkConfig, model: str, flags: list[str]) -> None:

@@ -39,31 +39,51 @@ class Images:
 
 def take(setting: Setting) -> Take:
     """Returns a Take of batches."""
+    distortion = transform("cifar10_tutorial") if setting.distorted else None
+    return taking(batches(setting.arrays, setting.rows, setting.cores, distortion), setting.rows)
+
+
+def batches(arrays: str, rows: int, workers: int, distortion: Any) -> Iterator[Any]:
+    """Yields shuffled batches of (images, labels) without end.
+
+    Args:
+      arrays: folder with images.npy and labels.npy.
+      rows: of a batch.
+      workers: number of processes.
+      distortion: takes and returns one image (channels, height, width); None: images as stored.
+    """
     import torch  # noqa: PLC0415
 
     loader = torch.utils.data.DataLoader(
-        Images(setting.arrays, _transform() if setting.distorted else None),
-        batch_size=setting.rows,
+        Images(arrays, distortion),
+        batch_size=rows,
         shuffle=True,
-        num_workers=setting.cores,
+        num_workers=workers,
         persistent_workers=True,
         drop_last=True,
     )
-    return taking(_epochs(loader), setting.rows)
-
-
-def _epochs(loader: Any) -> Iterator[Any]:
     while True:
         yield from loader
 
 
-def _transform() -> Any:
+def transform(recipe: str, side: int = 32) -> Any:
+    """Returns torchvision's transform that is nearest to a recipe.
+
+    Args:
+      recipe: none, cifar10_tutorial or pad_crop_flip.
+      side: height and width of the images, pixels.
+    """
     import torch  # noqa: PLC0415
     from torchvision.transforms import v2  # noqa: PLC0415
 
     def standardised(image: Any) -> Any:
         return (image - image.mean()) / torch.clamp(image.std(), min=image.numel() ** -0.5)
 
+    to_float = v2.ToDtype(torch.float32, scale=True)
     jitter = v2.ColorJitter(brightness=0.25, contrast=(0.2, 1.8))
-    steps = [v2.RandomCrop(24), v2.RandomHorizontalFlip(), jitter, v2.ToDtype(torch.float32, scale=True)]
-    return v2.Compose([*steps, standardised])
+    steps = {
+        "none": [],
+        "pad_crop_flip": [v2.RandomCrop(side, padding=4), v2.RandomHorizontalFlip()],
+        "cifar10_tutorial": [v2.RandomCrop(24), v2.RandomHorizontalFlip(), jitter, to_float, standardised],
+    }
+    return v2.Compose(steps[recipe]) if steps[recipe] else None
