@@ -80,7 +80,8 @@ class Measured(NamedTuple):
 
 def command(loop: str, flags: Sequence[str], python: str = sys.executable) -> list[str]:
     """Returns the command that serves rounds of a loop."""
-    environment = ["env", f"PYTHONPATH={ROOT}", "TF_CPP_MIN_LOG_LEVEL=3"]
+    # PyTorch's threads wait for each other in a busy loop, whose processor time grows tenfold beside other work.
+    environment = ["env", f"PYTHONPATH={ROOT}", "TF_CPP_MIN_LOG_LEVEL=3", "OMP_WAIT_POLICY=PASSIVE"]
     return [*environment, python, "-m", "benchmarks.contestant", loop, *flags]
 
 
