@@ -23,12 +23,12 @@ CONTESTANTS = {
         OURS: "constant",
         "Keras fit": "fit constant",
         "tf.function": "plain",
-        "tf.function, XLA": "plain, XLA",
+        "tf.function XLA": "plain, XLA",
         "PyTorch eager": "torch eager",
         "PyTorch compile": "torch compile",
-        "tf.function, fused": "plain, fused",
-        "limit, TensorFlow": "limit",
-        "limit, PyTorch": "torch limit",
+        "tf.function fused": "plain, fused",
+        "limit TensorFlow": "limit",
+        "limit PyTorch": "torch limit",
     },
     "real input": {
         OURS: "ours",
@@ -39,7 +39,7 @@ CONTESTANTS = {
     },
 }
 NAMES = set(CONTESTANTS["one constant batch"])
-NO_PEERS = (OURS, "tf.function, fused", "limit, TensorFlow", "limit, PyTorch")  # what a user has not got, or does not use
+NO_PEERS = (OURS, "tf.function fused", "limit TensorFlow", "limit PyTorch")  # what a user has not got, or does not use
 _PHOTOGRAPHS = 1_200  # images of 96x96 to make
 
 
