@@ -111,7 +111,9 @@ def _model(made: Made, norm: Callable[[], Any] | None = None) -> tuple[Any, Any]
     keras.config.set_dtype_policy(dtype_policy(config.model.precision))
 
     def own(layer: Any) -> Any:
-        return (kind if isinstance(layer, keras.layers.BatchNormalization) else type(layer)).from_config(layer.get_config())
+        return (kind if isinstance(layer, keras.layers.BatchNormalization) else type(layer)).from_config(
+            layer.get_config()
+        )
 
     built = models.build(config.model, made.spec.features, len(made.spec.class_names))
     model = keras.models.clone_model(built, clone_function=own)
@@ -156,9 +158,7 @@ def _dataset(made: Made, constant: bool) -> Any:
     return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat() if constant else dataset
 
 
-def plain(
-    made: Made, constant: bool, compiled: bool = False, norm: Callable[[], Any] | None = None
-) -> Contest:
+def plain(made: Made, constant: bool, compiled: bool = False, norm: Callable[[], Any] | None = None) -> Contest:
     """Returns what a user would write: one `tf.function` per step, in a Python loop.
 
     Args:
@@ -215,7 +215,9 @@ def fit(made: Made, constant: bool) -> Contest:
 
     def run() -> None:
         try:
-            model.fit(dataset, epochs=1 << 30, steps_per_epoch=made.steps, shuffle=False, verbose=0, callbacks=[Turns()])
+            model.fit(
+                dataset, epochs=1 << 30, steps_per_epoch=made.steps, shuffle=False, verbose=0, callbacks=[Turns()]
+            )
         except BaseException as error:  # whoever waits raises it
             done.put(error)
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-from benchmarks import straggler, topology
+from benchmarks import topology
 from benchmarks.rounds import ratio_text
 from pipeline.errors import DataError
 
@@ -20,6 +20,8 @@ _SLOW_SECONDS = 0.1
 
 def measure(model: str, flags: list[str], rounds: int) -> None:
     """Prints the lines of all comparisons, each of several rounds of jobs in turn."""
+    from benchmarks import straggler  # noqa: PLC0415, it loads TensorFlow
+
     alone = ["--strategy=one_device"]
     found = [[_speed([*flags, *alone], 0)] + [_speed(flags, count) for count in (1, 2)] for _ in range(rounds)]
     for place, words in ((1, "1 worker"), (2, "2 workers")):

@@ -1,4 +1,4 @@
-"""PyTorch's training loops, eager and compiled, for `benchmarks.training`; they need nothing of this project's but NumPy."""
+"""PyTorch's training loops, eager and compiled; they run where this project and TensorFlow are not installed."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def train(setting: Setting, compiled: bool, constant: bool) -> Contest:
     groups = [
         {"params": weights, "weight_decay": decay} for decay, weights in torch_models.decayed(setting.model, model)
     ]
-    optimizer = torch.optim.SGD(
-        groups, setting.rate, momentum=setting.momentum, nesterov=setting.nesterov, fused=True
-    )
+    optimizer = torch.optim.SGD(groups, setting.rate, momentum=setting.momentum, nesterov=setting.nesterov, fused=True)
     loss_of = torch.nn.CrossEntropyLoss()
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -74,8 +72,12 @@ def train(setting: Setting, compiled: bool, constant: bool) -> Contest:
         optimizer.step()
         return loss
 
-    source = _constant(setting) if constant else torch_loader.batches(
-        setting.arrays, setting.rows, os.cpu_count() or 1, torch_loader.transform(setting.recipe, setting.side)
+    source = (
+        _constant(setting)
+        if constant
+        else torch_loader.batches(
+            setting.arrays, setting.rows, os.cpu_count() or 1, torch_loader.transform(setting.recipe, setting.side)
+        )
     )
     return Contest(_taking(step, source, setting), _facts(model))
 
@@ -154,10 +156,12 @@ def _facts(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def contest(name: str, flags: Sequence[str]) -> Contest:
-    """Returns a loop; `flags` is a `Setting` as JSON."""
+    """Returns a loop that has run once; `flags` is a `Setting` as JSON."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its processes would stay, and count as its memory
     torch.set_num_threads(os.cpu_count() or 1)
-    return CONTESTANTS[name](Setting(**json.loads(flags[0])))
+    made = CONTESTANTS[name](Setting(**json.loads(flags[0])))
+    made.take()  # which compiles
+    return made
 
 
 CONTESTANTS: dict[str, Callable[[Setting], Contest]] = {

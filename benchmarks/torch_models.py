@@ -41,9 +41,7 @@ def layers(model: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d | nn.Linear
         found.append((layer, inputs[0].detach()))
 
     hooks = [
-        layer.register_forward_pre_hook(note)
-        for layer in model.modules()
-        if isinstance(layer, (nn.Conv2d, nn.Linear))
+        layer.register_forward_pre_hook(note) for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))
     ]
     with torch.no_grad():
         model(images)
@@ -115,7 +113,9 @@ def _stages(
 
 
 def _resnet20(side: int, classes: int) -> nn.Module:
-    return nn.Sequential(_Normalised(3, 16, 3), nn.ReLU(True), *_stages(16, (16, 32, 64), (3,) * 3, _block_20, 1, classes))
+    return nn.Sequential(
+        _Normalised(3, 16, 3), nn.ReLU(True), *_stages(16, (16, 32, 64), (3,) * 3, _block_20, 1, classes)
+    )
 
 
 def _photographs(

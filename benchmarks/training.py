@@ -13,9 +13,9 @@ devices share the cores, so this is what distribution itself costs.
 parameter_server: asynchronous with one and two workers against one device; synchronous by the gradients of all three
 workers and by the first two of them, without and with a worker that is slow on purpose.
 peers: this trainer's step beside Keras' `fit`, a plain `tf.function` without and with XLA, PyTorch eager and compiled,
-with one constant batch and with real input, in float32 and bfloat16; beside them a `tf.function` with TensorFlow's fused
-normalisation, and the limit: the convolutions and products of the model alone. A contestant that is not installed, here
-or under the interpreter of --python, is skipped with the reason. Only when it is asked for: it takes an hour.
+with one constant batch and with real input, in float32 and bfloat16. Beside them a `tf.function` with TensorFlow's
+fused normalisation, and the limit: the model's convolutions and products alone. A contestant that is not installed,
+here or under the interpreter of --python, is skipped with the reason. It takes an hour, and runs only when asked for.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class BenchmarkConfig:
     only: str = flag("", "parts to measure, separated by commas; all of them but peers by default")
     models: str = flag("", "of trainer.run; default: mlp,lenet,cifar10_cnn,fast_cifar; of peers, all that it knows")
     data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
-    global_batch_size: int | None = flag(None, "rows of a step; default: 128, with peers less for large models", least=4)
+    global_batch_size: int | None = flag(
+        None, "rows of a step; default: 128, with peers less for large models", least=4
+    )
     precision: str = flag("float32,bfloat16", "peers: the precisions")
     inputs: str = flag("one constant batch,real input", "peers: the kinds of input")
     contestants: str = flag("", "peers: some of the contestants, with commas between them; default: all")
@@ -97,9 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def peers(config: BenchmarkConfig, data_dir: str, python: interpreters.Interpreters) -> None:
     """Prints the table of the trainer beside its peers."""
     names = config.contestants.split(",") if config.contestants else list(side_by_side.NAMES)
-    setting = side_by_side.Setting(
-        data_dir, config.global_batch_size, names, python, config.rounds, config.seconds
-    )
+    setting = side_by_side.Setting(data_dir, config.global_batch_size, names, python, config.rounds, config.seconds)
     models = inputs.parts_of(config.models, side_by_side.SUBJECTS)
     side_by_side.measure(models, config.precision.split(","), config.inputs.split(","), setting)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import commands, feeding, sources, tfds_cifar
+from benchmarks import commands, feeding, side_by_side, sources, tfds_cifar
 from pipeline.errors import DataError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -210,6 +210,25 @@ def test_stale_gradients_are_those_of_earlier_weights(cifar, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_trainer_is_measured_beside_its_peers(cifar):
+    flags = ("--only=peers", "--models=cifar10_cnn", "--precision=float32", "--global_batch_size=4")
+    done = run(f"--data_dir={cifar}", *flags, "--rounds=1", "--seconds=0.05", benchmark="training")
+    torch = [line.split(":")[0] for line in lines_of(done) if ": skipped, ModuleNotFoundError" in line]
+    lines = [line for line in lines_of(done) if ": skipped, " not in line]
+    assert torch in ([], ["PyTorch eager", "PyTorch compile", "limit PyTorch", "PyTorch eager", "PyTorch compile"])
+    names = list(side_by_side.CONTESTANTS["one constant batch"])
+    for kind, found in (("one constant batch", names), ("real input", names[:6])):
+        assert re.match(rf"cifar10_cnn, float32, 4 rows, {kind}: 1,068,298 weights", lines.pop(0))
+        for name in found:
+            if name in torch or (kind == "real input" and name == "tf.function XLA"):
+                continue
+            measured = r"\d+\.\d+ s of processor per step +[\d,]+ img/s +[\d,]+ MB"
+            ratios = rf"; of [\w. ]+ by processor time, {RATIO}; of [\w. ]+ by the clock, {RATIO}"
+            assert re.fullmatch(rf"  {re.escape(name)} +{measured}{ratios}", lines.pop(0))
+    assert not lines
+
+
+@pytest.mark.slow
 def test_scaling_is_measured_modelled_and_drawn(cifar, tmp_path):
     flags = (f"--data_dir={cifar}", "--models=softmax_regression", "--seconds=0.5", "--links=")
     done = run(*flags, f"--json={tmp_path}/s.json", f"--chart={tmp_path}/s.svg", benchmark="scaling")
@@ -236,6 +255,8 @@ def test_scaling_is_measured_modelled_and_drawn(cifar, tmp_path):
         ("cold_start", "--step=-1", "--step=-1"),
         ("topology", "--global_batch_size=7", "--global_batch_size=7"),
         ("scaling", "--links=1000,fast", "'fast'"),
+        ("training", "--contestants=PyTorch eeger", "'PyTorch eager'"),
+        ("training", "--precision=float16", "'float16'"),
     ],
 )
 def test_a_wrong_flag_is_one_line(benchmark, flag, fact):
