@@ -2,6 +2,7 @@
 
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from benchmarks.contestant import Contestant
 from pipeline.errors import DataError
 
+ROOT = pathlib.Path(__file__).parents[3]
 PROGRAM = """
 import json, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], stdout=subprocess.DEVNULL)
@@ -61,3 +63,24 @@ def test_one_that_has_ended_is_an_error(contestant):
     contestant.line()
     with pytest.raises(DataError, match="one: ended; its error is above"):
         contestant.ask("end")
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_its_peak_is_the_largest_memory_that_it_and_its_children_have_had():
+    program = """
+import subprocess, sys
+from benchmarks import processes
+before, held = processes.peak(), b"x" * (200 << 20)
+del held
+after = processes.peak()
+child = subprocess.Popen([sys.executable, "-c", "print(len(b'x' * (100 << 20)), flush=True); input()"],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(after - before >> 20, processes.peak() - after >> 20, processes.memory() >> 20)
+child.kill()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    own, child, now = map(int, done.stdout.split())
+    assert 195 <= own < 205
+    assert 100 <= child < 120
+    assert now < 60
