@@ -1,0 +1,604 @@
+"""What a training step would start on a GPU, read from its optimised graph; no GPU is needed.
+
+    python -m benchmarks.gpu_graph [--models=resnet50,fast_cifar,cifar10_cnn] [--only=plain,jit,virtual]
+
+TensorFlow's graph optimizer takes the properties of a device instead of the device, and its wheel knows which
+operations have a GPU kernel. So `TrainStep.repeat` is traced as if this machine had one H100, optimised for it, and
+counted, per step and by part of the step: kernels to start, bytes that they read and write, programs of XLA. Then what
+makes the host wait or the data leave the GPU: operations without a GPU kernel, tensors copied to the host's memory, and
+loops whose condition the GPU computes.
+
+Kernels inside a program of XLA are not counted, since XLA fuses them for a device that must be there; the table has the
+operations that went into it, and the bytes of its arguments and results, which are the least that it moves.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
+
+from benchmarks import inputs
+from pipeline.commands import commandline
+from pipeline.commands.flags import check, flag
+
+COMMAND = "benchmarks.gpu_graph"
+VARIANTS = {"plain": [], "jit": ["--jit_compile"], "virtual": ["--virtual_replicas=4"]}
+_GPU, _CPU, _ANYWHERE = "GPU", "CPU", "DEFAULT"  # device types of kernels
+_ARGUMENT, _VARIABLE = "ImmutableConst", "VarHandleOp"  # what stands for the arguments of a function
+
+# Operations whose GPU kernel starts nothing: they pass a buffer on, or read a shape.
+_STARTS_NOTHING = frozenset(
+    "Const ImmutableConst Placeholder Identity IdentityN StopGradient PreventGradient NoOp Reshape Squeeze ExpandDims EnsureShape "
+    "Shape ShapeN Size Rank ReadVariableOp VarHandleOp AssignVariableOp Enter Exit Merge Switch NextIteration LoopCond "
+    "RefEnter RefExit RefMerge RefSwitch RefNextIteration PartitionedCall StatefulPartitionedCall Bitcast "
+    "TensorListReserve TensorListFromTensor TensorListGetItem TensorListSetItem TensorListElementShape "
+    "BroadcastGradientArgs ControlTrigger".split()
+)
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+_OF_SUMS = frozenset({"Bitcast", "BitwiseAnd", "LeftShift", "RightShift"})
+HOST_OPS = frozenset({"IteratorGetNext", "Timestamp", "PyFunc", "PyFuncStateless", "EagerPyFunc"})
+"""Operations that are meant for the host: they take a batch, or read a clock."""
+
+# The first pattern that a node's name has decides; names are made of the scopes of `TrainStep`.
+_PARTS = {
+    "input": r"(^|/)input/",
+    "optimizer": r"(^|/)optimizer/",
+    "averages": r"(^|/)averages/",
+    "check of the weights": r"(^|/)is_finite/",
+    "metrics and sums": r"(^|/)(metrics|global_step|learning_rate)/",
+    "sums over replicas": r"(^|/)(all_sum|virtual_sum)",
+    "BatchNorm, backward": r"gradient_tape/.*batch_norm",
+    "BatchNorm, forward": r"batch_norm",
+    "backward": r"gradient_tape/",
+    "forward": r"(^|/)replica_\d+/",
+}
+_OTHER = "loop and others"
+
+
+class Case(NamedTuple):
+    """A model to count: the flags of its run, and what its batches are.
+
+    Attributes:
+      side: height and width of the images.
+      rows: rows of a global batch.
+      flags: further flags of `trainer.run`.
+    """
+
+    side: int
+    rows: int
+    flags: tuple[str, ...] = ()
+
+
+CASES = {
+    "resnet50": Case(224, 128, ("--precision=bfloat16",)),
+    "fast_cifar": Case(32, 512, ("--precision=bfloat16",)),
+    "cifar10_cnn": Case(24, 128),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is counted."""
+
+    models: str = flag(",".join(CASES), "models to count, separated by commas")
+    only: str = flag("", "variants of the step, separated by commas; all of them by default")
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        inputs.parts_of(self.models, CASES)
+        inputs.parts_of(self.only, VARIANTS)
+        check(self)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a table for each model and variant."""
+    config = commandline.parse(COMMAND, "Count what a training step starts on a GPU.", BenchmarkConfig, argv)
+    inputs.load_tensorflow()
+    for model in inputs.parts_of(config.models, CASES):
+        for variant in inputs.parts_of(config.only, VARIANTS):
+            case = CASES[model]
+            step, batch = made([f"--model={model}", *case.flags, *VARIANTS[variant]], case.side, case.rows)
+            print(f"{model}, {case.rows} rows, {' '.join([*case.flags, *VARIANTS[variant]]) or 'no flags'}")
+            print("\n".join(lines(count(repeated(step, batch)))), flush=True)
+
+
+@contextlib.contextmanager
+def virtual_gpu() -> Iterator[None]:
+    """Context in which TensorFlow lists one GPU beside the CPU; what is made on it is made on the CPU."""
+    import tensorflow as tf  # noqa: PLC0415, after the quiet loading
+
+    physical = tf.config.PhysicalDevice("/physical_device:GPU:0", _GPU)
+    logical = tf.config.LogicalDevice("/device:GPU:0", _GPU)
+
+    def listing(own: Any, device: Any) -> Any:
+        def listed(device_type: str | None = None) -> list[Any]:
+            return [*own(device_type), *([device] if device_type in (None, _GPU) else [])]
+
+        return listed
+
+    tf.config.set_soft_device_placement(True)
+    with (
+        mock.patch.object(tf.config, "list_physical_devices", listing(tf.config.list_physical_devices, physical)),
+        mock.patch.object(tf.config, "list_logical_devices", listing(tf.config.list_logical_devices, logical)),
+        mock.patch.object(tf.config.experimental, "get_device_details", lambda device: {"compute_capability": (9, 0)}),
+    ):
+        yield
+
+
+def made(flags: Sequence[str], side: int, rows: int) -> tuple[Any, Any]:
+    """Returns a `TrainStep` for one GPU, and the TensorSpecs of its batches of float32 images.
+
+    Args:
+      flags: those of `trainer.run`, without data and folder.
+      side: height and width of the images.
+      rows: rows of a global batch.
+    """
+    import tensorflow as tf  # noqa: PLC0415, as above
+
+    from trainer import config as configs  # noqa: PLC0415
+    from trainer.cluster import strategies, tf_config  # noqa: PLC0415
+    from trainer.step import state, train_step  # noqa: PLC0415
+    from trainer.task import DataSpec, Task  # noqa: PLC0415
+
+    config = configs.parse([*flags, "--data_dir=no-data", "--model_dir=no-run", f"--global_batch_size={rows}"])
+    virtual = config.order.virtual_replicas
+    of_rows = [virtual, rows // virtual] if virtual else [rows]
+    images, labels = tf.TensorSpec([*of_rows, side, side, 3]), tf.TensorSpec(of_rows, tf.int64)
+    spec = DataSpec(tf.TensorSpec([None, side, side, 3]), tf.TensorSpec([None], tf.int64), tuple("0123456789"))
+    with virtual_gpu():
+        strategy = strategies.create(config.run, rows, tf_config.ALONE)
+        trained = state.create(strategy, config, Task(config, spec), lambda step: tf.constant(0.1))
+        step = train_step.create(strategy, trained, config, None)
+    return step, (images, labels, tf.TensorSpec(of_rows))
+
+
+def repeated(step: Any, batch: Any) -> Any:
+    """Returns the traced `TrainStep.repeat`: updates with one batch."""
+    import tensorflow as tf  # noqa: PLC0415, as above
+
+    with virtual_gpu():
+        return step.repeat.get_concrete_function(batch, tf.TensorSpec([], tf.int64))
+
+
+def fed(step: Any, batch: Any) -> Any:
+    """Returns the traced `TrainStep.train`: updates with the batches of an iterator."""
+    import tensorflow as tf  # noqa: PLC0415, as above
+
+    batches = tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda one: tf.zeros(one.shape, one.dtype), batch))
+    with virtual_gpu():
+        return step.train.get_concrete_function(iter(batches.repeat()), tf.TensorSpec([], tf.int64))
+
+
+def optimized(concrete: Any) -> Any:
+    """Returns a traced function's graph as TensorFlow would run it on an H100, all calls but those of XLA inlined."""
+    from tensorflow.core.protobuf import config_pb2  # noqa: PLC0415
+    from tensorflow.python.grappler import cluster, tf_optimizer  # noqa: PLC0415
+
+    gpu = {"architecture": "9.0", "cuda": "12050", "cudnn": "90300"}
+    devices = [
+        _device(_GPU, num_cores=132, frequency=1980, memory_size=80 << 30, environment=gpu, vendor="NVIDIA"),
+        _device(_CPU, num_cores=16, frequency=3000, memory_size=128 << 30),
+    ]
+    settings = config_pb2.ConfigProto()
+    settings.graph_options.rewrite_options.meta_optimizer_timeout_ms = 600_000
+    machine = cluster.Cluster(devices=devices)
+    try:
+        return tf_optimizer.OptimizeGraph(settings, _metagraph(concrete), verbose=False, cluster=machine)
+    finally:
+        machine.Shutdown()
+
+
+def _device(kind: str, **properties: Any) -> Any:
+    from tensorflow.core.protobuf import device_properties_pb2  # noqa: PLC0415
+
+    return device_properties_pb2.NamedDevice(
+        name=f"/job:localhost/replica:0/task:0/device:{kind}:0",
+        properties=device_properties_pb2.DeviceProperties(type=kind, **properties),
+    )
+
+
+def _metagraph(concrete: Any, graph_def: Any = None) -> Any:
+    """Returns a function's graph, or what became of it, with what must stay in it."""
+    import tensorflow as tf  # noqa: PLC0415, as above
+
+    graph = concrete.graph
+    graph_def = graph_def or _with_arguments(graph)
+    given = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
+    given.graph_def.CopyFrom(graph_def)
+    kept = [*(output.op.name for output in graph.outputs), *(operation.name for operation in graph.control_outputs)]
+    given.collection_def["train_op"].node_list.value.extend(dict.fromkeys(kept))
+    return given
+
+
+def _with_arguments(graph: Any) -> Any:
+    """Returns the graph of a function with inputs of known shapes as its arguments; those of placeholders are not."""
+    import tensorflow as tf  # noqa: PLC0415, as above
+    from tensorflow.python.ops import handle_data_util  # noqa: PLC0415
+
+    found, arguments = graph.as_graph_def(), {one.op.name: one for one in graph.inputs}
+    for node in found.node:
+        if (argument := arguments.get(node.name)) is None:
+            continue
+        if argument.dtype != tf.resource:
+            node.op, node.attr["memory_region_name"].s = _ARGUMENT, b"argument"
+        elif (handle := handle_data_util.get_resource_handle_data(argument)).shape_and_type:
+            node.op = _VARIABLE
+            node.attr["dtype"].type = handle.shape_and_type[0].dtype
+            node.attr["shape"].shape.CopyFrom(handle.shape_and_type[0].shape)
+            node.attr["shared_name"].s = node.name.encode()
+    return found
+
+
+@dataclasses.dataclass
+class Part:
+    """What a part of a step costs: kernels to start, bytes that they move, programs of XLA."""
+
+    kernels: float = 0
+    moved: float = 0
+    programs: float = 0
+
+
+class Copied(NamedTuple):
+    """A tensor that leaves the GPU: its node, what needs it on the host, bytes, and times per step."""
+
+    name: str
+    reader: str
+    size: int
+    times: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a function does, per step.
+
+    Attributes:
+      parts: costs by part of the step.
+      operations: operations in each program of XLA, by its name.
+      without_kernel: operations that have no GPU kernel for their types, and are not meant for the host: `SplitV
+        (int64)`, with their number per step.
+      uncompiled: operations inside a program of XLA that XLA does not know on GPUs.
+      host: operations that are meant for the host, with their number per step.
+      copied: tensors that are copied to the host's memory in each step.
+      conditions: copied tensors on which the condition of a loop depends: the host waits for them in each step.
+    """
+
+    parts: Mapping[str, Part]
+    operations: Mapping[str, int]
+    without_kernel: Mapping[str, float]
+    uncompiled: Mapping[str, int]
+    host: Mapping[str, float]
+    copied: Sequence[Copied]
+    conditions: Sequence[Copied]
+
+    @property
+    def total(self) -> Part:
+        """The sum of the parts."""
+        sums = (sum(getattr(part, field.name) for part in self.parts.values()) for field in dataclasses.fields(Part))
+        return Part(*sums)
+
+
+def count(concrete: Any) -> Counts:
+    """Returns what a traced function does in each step, after optimisation."""
+    return Graph(concrete, optimized(concrete)).counts()
+
+
+def lines(counts: Counts) -> list[str]:
+    """Returns a table, then what leaves the GPU."""
+    found = [f"  {'':24s}{'kernels':>9s}{'GB moved':>10s}{'XLA':>5s}"]
+    rows = {name: counts.parts[name] for name in [*_PARTS, _OTHER] if name in counts.parts}
+    for name, part in {**rows, "all": counts.total}.items():
+        found.append(f"  {name:24s}{part.kernels:9,.0f}{part.moved / 1e9:10.2f}{part.programs:5.0f}")
+    found += [f"  XLA program {name}: {number:,} operations" for name, number in counts.operations.items()]
+    for what, some in (
+        ("no GPU kernel, so on the CPU", counts.without_kernel),
+        ("not known to XLA on GPUs", counts.uncompiled),
+        ("meant for the host", counts.host),
+    ):
+        text = ", ".join(f"{name} x {times:g}" for name, times in some.items())
+        found.append(f"  {what}: {text or 'none'}")
+    copies, size = sum(one.times for one in counts.copied), sum(one.times * one.size for one in counts.copied)
+    found.append(f"  copied to the host in each step: {copies:g} tensors, {size:,.0f} bytes")
+    largest = sorted(counts.copied, key=lambda one: -one.size * one.times)
+    found += [f"    {one.size:,} bytes x {one.times:g}: {one.name} for {one.reader}" for one in largest[:8]]
+    conditions = ", ".join(one.name for one in counts.conditions)
+    return [*found, f"  conditions of loops that the GPU computes: {conditions or 'none'}"]
+
+
+class Graph:
+    """An optimised graph: where its nodes run, in which memory their results are, and how often per step."""
+
+    def __init__(self, concrete: Any, graph_def: Any) -> None:
+        from tensorflow.python.grappler import item  # noqa: PLC0415
+
+        self.nodes = {node.name: node for node in graph_def.node}
+        self.functions = {function.signature.name: function for function in graph_def.library.function}
+        self._variables = {  # bytes of a variable by its handle
+            name: _bytes(node.attr["dtype"].type, node.attr["shape"].shape)
+            for name, node in self.nodes.items()
+            if node.op == _VARIABLE
+        }
+        described = item.Item(_metagraph(concrete, graph_def)).GetOpProperties()
+        self._outputs = {name: [_bytes(one.dtype, one.shape) for one in outputs] for name, outputs in described.items()}
+        self.places = {name: self._place(node) for name, node in self.nodes.items()}
+        self._frames, self._parents = self._find_frames()
+        self._trips = {self._frames[name]: self._trip_count(name) for name in self._named("LoopCond")}
+
+    def counts(self) -> Counts:
+        """Returns what the graph does in each step."""
+        parts: dict[str, Part] = collections.defaultdict(Part)
+        tallies = [collections.Counter[str]() for _ in range(3)]
+        without_kernel, uncompiled, host = tallies
+        operations: dict[str, int] = {}
+        for name, node in self.nodes.items():
+            times, place = self.times(name), self.places[name]
+            if not times:
+                continue
+            part = parts[part_of(node)]
+            if function := self._program(node):
+                inside = list(self._inside(function))
+                operations[function] = len(inside)
+                uncompiled.update(titled(one) for one in inside if not has_kernel(one, "XLA_GPU_JIT"))
+                part.programs += times
+                part.moved += times * self._moved(node)
+            elif place.lacks_kernel:
+                (host if node.op in HOST_OPS else without_kernel)[titled(node)] += times
+            elif place.device == _GPU and node.op not in _STARTS_NOTHING and not all(place.outputs_on_host or [True]):
+                part.kernels += times
+                part.moved += times * self._moved(node)
+        copied = [one for one, _ in self._copies()]
+        waits = self._conditions()
+        conditions = [one for one, reader in self._copies() if reader in waits]
+        return Counts(dict(parts), operations, without_kernel, uncompiled, host, copied, conditions)
+
+    def times(self, name: str) -> float:
+        """Returns how often a node runs per step; 0: once per call, where the graph has the loop over the steps."""
+        chain, frame = [], self._frames.get(name, "")
+        while frame:
+            chain.append(frame)
+            frame = self._parents[frame]
+        if None in self._trips.values() and all(self._trips.get(frame) is not None for frame in chain):
+            return 0
+        return math.prod(trips for frame in chain if (trips := self._trips.get(frame)))
+
+    def _named(self, *ops: str) -> list[str]:
+        return [name for name, node in self.nodes.items() if node.op in ops]
+
+    def _place(self, node: Any) -> Place:
+        on_gpu = f"device:{_CPU}" not in node.device
+        kernel = kernel_of(node, _GPU) if on_gpu else None
+        lacks = on_gpu and kernel is None
+        given, returned = _arguments(node)
+        if node.op == _ARGUMENT:
+            return Place(_GPU, False, [], [False])
+        if kernel is None:
+            return Place(_CPU, lacks, [True] * len(given), [True] * len(returned))
+        on_host = set() if self._program(node) else set(kernel.host_memory_arg)
+        return Place(_GPU, False, [name in on_host for name in given], [name in on_host for name in returned])
+
+    def _program(self, node: Any) -> str | None:
+        """Returns the function that XLA compiles where a node calls one."""
+        if node.op not in _CALLS:
+            return None
+        name: str = node.attr["f"].func.name
+        compiled = node.attr["_XlaMustCompile"].b or self.functions[name].attr["_XlaMustCompile"].b
+        return name if compiled else None
+
+    def _inside(self, name: str) -> Iterator[Any]:
+        """Yields the operations of a function and of those that it calls."""
+        for node in self.functions[name].node_def:
+            called = [node.attr[key].func.name for key in ("f", "body", "cond", "then_branch", "else_branch")]
+            called = [one for one in called if one in self.functions]
+            for one in called:
+                yield from self._inside(one)
+            if not called:
+                yield node
+
+    def _moved(self, node: Any) -> int:
+        """Returns the bytes that a node reads and writes."""
+        given = [(self._size_of(*source), self._is_handle(source[0])) for source in _sources(node)]
+        changed = sum(size for size, is_variable in given if is_variable) if "Assign" in node.op else 0
+        return sum(size for size, _ in given) + sum(self._outputs.get(node.name, [])) + changed
+
+    def _size_of(self, name: str, port: int) -> int:
+        if name in self._variables:
+            return self._variables[name]
+        if self._is_handle(name):  # passed on
+            return self._size_of(*_sources(self.nodes[name])[0])
+        sizes = self._outputs.get(name, [])
+        return sizes[port] if port < len(sizes) else 0
+
+    def _is_handle(self, name: str) -> bool:
+        import tensorflow as tf  # noqa: PLC0415, as above
+
+        node = self.nodes[name]
+        passes = node.op in ("Enter", "Identity") and node.attr["T"].type == tf.resource.as_datatype_enum
+        return node.op == _VARIABLE or bool(passes)
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019, a graph lives as long as the command
+    def _copies(self) -> list[tuple[Copied, str]]:
+        """Returns the tensors that are copied to the host in each step, with the nodes that read them there."""
+        found: dict[tuple[str, int], tuple[Copied, str]] = {}
+        for name, node in self.nodes.items():
+            wanted, times = self.places[name].inputs_on_host, self.times(name)
+            for index, (source, port) in enumerate(_sources(node)):
+                held = self.places[source].outputs_on_host
+                if not times or (source, port) in found or not wanted[index] or held[port] or self._never_moves(source):
+                    continue
+                found[source, port] = Copied(source, name, self._size_of(source, port), times), name
+        return list(found.values())
+
+    def _never_moves(self, name: str) -> bool:
+        """Returns whether a node's outputs are handles or lists, whose place says nothing about that of the data."""
+        node = self.nodes[name]
+        return node.op == _ARGUMENT or node.op.startswith("TensorList") or _is_of_handles(node)
+
+    def _conditions(self) -> set[str]:
+        """Returns the nodes on the host on which the condition of a loop in each step depends."""
+        found, open_ = set[str](), [name for name in self._named("LoopCond") if self.times(name)]
+        while open_:
+            name = open_.pop()
+            if name in found:
+                continue
+            found.add(name)
+            node = self.nodes[name]
+            for index, (source, port) in enumerate(_sources(node)):
+                if self.places[name].inputs_on_host[index] and self.places[source].outputs_on_host[port]:
+                    open_.append(source)
+        return found
+
+    def _find_frames(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Returns the loop that each node is in, and the loop around each loop; an empty name is no loop."""
+        readers: dict[str, list[str]] = collections.defaultdict(list)
+        for name, node in self.nodes.items():
+            for given in node.input:
+                readers[given.removeprefix("^").split(":")[0]].append(name)
+        frames, parents = {name: "" for name, node in self.nodes.items() if not node.input}, dict[str, str]()
+        open_ = list(frames)
+        while open_:
+            name = open_.pop()
+            frame = frames[name]
+            for reader in readers[name]:
+                node, inner = self.nodes[reader], frame
+                if node.op == "Enter":
+                    inner = node.attr["frame_name"].s.decode()
+                    parents[inner] = frame
+                if self.nodes[name].op == "Exit":
+                    inner = parents[frame] if node.op != "Enter" else inner
+                # A node that also reads constants from outside is in the innermost loop of all that it reads.
+                if reader not in frames or (frames[reader] != inner and frames[reader] in _chain(parents, inner)[1:]):
+                    frames[reader] = inner
+                    open_.append(reader)
+        return frames, parents
+
+    def _trip_count(self, name: str) -> int | None:
+        """Returns how often a loop runs, given its LoopCond; None: as often as an argument says."""
+        import tensorflow as tf  # noqa: PLC0415, as above
+
+        limits, open_, seen = [], [name], set()
+        while open_:
+            node = self.nodes[open_.pop()]
+            if node.name in seen:
+                continue
+            seen.add(node.name)
+            if node.op in ("LoopCond", "LogicalAnd", "Identity", "Enter", "Less"):
+                open_ += [source for source, _ in _sources(node)]
+            elif node.op == "Const" and node.attr["dtype"].type in (tf.int32, tf.int64):
+                limits.append(int(tf.make_ndarray(node.attr["value"].tensor).reshape(-1)[0]))
+        return min((limit for limit in limits if limit > 0), default=None)
+
+
+class Place(NamedTuple):
+    """Where a node runs, whether it lacks a GPU kernel, and which of its inputs and outputs are in host memory."""
+
+    device: str
+    lacks_kernel: bool
+    inputs_on_host: list[bool]
+    outputs_on_host: list[bool]
+
+
+def part_of(node: Any) -> str:
+    """Returns the part of a step that a node belongs to."""
+    import tensorflow as tf  # noqa: PLC0415, as above
+
+    for part, pattern in _PARTS.items():
+        if part == "BatchNorm, backward" and "replica_" in node.name:
+            exact = node.attr["T"].type in (tf.int64.as_datatype_enum, tf.float64.as_datatype_enum)
+            if exact or node.op in _OF_SUMS:
+                return "sums over replicas"
+        if re.search(pattern, node.name):
+            return part
+    return _OTHER
+
+
+def titled(node: Any) -> str:
+    """Returns a node's operation with its type: `SplitV (int64)`."""
+    import tensorflow as tf  # noqa: PLC0415, as above
+
+    kind = next((node.attr[name].type for name in ("T", "dtype", "element_dtype") if node.attr[name].type), 0)
+    return f"{node.op} ({tf.dtypes.as_dtype(kind).name})" if kind else str(node.op)
+
+
+def has_kernel(node: Any, device: str) -> bool:
+    """Returns whether a kernel for a kind of device takes a node's types."""
+    return kernel_of(node, device) is not None
+
+
+def kernel_of(node: Any, device: str) -> Any:
+    """Returns the registered kernel that takes a node's types on a kind of device; None: there is none."""
+    kinds = (_GPU, _ANYWHERE) if device == _GPU else (device,)
+    for kernel in _kernels(node.op):
+        if kernel.device_type not in kinds or kernel.label != node.attr["_kernel"].s.decode():
+            continue
+        if all(_allows(one, node.attr[one.name]) for one in kernel.constraint):
+            return kernel
+    return None
+
+
+def _allows(constraint: Any, value: Any) -> bool:
+    given = list(value.list.type) or [value.type]
+    return all(one in constraint.allowed_values.list.type for one in given)
+
+
+@functools.cache
+def _kernels(op: str) -> list[Any]:
+    from tensorflow.python.framework import kernels  # noqa: PLC0415
+
+    # Kernels for one kind of device come before those that run on any.
+    return sorted(kernels.get_registered_kernels_for_op(op).kernel, key=lambda one: one.device_type == _ANYWHERE)
+
+
+def _arguments(node: Any) -> tuple[list[str], list[str]]:
+    """Returns the argument's name of each input, and of each output, of a node."""
+    from tensorflow.python.framework import op_def_registry  # noqa: PLC0415
+
+    definition = op_def_registry.get(node.op)
+
+    def names(arguments: Any) -> list[str]:
+        found: list[str] = []
+        for one in arguments:
+            number = node.attr[one.number_attr].i if one.number_attr else 1
+            found += [one.name] * (len(node.attr[one.type_list_attr].list.type) if one.type_list_attr else number)
+        return found
+
+    return names(definition.input_arg), names(definition.output_arg)
+
+
+def _sources(node: Any) -> list[tuple[str, int]]:
+    """Returns the nodes, and their output's number, that a node's inputs come from."""
+    parts = [given.partition(":") for given in node.input if not given.startswith("^")]
+    return [(name, int(port or 0)) for name, _, port in parts]
+
+
+def _chain(parents: Mapping[str, str], frame: str) -> list[str]:
+    found = [frame]
+    while found[-1]:
+        found.append(parents[found[-1]])
+    return found
+
+
+def _is_of_handles(node: Any) -> bool:
+    import tensorflow as tf  # noqa: PLC0415, as above
+
+    handles = {one.as_datatype_enum for one in (tf.resource, tf.variant, tf.string)}
+    return any(node.attr[name].type in handles for name in ("T", "dtype"))
+
+
+def _bytes(dtype: int, shape: Any) -> int:
+    """Returns the bytes of a tensor; unknown dimensions count as 1, handles as nothing."""
+    import tensorflow as tf  # noqa: PLC0415, as above
+
+    kind = tf.dtypes.as_dtype(dtype)
+    if kind in (tf.resource, tf.variant, tf.string):
+        return 0
+    return int(math.prod(max(one.size, 1) for one in shape.dim)) * kind.size
+
+
+if __name__ == "__main__":
+    commandline.run(COMMAND, main)
