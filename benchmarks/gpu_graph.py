@@ -22,7 +22,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 from benchmarks import inputs
 from pipeline.commands import commandline
@@ -34,13 +33,13 @@ _GPU, _CPU, _ANYWHERE = "GPU", "CPU", "DEFAULT"  # device types of kernels
 _ARGUMENT, _VARIABLE = "ImmutableConst", "VarHandleOp"  # what stands for the arguments of a function
 
 # Operations whose GPU kernel starts nothing: they pass a buffer on, or read a shape.
-_STARTS_NOTHING = frozenset(
-    "Const ImmutableConst Placeholder Identity IdentityN StopGradient PreventGradient NoOp Reshape Squeeze ExpandDims EnsureShape "
-    "Shape ShapeN Size Rank ReadVariableOp VarHandleOp AssignVariableOp Enter Exit Merge Switch NextIteration LoopCond "
-    "RefEnter RefExit RefMerge RefSwitch RefNextIteration PartitionedCall StatefulPartitionedCall Bitcast "
-    "TensorListReserve TensorListFromTensor TensorListGetItem TensorListSetItem TensorListElementShape "
-    "BroadcastGradientArgs ControlTrigger".split()
-)
+_STARTS_NOTHING = {
+    *("Const", "ImmutableConst", "Placeholder", "VarHandleOp", "ReadVariableOp", "AssignVariableOp"),
+    *("Identity", "IdentityN", "StopGradient", "PreventGradient", "NoOp", "ControlTrigger", "Bitcast", "Reshape"),
+    *("Squeeze", "ExpandDims", "EnsureShape", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"),
+    *("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "PartitionedCall", "StatefulPartitionedCall"),
+    *("TensorListReserve", "TensorListFromTensor", "TensorListGetItem", "TensorListSetItem", "TensorListElementShape"),
+}
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _OF_SUMS = frozenset({"Bitcast", "BitwiseAnd", "LeftShift", "RightShift"})
 HOST_OPS = frozenset({"IteratorGetNext", "Timestamp", "PyFunc", "PyFuncStateless", "EagerPyFunc"})
@@ -114,22 +113,23 @@ def virtual_gpu() -> Iterator[None]:
     """Context in which TensorFlow lists one GPU beside the CPU; what is made on it is made on the CPU."""
     import tensorflow as tf  # noqa: PLC0415, after the quiet loading
 
-    physical = tf.config.PhysicalDevice("/physical_device:GPU:0", _GPU)
-    logical = tf.config.LogicalDevice("/device:GPU:0", _GPU)
+    listings = {
+        "list_physical_devices": tf.config.PhysicalDevice("/physical_device:GPU:0", _GPU),
+        "list_logical_devices": tf.config.LogicalDevice("/device:GPU:0", _GPU),
+    }
+    own = {name: getattr(tf.config, name) for name in listings}
 
-    def listing(own: Any, device: Any) -> Any:
-        def listed(device_type: str | None = None) -> list[Any]:
-            return [*own(device_type), *([device] if device_type in (None, _GPU) else [])]
-
-        return listed
+    def listed(name: str, device_type: str | None = None) -> list[Any]:
+        return [*own[name](device_type), *([listings[name]] if device_type in (None, _GPU) else [])]
 
     tf.config.set_soft_device_placement(True)
-    with (
-        mock.patch.object(tf.config, "list_physical_devices", listing(tf.config.list_physical_devices, physical)),
-        mock.patch.object(tf.config, "list_logical_devices", listing(tf.config.list_logical_devices, logical)),
-        mock.patch.object(tf.config.experimental, "get_device_details", lambda device: {"compute_capability": (9, 0)}),
-    ):
+    try:
+        for name in listings:
+            setattr(tf.config, name, functools.partial(listed, name))
         yield
+    finally:
+        for name, listing in own.items():
+            setattr(tf.config, name, listing)
 
 
 def made(flags: Sequence[str], side: int, rows: int) -> tuple[Any, Any]:
@@ -240,9 +240,9 @@ def _with_arguments(graph: Any) -> Any:
 class Part:
     """What a part of a step costs: kernels to start, bytes that they move, programs of XLA."""
 
-    kernels: float = 0
-    moved: float = 0
-    programs: float = 0
+    kernels: int = 0
+    moved: int = 0
+    programs: int = 0
 
 
 class Copied(NamedTuple):
@@ -251,7 +251,7 @@ class Copied(NamedTuple):
     name: str
     reader: str
     size: int
-    times: float
+    times: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,9 +271,9 @@ class Counts:
 
     parts: Mapping[str, Part]
     operations: Mapping[str, int]
-    without_kernel: Mapping[str, float]
+    without_kernel: Mapping[str, int]
     uncompiled: Mapping[str, int]
-    host: Mapping[str, float]
+    host: Mapping[str, int]
     copied: Sequence[Copied]
     conditions: Sequence[Copied]
 
@@ -349,7 +349,7 @@ class Graph:
                 part.moved += times * self._moved(node)
             elif place.lacks_kernel:
                 (host if node.op in HOST_OPS else without_kernel)[titled(node)] += times
-            elif place.device == _GPU and node.op not in _STARTS_NOTHING and not all(place.outputs_on_host or [True]):
+            elif place.device == _GPU and node.op not in _STARTS_NOTHING and place.touches_gpu_memory:
                 part.kernels += times
                 part.moved += times * self._moved(node)
         copied = [one for one, _ in self._copies()]
@@ -357,7 +357,7 @@ class Graph:
         conditions = [one for one, reader in self._copies() if reader in waits]
         return Counts(dict(parts), operations, without_kernel, uncompiled, host, copied, conditions)
 
-    def times(self, name: str) -> float:
+    def times(self, name: str) -> int:
         """Returns how often a node runs per step; 0: once per call, where the graph has the loop over the steps."""
         chain, frame = [], self._frames.get(name, "")
         while frame:
@@ -487,7 +487,7 @@ class Graph:
             if node.name in seen:
                 continue
             seen.add(node.name)
-            if node.op in ("LoopCond", "LogicalAnd", "Identity", "Enter", "Less"):
+            if node.op in ("LoopCond", "LogicalAnd", "Less", "Identity", "Enter", "Merge", "Switch"):
                 open_ += [source for source, _ in _sources(node)]
             elif node.op == "Const" and node.attr["dtype"].type in (tf.int32, tf.int64):
                 limits.append(int(tf.make_ndarray(node.attr["value"].tensor).reshape(-1)[0]))
@@ -501,6 +501,11 @@ class Place(NamedTuple):
     lacks_kernel: bool
     inputs_on_host: list[bool]
     outputs_on_host: list[bool]
+
+    @property
+    def touches_gpu_memory(self) -> bool:
+        """Whether it computes something on the GPU: a tensor there, or, if it returns nothing, a variable."""
+        return not all(self.outputs_on_host or self.inputs_on_host)
 
 
 def part_of(node: Any) -> str:
@@ -548,8 +553,11 @@ def _allows(constraint: Any, value: Any) -> bool:
 
 @functools.cache
 def _kernels(op: str) -> list[Any]:
+    import tensorflow as tf  # noqa: PLC0415, as above
     from tensorflow.python.framework import kernels  # noqa: PLC0415
 
+    if not _kernels.cache_info().currsize:  # XLA's are registered once it has compiled something
+        tf.function(tf.identity, jit_compile=True, autograph=False)(tf.constant(0.0))
     # Kernels for one kind of device come before those that run on any.
     return sorted(kernels.get_registered_kernels_for_op(op).kernel, key=lambda one: one.device_type == _ANYWHERE)
 

@@ -1,0 +1,58 @@
+"""What a training step would do on a GPU, read from its graph as TensorFlow optimises it for an H100."""
+
+import functools
+
+import pytest
+
+from benchmarks import gpu_graph
+
+SIDE, ROWS = 28, 8
+VARIANTS = {
+    "plain": ("--model=lenet",),
+    "bfloat16, ema, clip": ("--model=lenet", "--precision=bfloat16", "--ema=0.9", "--clip_norm=1"),
+    "virtual": ("--model=lenet", "--virtual_replicas=4", "--ema=0.9", "--clip_norm=1"),
+}
+WAITS = pytest.mark.xfail(strict=True, reason="the loop's condition is computed on the GPU")
+ON_THE_CPU = pytest.mark.xfail(strict=True, reason="the summed integers are split on the CPU")
+OUTSIDE = pytest.mark.xfail(strict=True, reason="optimizer, checks and metrics are outside the program of XLA")
+
+
+@functools.cache
+def counted(*flags, how=gpu_graph.repeated):
+    return gpu_graph.count(how(*gpu_graph.made(flags, SIDE, ROWS)))
+
+
+@pytest.mark.parametrize("variant", [*list(VARIANTS)[:2], pytest.param("virtual", marks=ON_THE_CPU)])
+def test_each_operation_has_a_gpu_kernel(variant):
+    counts = counted(*VARIANTS[variant])
+    assert counts.total.kernels > 20
+    assert not counts.without_kernel
+    assert not counts.host
+
+
+@WAITS
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_loop_waits_for_the_gpu(variant):
+    assert not counted(*VARIANTS[variant]).conditions
+
+
+@ON_THE_CPU
+def test_nothing_is_copied_to_the_host():
+    assert not counted(*VARIANTS["virtual"]).copied
+
+
+@WAITS
+def test_batches_and_the_clock_alone_are_the_hosts():
+    counts = counted(*VARIANTS["plain"], how=gpu_graph.fed)
+    assert counts.host.keys() <= gpu_graph.HOST_OPS
+    assert counts.host
+    assert not counts.without_kernel
+    assert not counts.conditions
+
+
+@OUTSIDE
+@pytest.mark.parametrize("more", [(), ("--precision=bfloat16", "--ema=0.9", "--clip_norm=1")])
+def test_xla_takes_the_whole_step(more):
+    counts = counted("--model=lenet", "--jit_compile", *more)
+    assert (counts.total.programs, counts.total.kernels) == (1, 0)
+    assert not counts.uncompiled
