@@ -10,6 +10,7 @@ from pipeline.resolved import ResolvedInput
 from trainer.checkpoint import structure
 from trainer.checkpoint.resume import data_in_words
 from trainer.checkpoint.structure import Structure
+from trainer.cluster import algorithms
 from trainer.cluster.messages import Description
 from trainer.config import TrainConfig
 from trainer.config.meaning import fields
@@ -20,7 +21,8 @@ def of(config: TrainConfig, plan: Plan) -> Description:
     """Returns the description of a run. Parts that may differ because of another part come after it."""
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
-    flags = {**_flags(config), "data": _data(plan.training), "GPUs": gpus}
+    chosen = algorithms.in_words(config.run.folder)
+    flags = {**_flags(config), "data": _data(plan.training), "GPUs": gpus, "algorithms": chosen}
     return [versions(), code_of_packages(), flags, code_of_modules(config.model.modules), {"order": order}]
 
 
@@ -32,7 +34,13 @@ def of_server(config: TrainConfig) -> Description:
 def of_graph_reader(config: TrainConfig, plan: Plan) -> Description:
     """Returns the description of a worker that runs the chief's graphs, which contain the chief's path of the data."""
     software, packages, flags, *rest = of(config, plan)
-    return [software, packages, {"--data_dir": f"--data_dir={config.data.data_dir}"}, {**flags, "GPUs": ""}, *rest]
+    return [
+        software,
+        packages,
+        {"--data_dir": f"--data_dir={config.data.data_dir}"},
+        {**flags, "GPUs": "", "algorithms": ""},
+        *rest,
+    ]
 
 
 def model_difference(chief: Structure, other: Structure) -> str | None:

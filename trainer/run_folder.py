@@ -80,6 +80,16 @@ class RunFolder:
         return self.launch / "events.jsonl"
 
     @property
+    def algorithms(self) -> pathlib.Path:
+        """File with the algorithms that XLA has chosen on GPUs, as text; see `trainer.cluster.algorithms`."""
+        return self.path / "xla_algorithms.txt"  # by the suffix XLA knows the format
+
+    @property
+    def algorithms_draft(self) -> pathlib.Path:
+        """File of the algorithms that no checkpoint depends on yet."""
+        return self.path / ".trainer.algorithms.txt"
+
+    @property
     def fresh_note(self) -> pathlib.Path:
         """Which job has started over in the folder, and whether it was still removing the run before it."""
         return self.path / ".trainer.fresh"

@@ -33,7 +33,7 @@ from trainer.callbacks.tensorboard import Profiler, Shown, TensorBoard, TrainSca
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint import structure
 from trainer.checkpoint.manager import CheckpointManager, EpochSums, LossAverages, Stateful
-from trainer.cluster import failures, rendezvous, strategies
+from trainer.cluster import algorithms, failures, rendezvous, strategies
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.rendezvous import Ties
 from trainer.cluster.strategies import Agreement
@@ -84,7 +84,7 @@ def run(
       DataError: a loss or weight is not finite, or the data cannot be read.
       UsageError: the config does not fit this machine or the checkpoint in the run's folder.
     """
-    strategies.configure(config)
+    strategies.configure(config, cluster.is_chief)
     config = config.with_mode("on" if train_step.is_compiled(config) else "off")  # as checkpoints store it
     ties = Ties(cluster)
     if cluster.size > 1:
@@ -254,6 +254,8 @@ class Run(abc.ABC):
 
     def _save(self) -> None:
         with self.callbacks.saving():
+            if self.is_chief:
+                algorithms.publish(self.config.run.folder)
             self.checkpoints.save()
 
     def _save_now(self, progress: Progress) -> None:

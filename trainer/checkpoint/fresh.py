@@ -114,7 +114,11 @@ def _others(folder: RunFolder, path: pathlib.Path, metrics: list[pathlib.Path]) 
 
 def _names(folder: RunFolder) -> tuple[str, ...]:
     """Returns the names of the files that are written under a temporary one first."""
-    return (LIST, folder.config.name, folder.metrics_note.name, folder.fresh_note.name)
+    return (LIST, folder.config.name, folder.metrics_note.name, folder.fresh_note.name, *_algorithms(folder))
+
+
+def _algorithms(folder: RunFolder) -> tuple[str, str]:
+    return folder.algorithms.name, folder.algorithms_draft.name
 
 
 def _metrics(folder: RunFolder) -> list[pathlib.Path]:
@@ -133,10 +137,10 @@ def _metrics(folder: RunFolder) -> list[pathlib.Path]:
 def _remove(folder: RunFolder) -> None:
     """Removes a run, its newest checkpoints first. Logs of `trainer.launch`, flags and notes stay."""
     with named(folder.path, "cannot be emptied for --fresh"):
-        metrics = _metrics(folder)
+        metrics, written = _metrics(folder), (LIST, *_algorithms(folder))
         for path in sorted(folder.path.iterdir(), key=lambda path: path.suffix != ".index"):
             if path in (folder.best, folder.logs) or (path.name.startswith(SCRATCH) and path.is_dir()):
                 shutil.rmtree(path)
-            elif path in metrics or path.suffix == ".tmp" or path.name == LIST or FILE.fullmatch(path.name):
+            elif path in metrics or path.suffix == ".tmp" or path.name in written or FILE.fullmatch(path.name):
                 path.unlink()
         sync(folder.path)

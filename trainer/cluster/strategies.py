@@ -15,7 +15,7 @@ from tensorflow.python.eager import context
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, place_of_call
 from pipeline.order import order
-from trainer.cluster import failures, tf_config
+from trainer.cluster import algorithms, failures, tf_config
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
@@ -65,16 +65,23 @@ def _before_devices(flag: str) -> Iterator[None]:
         ) from None
 
 
-def configure(config: TrainConfig) -> None:
-    """Sets up determinism, threads and the placement of operations.
+def configure(config: TrainConfig, is_chief: bool = False) -> None:
+    """Sets up determinism, threads and the placement of operations. Call it before XLA compiles anything.
 
     Virtual replicas need op determinism on GPUs, where many gradients of cuDNN and of TensorFlow's own kernels are
     otherwise summed in the order in which threads end. Operations that a device lacks are placed on another one (soft
     placement), as in the CIFAR-10 tutorial.
+
+    Args:
+      config: of the run.
+      is_chief: whether this process writes down the algorithms that XLA chooses; see `algorithms`.
     """
-    if config.run.deterministic or (config.order.virtual_replicas and tf.config.list_physical_devices("GPU")):
+    has_gpus = bool(tf.config.list_physical_devices("GPU"))
+    if config.run.deterministic or (config.order.virtual_replicas and has_gpus):
         keras.utils.set_random_seed(config.order.seed)
         tf.config.experimental.enable_op_determinism()
+        if has_gpus:
+            algorithms.pin(config.run.folder, is_chief)
     if config.order.virtual_replicas:
         with _before_devices(f"--virtual_replicas={config.order.virtual_replicas}"):
             tf.config.threading.set_intra_op_parallelism_threads(config.order.cpu_threads)

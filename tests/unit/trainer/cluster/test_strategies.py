@@ -1,3 +1,4 @@
+import os
 import types
 
 import pytest
@@ -24,14 +25,18 @@ def create(cluster=ALONE, global_batch_size=100, **flags):
         ({"deterministic": True}, 0, True),
     ],
 )
-def test_virtual_replicas_on_a_gpu_have_op_determinism(flags, gpus, determinism, monkeypatch):
+def test_virtual_replicas_on_a_gpu_have_op_determinism(flags, gpus, determinism, monkeypatch, tmp_path):
     """Else the same run ends with other bits: seen on an H100. Here TensorFlow is said to find one."""
     enabled = []
+    monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: enabled.append(True))
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", lambda _: None)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] * gpus)
-    strategies.configure(TrainConfig.of(data_dir="d", model_dir="m", model="lenet", global_batch_size=8, **flags))
+    given = {"data_dir": "d", "model_dir": str(tmp_path), "model": "lenet", "global_batch_size": 8}
+    strategies.configure(TrainConfig.of(**given, **flags), is_chief=True)
     assert enabled == [True] * determinism
+    # XLA chooses algorithms on GPUs alone.
+    assert ("dump_autotune_results" in os.environ["XLA_FLAGS"]) is bool(determinism and gpus)
 
 
 @pytest.mark.parametrize(

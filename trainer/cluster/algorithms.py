@@ -1,0 +1,82 @@
+"""The algorithms that XLA has chosen on a run's GPUs, in the run's folder: the same for all workers and each restart.
+
+XLA tries several kernels for a convolution or a product and takes the fastest, so that a restart would end with other
+bits. Where a run promises its bits, XLA takes none whose own bits vary, and what it has chosen is kept: the chief has
+it written to a draft, which becomes the run's file before each checkpoint, and whatever starts later loads that file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+
+from pipeline.errors import named
+from pipeline.files.code import versions
+from pipeline.files.reading import content_of
+from pipeline.files.write import replaced, sync
+from trainer.run_folder import RunFolder, check_file
+
+VARIABLE = "XLA_FLAGS"  # XLA reads it once, when it first compiles; an unknown flag there ends the process
+
+
+def pin(folder: RunFolder, is_chief: bool) -> None:
+    """Has XLA keep to the run's algorithms. Call it before XLA compiles anything.
+
+    Those of another TensorFlow are left alone, which would refuse them. A user's own flags in the environment stay, and
+    decide.
+
+    Args:
+      folder: of the run.
+      is_chief: whether this process writes what XLA has chosen.
+
+    Raises:
+      DataError: the folder cannot be read or written to.
+    """
+    flags = ["--xla_gpu_exclude_nondeterministic_ops=true"]
+    if _content(folder).startswith(_stamp()):
+        flags.append(f"--xla_gpu_load_autotune_results_from={_quoted(folder.algorithms)}")
+    if is_chief:  # with those that it has loaded
+        with named(folder.algorithms_draft, "cannot be removed"):
+            folder.algorithms_draft.unlink(missing_ok=True)
+        flags.append(f"--xla_gpu_dump_autotune_results_to={_quoted(folder.algorithms_draft)}")
+    os.environ[VARIABLE] = " ".join([*flags, *filter(None, [os.environ.get(VARIABLE)])])
+
+
+def publish(folder: RunFolder) -> None:
+    """Makes what XLA has chosen so far the run's; the chief calls it before it saves a checkpoint.
+
+    Raises:
+      DataError: the folder cannot be written to.
+    """
+    with named(folder.algorithms, "cannot be written"), contextlib.suppress(FileNotFoundError):
+        chosen = content_of(folder.algorithms_draft)  # XLA writes it again after it has compiled more
+        with replaced(folder.algorithms, f"{folder.algorithms.name}.tmp") as file:
+            file.write(_stamp() + chosen)
+        sync(folder.path)
+        folder.algorithms_draft.unlink()
+
+
+def in_words(folder: RunFolder) -> str:
+    """Returns the run's algorithms for the comparison of workers: `XLA's algorithms of digest 3f2a...`."""
+    content = _content(folder)
+    return f"XLA's algorithms of digest {hashlib.sha256(content).hexdigest()[:12]}" if content else "no XLA algorithms"
+
+
+def _content(folder: RunFolder) -> bytes:
+    """Returns the file of the run's algorithms; nothing: there is none."""
+    check_file(folder.algorithms)
+    with named(folder.algorithms, "cannot be read"), contextlib.suppress(FileNotFoundError):
+        return content_of(folder.algorithms)
+    return b""
+
+
+def _stamp() -> bytes:
+    """Returns the first line of the file, a comment of protocol buffers as text."""
+    return f"# {versions().get('TensorFlow', 'no TensorFlow')}\n".encode()
+
+
+def _quoted(path: os.PathLike[str]) -> str:
+    """Returns a path as XLA reads it, which takes a space for the end of a flag."""
+    text = os.path.abspath(path)
+    return f"'{text}'" if '"' in text else f'"{text}"'
