@@ -266,7 +266,7 @@ class Counts:
       uncompiled: operations inside a program of XLA that XLA does not know on GPUs.
       host: operations that are meant for the host, with their number per step.
       copied: tensors that are copied to the host's memory in each step.
-      conditions: copied tensors on which the condition of a loop depends: the host waits for them in each step.
+      conditions: copied tensors on which the condition of a loop depends: the host waits for them before each pass.
     """
 
     parts: Mapping[str, Part]
@@ -440,18 +440,22 @@ class Graph:
         return node.op == _ARGUMENT or node.op.startswith("TensorList") or _is_of_handles(node)
 
     def _conditions(self) -> set[str]:
-        """Returns the nodes on the host on which the condition of a loop in each step depends."""
-        found, open_ = set[str](), [name for name in self._named("LoopCond") if self.times(name)]
+        """Returns the nodes on the host on which the condition of a loop depends for what the last pass has computed.
+
+        For what the pass before it has computed the host need not wait: the GPU has a whole pass to do meanwhile.
+        """
+        found, open_ = dict[str, int](), [(name, 0) for name in self._named("LoopCond") if self.times(name)]
         while open_:
-            name = open_.pop()
-            if name in found:
-                continue
-            found.add(name)
+            name, passes = open_.pop()
             node = self.nodes[name]
+            passes += node.op == "NextIteration"
+            if passes > 1 or found.get(name, 2) <= passes:
+                continue
+            found[name] = passes
             for index, (source, port) in enumerate(_sources(node)):
                 if self.places[name].inputs_on_host[index] and self.places[source].outputs_on_host[port]:
-                    open_.append(source)
-        return found
+                    open_.append((source, passes))
+        return set(found)
 
     def _find_frames(self) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the loop that each node is in, and the loop around each loop; an empty name is no loop."""

@@ -80,6 +80,26 @@ def test_the_host_waits_for_a_condition_that_the_gpu_computes(condition, waits):
     assert bool(counted(run, ROWS, STEPS).conditions) is waits
 
 
+def test_the_host_need_not_wait_for_what_the_pass_before_the_last_one_has_computed():
+    def run(values, steps):
+        def body(i, go, x):
+            with tf.device("CPU:0"):
+                known = tf.reduce_all(x < 2)  # of what this pass was given
+            return i + 1, known, tf.exp(x)
+
+        def goes_on(i, go, x):
+            with tf.device("CPU:0"):
+                return (i < steps) & go
+
+        with tf.device("CPU:0"):
+            begin = tf.constant(0), tf.constant(True)
+        return tf.while_loop(goes_on, body, (*begin, values))
+
+    counts = counted(run, ROWS, STEPS)
+    assert [one.size for one in counts.copied] == [4096]
+    assert not counts.conditions
+
+
 def test_a_program_of_xla_is_one():
     compiled = tf.function(lambda x: tf.exp(x) * tf.sin(x), jit_compile=True, autograph=False)
     counts = counted(lambda values, steps: looped(compiled, values, steps), ROWS, STEPS)
