@@ -189,7 +189,7 @@ def distribute_request(
         check_replicas(request, virtual_replicas, "virtual replicas")
         if workers:
             raise UsageError("virtual_replicas: not with a ParameterServerStrategy, whose order of sums is not fixed")
-    options = None if prefetch == 0 or _replicas_are_on_cpus(strategy) else copied_ahead(prefetch)
+    options = None if prefetch == 0 or replicas_are_on_cpus(strategy) else copied_ahead(prefetch)
     if workers:
         return per_worker(strategy, request, options)
     if options is None:
@@ -197,7 +197,8 @@ def distribute_request(
     return on_devices(strategy, request, options, virtual_replicas)
 
 
-def _replicas_are_on_cpus(strategy: tf.distribute.Strategy) -> bool:
+def replicas_are_on_cpus(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether the replicas of a strategy compute on CPUs, so that they read host memory."""
     try:
         devices = strategy.extended.worker_devices
     except RuntimeError:  # the default strategy names none, and copies nothing ahead

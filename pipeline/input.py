@@ -136,7 +136,8 @@ def input_fn(
         `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is called
         in evaluation, too. None: the images as stored, uint8.
       distort_on: `host`: in this input. `device`: in the replicas' steps, by the function that `pipeline.distort_fn`
-        returns; the first component is then a dict of `image`, uint8 as stored, and keys (docs/distortions.md).
+        returns; the first component is then a dict of `image`, uint8 as stored, and keys. `both`: the input does what
+        keeps pixels uint8, and that function makes floats of them (docs/distortions.md).
       resize: `224x160` (height, width): stretch every image to this first.
       statistics: the data set whose means and deviations recipes such as `normalize` use; None: this one, or the first
         source of a mixture. To evaluate another source of a mixture, give the first one.

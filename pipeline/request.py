@@ -34,7 +34,7 @@ Size: TypeAlias = "str | tuple[int, int] | None"
 WEIGHTS = ("mask", "mean", "none")
 POLICIES = ("raise", "skip")  # for corrupt records
 MAX_CORRUPT = 100  # records to skip at most
-HOST, DEVICE = PLACES = ("host", "device")  # that distort
+HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # that distort
 DISTORT_KEY, DISTORT_EPOCH = "distort_key", "distort_epoch"  # features of the rows that a device distorts
 _LEAST = {  # options that are whole numbers, and the smallest value of each
     "global_batch_size": 1,
@@ -208,7 +208,7 @@ class Request:
         for name, known in (("weights", WEIGHTS), ("on_corrupt", POLICIES), ("distort_on", PLACES)):
             if getattr(self, name) not in known:
                 raise unknown(name, str(getattr(self, name)), known)
-        if self.distort_on == DEVICE:
+        if self.distort_on != HOST:
             self._check_device()
         if self.on_corrupt == "skip" and self.portable:
             raise UsageError("on_corrupt='skip' with portable=True: TensorFlow's own reader cannot skip; use 'raise'")
@@ -233,10 +233,10 @@ class Request:
         self._set("class_weight", class_weights(self.class_weight))
         if not self.training:
             raise UsageError("class_weight with training=False: an evaluation counts each row once; leave it out")
-        if self.distort_on == DEVICE and self.mixes:
+        if self.distort_on != HOST and self.mixes:
             raise UsageError(
-                f"class_weight with distort_on={DEVICE!r} and distort={self.distort!r}: the class of a mixed row is "
-                "known only after it is mixed; use distort_on='host'"
+                f"class_weight with distort_on={self.distort_on!r} and distort={self.distort!r}: the class of a mixed "
+                "row is known only after it is mixed; use distort_on='host'"
             )
 
     def _check_unweighted(self) -> None:
@@ -258,14 +258,15 @@ class Request:
             )
 
     def _check_device(self) -> None:
-        """Raises UsageError if another option rules out `distort_on="device"`."""
+        """Raises UsageError if another option rules out that a device distorts, alone or together with the host."""
         if self.distort in (None, "none"):
             what = "parse: the parse function returns everything that is fed" if self.parse else "no distort"
-            raise UsageError(f"distort_on={DEVICE!r} with {what}; leave it out")
+            raise UsageError(f"distort_on={self.distort_on!r} with {what}; leave it out")
         if self.sources and self.mixes:
             raise UsageError(
-                f"distort_on={DEVICE!r} with distort={self.distort!r} and {len(self.sources)} sources: rows are mixed "
-                "with rows of their own source, which do not lie side by side in a batch; use distort_on='host'"
+                f"distort_on={self.distort_on!r} with distort={self.distort!r} and {len(self.sources)} sources: rows "
+                "are mixed with rows of their own source, which do not lie side by side in a batch; use "
+                "distort_on='host'"
             )
 
     def _set(self, name: str, value: Any) -> None:

@@ -251,6 +251,14 @@ class ResolvedInput:
         schedule = schedule_of(self.request)
         return shares.units_before(schedule, source, step) if schedule else step
 
+    def distorting_on(self, place: str) -> ResolvedInput:
+        """Returns the same input with another `distort_on`, on which the order of examples does not depend."""
+        parts = (
+            dataclasses.replace(part, request=dataclasses.replace(part.request, distort_on=place))
+            for part in self.parts
+        )
+        return ResolvedInput(dataclasses.replace(self.request, distort_on=place), tuple(parts))
+
     def last_step(self) -> int:
         """Returns the global step before which the input ends, like `ResolvedRequest`."""
         return _last_step(self.request, self.steps_per_epoch)

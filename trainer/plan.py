@@ -18,6 +18,7 @@ from pipeline.request import HOST, Request, UserParse, ViewOptions, check_classe
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, check_replicas, resolve, resolve_all
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
+from trainer.config.data import AUTO
 
 _EVAL_SPLIT = EVALUATED[0]
 
@@ -70,6 +71,14 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
     if given is None and split != _EVAL_SPLIT:
         notes.insert(0, f"evaluates on the split {split!r}, as there is no {_EVAL_SPLIT!r} (--eval_split)")
     return Plan(training, config.last_step(training.steps_per_epoch), evaluation, may_skip, tuple(notes))
+
+
+def settled(config: TrainConfig, plan: Plan, place: str) -> tuple[TrainConfig, Plan]:
+    """Returns the config and the plan of a run with `--distort_on=auto` replaced by a place."""
+    if config.data.distort_on != AUTO:
+        return config, plan
+    data, training = dataclasses.replace(config.data, distort_on=place), plan.training.distorting_on(place)
+    return dataclasses.replace(config, data=data), dataclasses.replace(plan, training=training)
 
 
 def with_eval_split(config: TrainConfig) -> TrainConfig:
@@ -175,7 +184,7 @@ def _request(
         remainder=config.order.remainder if training else "pad",
         parse=parse,
         distort=None if parse and config.data.distort == "none" else config.data.distort,
-        distort_on=config.data.distort_on if training else HOST,
+        distort_on=HOST if config.data.distort_on == AUTO or not training else config.data.distort_on,
         resize=config.data.resize,
         statistics=statistics,
         on_corrupt=config.data.on_corrupt,

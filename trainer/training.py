@@ -17,12 +17,14 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import tensorflow as tf
 
 from pipeline.audit.key_log import SourceLogs
+from pipeline.batch.batches import best_place
 from pipeline.batch.diagnosis import Fed, naming_records
 from pipeline.commands.text import count_of
-from pipeline.distribution import distribute_request
+from pipeline.distribution import distribute_request, replicas_are_on_cpus
 from pipeline.errors import RerunError, UsageError
 from pipeline.request import Request
 from trainer import description, loop
+from trainer import plan as plans
 from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.bottleneck import Bottleneck, Facts
 from trainer.callbacks.evaluation import Evaluations, Evaluator
@@ -169,8 +171,9 @@ class Run(abc.ABC):
 
     def build(self, task: type[Task]) -> None:
         """Makes the strategy, and in its scope the model, its state and the step."""
-        config, plan = self.config, self.plan
         self.connect()
+        place = best_place(self.plan.training, self.on_gpus)
+        config, plan = self.config, self.plan = plans.settled(self.config, self.plan, place)
         self.callbacks.phase("building the model")
         schedule = state.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
         self.task = task(config, data_spec_of(plan.training.first))
@@ -282,6 +285,11 @@ class Run(abc.ABC):
             f"{what} stopped by {signal}: step {self.state.step} of {self.plan.last_step} is saved; {self.rerun}"
         )
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether all replicas are on GPUs, which decides what `auto` means; known once `connect` has been called."""
+        return False
+
     def own_scalars(self) -> dict[str, float]:
         """Returns further numbers of this kind of run, by their tags for TensorBoard."""
         return {}
@@ -337,6 +345,11 @@ class AllReduceRun(Run):
         if joins and self.strategy.num_replicas_in_sync > 1:
             self._watchdog.watch(self.strategy)
         self.agreement = Agreement(self.strategy, self.cluster)
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether all replicas are on GPUs; the workers, which compare how many each has, agree on it."""
+        return not replicas_are_on_cpus(self.strategy)
 
     def build_step(self) -> None:
         """Checks that all workers have the same model, and makes the step."""

@@ -14,7 +14,7 @@ from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.weights import of_classes, times
 from pipeline.decode import Examples, Form, PixelRows
 from pipeline.distort.base import ImageStatistics, Recipe, Undistorted, UserDistorted
-from pipeline.distort.composed import Distortion, cropping_of
+from pipeline.distort.composed import Distortion, cropping_of, cut
 from pipeline.distort.geometry import CroppingRecipe
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
@@ -25,8 +25,8 @@ from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
 from pipeline.read import window
 from pipeline.read.window import Columns
-from pipeline.request import DEVICE, DISTORT_EPOCH, DISTORT_KEY, JobOptions, Request
-from pipeline.resolved import ResolvedRequest, resolve_all
+from pipeline.request import BOTH, DEVICE, DISTORT_EPOCH, DISTORT_KEY, HOST, JobOptions, Request
+from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Batches:
     Attributes:
       resolved: the request, with its data set.
       form: makes examples of columns.
-      recipe: the distortion; None: the user's parser returns everything.
+      recipe: the input's part of the distortion; None: the user's parser returns everything.
       by_passes: whether compiled code may distort; not in a dataset that another process runs.
       until: the stage after which `element` stops, by which `pipeline.bench` times the stages; None: after the last.
     """
@@ -102,30 +102,33 @@ class Batches:
         records = together.pop(window.RECORD_ID)
         weights = self._weights(real, plan.real_rows[first:stop], has_skipped=window.GOOD in columns)
         images, labels = self.form.as_images(together.pop("image")), together.pop("label")
-        together = {**together, **self._for_device(plan.epoch, records)} if self.on_device else together
+        together |= self._for_device(plan.epoch, records)
         weights = self._of_examples(weights, labels)
         return {"image": images, **together} if together else images, labels, *weights, *self._ids(records)
 
     def _distorted(
         self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
     ) -> tuple[Any, tf.Tensor | None]:
-        """Returns x and the labels. If the device distorts, x includes the keys that it needs."""
+        """Returns x and the labels. If the device distorts, too, x includes the keys that it needs."""
         images, labels = examples.images, examples.labels
         if self.on_device:
-            images, features = self.form.as_images(images), {**examples.features, **self._for_device(epoch, records)}
+            images = self.form.as_images(images)
         else:
             images, labels = self._distortion(images, labels, epoch, records, real)
-            features = examples.features
+        features = {**examples.features, **self._for_device(epoch, records)}
         return {"image": images, **features} if features else images, labels
 
     def _for_device(self, epoch: tf.Tensor, records: tf.Tensor) -> Columns:
-        assert self.recipe is not None
+        """Returns the features by which a device distorts rows; none if it does not."""
+        request = self.resolved.request
+        if request.distort_on == HOST:
+            return {}
         keys = self.keys_of(epoch, records)
-        return {DISTORT_KEY: keys, **({DISTORT_EPOCH: tf.fill(tf.shape(keys), epoch)} if self.recipe.mixing else {})}
+        return {DISTORT_KEY: keys, **({DISTORT_EPOCH: tf.fill(tf.shape(keys), epoch)} if request.mixes else {})}
 
     @property
     def on_device(self) -> bool:
-        """Whether the replicas' steps distort the images, which are handed on as they are."""
+        """Whether the replicas' steps do all that is to be done to the images, which are handed on as they are."""
         return self.resolved.request.distort_on == DEVICE
 
     @property
@@ -185,6 +188,43 @@ class Batches:
         return [records % order.num_stored if order.repeats else records]
 
 
+def recipes_of(resolved: ResolvedRequest) -> tuple[Recipe | None, Recipe | None]:
+    """Returns what the input does of a request's recipe, and what the replicas' steps do; None: nothing to distort.
+
+    Raises:
+      UsageError: there is no such recipe, it does not fit the images, or it has nothing for the steps to do.
+    """
+    recipe, place = recipe_of(resolved), resolved.request.distort_on
+    if recipe is None or place == HOST:
+        return recipe, None
+    if place == DEVICE:
+        return recipe, recipe  # the input crops by it while it decodes
+    parts = cut(recipe)
+    if parts is None:
+        raise UsageError(
+            f"distort_on={BOTH!r} with distort={resolved.request.distort!r}: is not known to make floats of pixels, "
+            "which is what the device would do; use 'host' or 'device'"
+        )
+    return parts
+
+
+def best_place(training: ResolvedInput, on_gpus: bool) -> str:
+    """Returns where to distort, a value of `distort_on`, so that few bytes cross the bus and the steps stay short.
+
+    It is `both` where that sends pixels as uint8 instead of float32, else `host`. The input keeps what it does on whole
+    images, since compiled code there is faster than a step needs; the rest fuses into the step's first operation.
+
+    Args:
+      training: the input.
+      on_gpus: whether the replicas are on GPUs.
+    """
+    request = training.request
+    if not on_gpus or (request.mixes and (request.sources or request.class_weight)):
+        return HOST
+    recipe = recipe_of(training.first)
+    return BOTH if recipe is not None and cut(recipe) else HOST
+
+
 def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     """Returns the recipe of a request; None if the user's parser returns everything.
 
@@ -223,7 +263,9 @@ def distortion_of(
 
 
 class DeviceDistortion:
-    """Distorts the batches of `distort_on="device"`. Call it inside a replica's step, in a `tf.function`.
+    """Does a device's part of the distortion, with `distort_on="device"` or `"both"`.
+
+    Call it inside a replica's step, in a `tf.function`.
 
     The draws are the same as on the host, to the byte. The images are the same within 2e-5, because floating-point
     operations may round differently on another kind of device.
@@ -236,7 +278,7 @@ class DeviceDistortion:
     """
 
     def __init__(self, resolved: ResolvedRequest) -> None:
-        recipe = recipe_of(resolved)
+        _, recipe = recipes_of(resolved)
         assert recipe is not None
         self._distortion = distortion_of(resolved, recipe, False, lambda epoch, keys: keys, lambda images: images)
 
@@ -255,7 +297,7 @@ class DeviceDistortion:
 
 
 def distort_fn(data_dir: PathLike | Sources, split: str = "train", **options: Unpack[JobOptions]) -> DeviceDistortion:
-    """Returns the function that distorts batches of `distort_on="device"` in a replica's step.
+    """Returns the function that distorts batches of `distort_on="device"` or `"both"` in a replica's step.
 
         options = dict(global_batch_size=1024, training=True, distort="pad_crop_flip | mixup", distort_on="device")
         batches, distort = distribute(strategy, "cifar10", **options), distort_fn("cifar10", **options)
@@ -269,9 +311,9 @@ def distort_fn(data_dir: PathLike | Sources, split: str = "train", **options: Un
 
     Raises:
       DataError: no valid data set in `data_dir`.
-      UsageError: a value that cannot work, or `distort_on` is not `device`.
+      UsageError: a value that cannot work, or `distort_on` is `host`.
     """
     request = Request(data_dir, split, **options)
-    if request.distort_on != DEVICE:
-        raise UsageError(f"distort_fn: distort_on={request.distort_on!r}: the input distorts by itself; give 'device'")
+    if request.distort_on == HOST:
+        raise UsageError(f"distort_fn: distort_on={HOST!r}: the input distorts by itself; give 'device' or 'both'")
     return DeviceDistortion(resolve_all(request).first)

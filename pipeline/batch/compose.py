@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import graph_calls, operations
-from pipeline.batch.batches import Batches, recipe_of
+from pipeline.batch.batches import Batches, recipes_of
 from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
 from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
@@ -50,7 +50,7 @@ from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
 from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
 from pipeline.records import tf_example
-from pipeline.request import HOST, Request
+from pipeline.request import DEVICE, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, of_source, resolve_all, schedule_of
 
 _MOST_IN_GRAPH = 256 << 20  # 256 MiB of a view, far below the 2 GiB of a stored graph
@@ -339,7 +339,7 @@ def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
 
 def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
     """Returns how records become examples, and the recipe for these: flips may be done while parts are resized."""
-    request, made, recipe = resolved.request, resolved.manifest, recipe_of(resolved)
+    request, made, (recipe, _) = resolved.request, resolved.manifest, recipes_of(resolved)
     if request.parse is not None:
         return UserParsed(graph_calls.as_given(request.parse)), recipe
     parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
@@ -347,7 +347,7 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
     mirrored, by_operation = None, operations.can_resize() and not is_read_by_graph(request)
     if cropping := cropping_of(recipe):
         crop = cropping.crop(resolved.order.training)
-        if by_operation and request.distort_on == HOST:
+        if by_operation and request.distort_on != DEVICE:
             mirrored = cropping.mirrored if resolved.order.training else None
             recipe = of_flipped(recipe)
     decoder = ImageDecoder(image.encoding or "", image.shape, crop, by_operation, mirrored, made.pixels.dct)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops  # datasets that only hand on are public nowhere
 
 from pipeline.errors import UsageError
-from pipeline.request import DEVICE, Request
+from pipeline.request import HOST, Request
 
 _UNCHANGED = ("cache", "prefetch", "repeat", "shuffle", "skip", "take", "with_options")  # methods that keep elements
 
@@ -134,8 +134,8 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
     if request.record_ids:
         problem = "record_ids=True: Keras would take the ids for weights or refuse them; leave it out"
         return NotForKeras(dataset, problem)
-    if request.distort_on == DEVICE:
-        problem = f"distort_on={DEVICE!r}: Keras does not call distort_fn in its step; leave it out"
+    if request.distort_on != HOST:
+        problem = f"distort_on={request.distort_on!r}: Keras does not call distort_fn in its step; leave it out"
         return NotForKeras(dataset, problem)
     return dataset
 

@@ -31,7 +31,8 @@ class BenchConfig:
     global_batch_size: int = flag(128, "rows per step over all replicas", least=1)
     distort: str | None = flag(None, "a recipe, such as cifar10_tutorial; default: none")
     distort_on: str = flag(
-        HOST, "device: batches are handed over as they are, and what the steps do with them is not timed"
+        HOST,
+        "device: batches are handed over as they are; both: as uint8; what the steps do with them is not timed",
     )
     resize: str | None = flag(None, "stretch every image to this first, such as 224x224")
     shuffle_bytes: int | None = flag(None, "decoded bytes that are shuffled together; default: 1 GiB")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from pipeline.batch import WEIGHTS
 from pipeline.commands.text import count_of, table
 from pipeline.order import shares
-from pipeline.request import DEVICE, Request
+from pipeline.request import BOTH, DEVICE, HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, schedule_of
 
 # Parts that are measured beside the stages of a batch. The last four are sections: each has its own threads, so that
@@ -220,7 +220,7 @@ def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
 def recipe_text(request: Request) -> str:
     """Returns in words how images are distorted, and where."""
     recipe = "undistorted" if request.distort in (None, "none") else f"distorted by {request.distort}"
-    return f"{recipe} in the steps" if request.distort_on == DEVICE else recipe
+    return recipe + {HOST: "", DEVICE: " in the steps", BOTH: " here and in the steps"}[request.distort_on]
 
 
 def stage_lines(result: Result, num_records: int) -> list[str]:

@@ -60,6 +60,13 @@ class Recipe:
         """Returns whether the result is float32, not uint8; `floats` says whether the images are."""
         return floats
 
+    def in_two(self) -> tuple[Recipe, Recipe]:
+        """Returns a part that keeps pixels uint8 and the rest, for a recipe that makes floats of pixels.
+
+        The rest, given the result of the first part and the same keys, gives what the whole gives.
+        """
+        return Undistorted(), self
+
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError if images of this (height, width, channels) cannot be distorted; here they all can."""
 

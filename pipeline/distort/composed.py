@@ -25,7 +25,8 @@ class Composed(Recipe):
 
     Attributes:
       names: as the user wrote them, for errors.
-      recipes: two or more.
+      recipes: one or more.
+      place: number of recipes before the first of these, in the text that they are a part of; see `cut`.
 
     Raises:
       UsageError: they cannot follow each other in this order.
@@ -35,6 +36,7 @@ class Composed(Recipe):
 
     names: tuple[str, ...]
     recipes: tuple[Recipe, ...]
+    place: int = 0
 
     def __post_init__(self) -> None:
         floats, gave, sized = False, "", ""
@@ -64,7 +66,7 @@ class Composed(Recipe):
     @property
     def mixing(self) -> Mixing | None:
         mixing = self.recipes[-1].mixing
-        return mixing and _Later(mixing, len(self.recipes) - 1)
+        return mixing and _Later(mixing, self.place + len(self.recipes) - 1)
 
     @property
     def normalizes(self) -> bool:
@@ -79,12 +81,12 @@ class Composed(Recipe):
             image_shape = tuple(output_spec(recipe, image_shape).shape[1:])
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        for i, recipe in enumerate(self.recipes):
+        for i, recipe in enumerate(self.recipes, self.place):
             images = _applied(recipe, recipe.distort, images, _keys(keys, i), statistics)
         return images
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        for i, recipe in enumerate(self.recipes):
+        for i, recipe in enumerate(self.recipes, self.place):
             images = _applied(recipe, recipe.evaluate, images, _keys(keys, i), statistics)
         return images
 
@@ -131,6 +133,26 @@ def of_crops(recipe: Recipe) -> Recipe:
     return OfCrops(first)
 
 
+def cut(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
+    """Returns the part of a recipe that keeps pixels uint8 and the rest, which draws as in the whole.
+
+    None: it makes no floats of pixels, as far as is known.
+    """
+    several = recipe.recipes if isinstance(recipe, Composed) else (recipe,)
+    names = recipe.names if isinstance(recipe, Composed) else ("",)
+    at = next((i for i, each in enumerate(several) if each.gives_floats(False)), None)
+    if at is None:
+        return None
+    head, tail = several[at].in_two()
+    before = several[:at] if isinstance(head, Undistorted) else (*several[:at], head)
+    after: Recipe = tail
+    if len(several) > 1:
+        after = Composed(names[at:], (tail, *several[at + 1 :]), at)
+    if len(before) > 1:
+        return Composed(names[: len(before)], before), after
+    return before[0] if before else head, after
+
+
 def _applied(
     recipe: Recipe,
     function: Callable[..., tf.Tensor],
@@ -161,7 +183,8 @@ def _chain(recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: Image
     """Applies recipes up to the last one without passes; the arguments are those of `distorted_by_passes`."""
     waiting: list[Pass] = []  # applied together, before the next recipe without passes
     shape = images.shape[1:]
-    for place, each in enumerate(recipe.recipes if isinstance(recipe, Composed) else (recipe,)):
+    several, first = (recipe.recipes, recipe.place) if isinstance(recipe, Composed) else ((recipe,), 0)
+    for place, each in enumerate(several, first):
         own_keys = functools.partial(_keys, place=place)
         own = each.passes(tuple(shape), statistics, training) if images.dtype == tf.uint8 else None
         if own is None:

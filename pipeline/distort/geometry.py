@@ -11,6 +11,7 @@ import tensorflow as tf
 from pipeline.distort import kernels, passes
 from pipeline.distort.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument
 from pipeline.distort.passes import Kind, Pass
+from pipeline.distort.pixels import Normalize
 from pipeline.order import tensors
 
 _TOP, _LEFT, _FLIP = range(3)  # draws of shifts
@@ -49,6 +50,9 @@ class CropFirst(Recipe):
         """Returns the passes that compute `distort_crops`, or not in training `evaluate`; None if only XLA can."""
         del statistics, training
         return None
+
+    def in_two(self) -> tuple[Recipe, Recipe]:
+        return CropsOf(self), OfCrops(self)
 
     def passes(
         self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool
@@ -97,6 +101,43 @@ class OfCrops(Recipe):
         return self.recipe.evaluate(images, keys, statistics)
 
 
+@dataclasses.dataclass(frozen=True)
+class CropsOf(CropFirst):
+    """The crops with which a `CropFirst` begins, uint8; in evaluation the whole images, as `OfCrops` expects them.
+
+    Attributes:
+      recipe: the `CropFirst`.
+    """
+
+    recipe: CropFirst
+
+    @property
+    def padding(self) -> int:
+        return self.recipe.padding
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError if the recipe cannot crop such images."""
+        self.recipe.check(image_shape)
+
+    def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
+        return self.recipe.crop_size(image_shape)
+
+    def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return self.recipe.corners(image_shape, keys)
+
+    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        del keys, statistics
+        return crops
+
+    def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del statistics, training
+        return []
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        del keys, statistics
+        return images
+
+
 class _FlippedNormalised(Recipe):
     """Base of recipes that end by flipping, and normalising by the training statistics, if these are not turned off."""
 
@@ -111,6 +152,9 @@ class _FlippedNormalised(Recipe):
     def gives_floats(self, floats: bool) -> bool:
         del floats
         return self.normalize
+
+    def in_two(self) -> tuple[Recipe, Recipe]:
+        return dataclasses.replace(self, normalize=False), Normalize()  # type: ignore[type-var]
 
     def _is_flipped(self, keys: tf.Tensor) -> tf.Tensor:
         return tensors.uniform(keys, self.flip_draw) < 0.5

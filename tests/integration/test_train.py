@@ -16,6 +16,7 @@ from pipeline.errors import DataError, PipelineError, UsageError
 from tests import forked, launches
 from tests.runs import checkpoint_bytes, scalars
 from trainer import evaluate, run, training
+from trainer.checkpoint import reader
 from trainer.evaluation import command
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -260,7 +261,7 @@ def test_by_the_clock_scalars_are_written_and_checkpoints_saved(train, tmp_path)
     assert min(len(steps), len(saved), len(evaluated)) >= 7
 
 
-@pytest.mark.parametrize(("prefetch", "place"), [(0, "host"), (3, "device")])
+@pytest.mark.parametrize(("prefetch", "place"), [(0, "host"), (3, "device"), (2, "both")])
 def test_what_the_replicas_are_fed(prefetch, place, train, monkeypatch):
     fed, distribute = [], training.distribute_request
 
@@ -273,7 +274,22 @@ def test_what_the_replicas_are_fed(prefetch, place, train, monkeypatch):
         training, "distribute_request", distributed
     )  # test_strategies.py sees what is ahead of the steps
     train("--train_steps=2", "--eval_split=none", "--distort=shift", f"--prefetch={prefetch}", f"--distort_on={place}")
-    assert fed == [(prefetch, place == "device")]  # pixels as they are stored, for the steps to distort
+    assert fed == [(prefetch, place != "host")]  # pixels as uint8, for the steps to distort
+
+
+def test_on_gpus_the_steps_make_floats_unless_a_flag_says_otherwise(train, monkeypatch, tmp_path):
+    """Only whether there is a GPU is feigned; the bits of the weights do not depend on where floats are made."""
+    flags, weights = ("--eval_split=none", "--distort=flip | shift"), []
+    for has_gpu, flag, place in ((True, (), "both"), (True, ("--distort_on=host",), "host"), (False, (), "host")):
+        monkeypatch.setattr(training, "replicas_are_on_cpus", lambda strategy, has_gpu=has_gpu: not has_gpu)
+        folder = tmp_path / f"{has_gpu}{len(flag)}"
+        train(*flags, *flag, f"--model_dir={folder}", "--train_steps=2")
+        assert reader.read(folder / "ckpt-2").config().data.distort_on == place
+        weights.append(checkpoint_bytes(folder, 2))
+    assert weights[0] == weights[1] == weights[2]
+    lines = train(*flags, f"--model_dir={tmp_path / 'True0'}", "--train_steps=3")
+    assert "changed since ckpt-2: --distort_on was both, is host" in lines
+    assert "--distort_on" not in str(train(*flags, f"--model_dir={tmp_path / 'False0'}", "--train_steps=3"))
 
 
 def test_distorted_images_train_to_other_weights(train, tmp_path):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from pipeline.errors import to_run
 from pipeline.files.paths import folder
 from pipeline.files.remote import in_command
-from pipeline.request import HOST
+from pipeline.request import DEVICE
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig
 from trainer.loop import Progress
@@ -141,7 +141,7 @@ def _for_input(config: TrainConfig, facts: Facts) -> Iterator[str]:
         yield "a faster parse function"
     elif facts.encoding in ("png", "jpeg", "any"):
         yield "converting with --image_encoding=raw"
-    if facts.gpus and config.data.distort != "none" and config.data.distort_on == HOST:
+    if facts.gpus and config.data.distort != "none" and config.data.distort_on != DEVICE:
         yield "--distort_on=device"
     if config.data.distort != "none":
         yield f"a simpler --distort than {config.data.distort}"

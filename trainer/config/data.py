@@ -15,6 +15,7 @@ from pipeline.order.views import View, checked_skips
 from pipeline.request import parse_size
 from trainer.config.meaning import flag
 
+AUTO = "auto"
 _GRAPHS = "workers read with TensorFlow's own operations, which"
 
 
@@ -41,9 +42,10 @@ class DataFlags:
         "none", "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'", by_model=True
     )
     distort_on: str = flag(
-        request.HOST,
-        "host: as part of the input; device: in the replicas' steps, of uint8 pixels",
-        known=request.PLACES,
+        AUTO,
+        "host: in the input; device: in the replicas' steps; both: the input keeps pixels uint8, the steps make floats "
+        "of them; auto: both where replicas are on GPUs and the recipe makes floats, else host",
+        known=(AUTO, *request.PLACES),
     )
     on_corrupt: str = flag(
         "raise",

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from pipeline.batch.batches import DeviceDistortion
 from pipeline.order.views import Intervals
-from pipeline.request import DEVICE
+from pipeline.request import HOST
 from pipeline.resolved import ResolvedInput
 from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
@@ -712,8 +712,8 @@ def is_skipped(step: tf.Tensor, skip_steps: Intervals) -> tf.Tensor:
 
 
 def distortion(training: ResolvedInput | None) -> DeviceDistortion | None:
-    """Returns the distortion of a replica's rows on its device; None: the input distorts."""
-    if training is None or training.request.distort_on != DEVICE:
+    """Returns what a replica's device distorts of its rows; None: the input distorts."""
+    if training is None or training.request.distort_on == HOST:
         return None
     return DeviceDistortion(training.first)
 

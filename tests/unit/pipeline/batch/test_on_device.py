@@ -31,16 +31,16 @@ def compiled(distort):
     return tf.function(lambda batch: distort(*batch), autograph=False)
 
 
-def check_alike(data_dir, **options):
+def check_alike(data_dir, place="device", **options):
     """Compares every batch of an input with what a step makes of it, and returns the element_spec of the latter's x."""
-    distort = compiled(distort_fn(data_dir, **options, distort_on="device"))
-    fed = input_fn(data_dir, **options, distort_on="device")
+    distort = compiled(distort_fn(data_dir, **options, distort_on=place))
+    fed = input_fn(data_dir, **options, distort_on=place)
     expected = list(input_fn(data_dir, **options))
     assert len(expected) == len(fed) > 1
     for batch, (x, labels, weights) in zip(fed, expected, strict=True):
         made = distort(batch)
         assert made[0].dtype == x.dtype
-        np.testing.assert_allclose(made[0], x, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(made[0], x, rtol=0, atol=2e-5 if place == "device" else 0)
         np.testing.assert_allclose(made[1], labels, rtol=0, atol=1e-6)
         np.testing.assert_array_equal(made[2], weights)
     return fed.element_spec[0]
@@ -50,6 +50,32 @@ def test_a_step_makes_what_the_host_would_have_fed(folder):
     check_alike(folder, **TRAIN, distort="color_jitter | pad_crop_flip(pad=2)")
     spec = check_alike(folder, **TRAIN, distort="flip", shuffle_bytes=3000, streams=2)
     assert spec == {"image": tf.TensorSpec([8, *SHAPE], tf.uint8), "distort_key": tf.TensorSpec([8], tf.uint64)}
+
+
+WINDOWS = {"shuffle_bytes": 3000, "streams": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "memory", "fed"),
+    [
+        ("normalize", WINDOWS, SHAPE),
+        ("flip | shift", {}, SHAPE),
+        ("color_jitter | pad_crop_flip(pad=2) | cutout(size=3) | mixup(alpha=1.0)", {}, SHAPE),
+        ("flip | cifar10_tutorial(crop=6)", {}, (6, 6, 3)),  # of this one the input takes the crops
+        pytest.param("cifar10_tutorial(crop=6)", {}, (6, 6, 3), marks=pytest.mark.slow),
+        pytest.param("cifar10_tutorial(crop=6)", WINDOWS, (6, 6, 3), marks=pytest.mark.slow),
+        pytest.param("pad_crop_flip(pad=2) | cutmix", WINDOWS, SHAPE, marks=pytest.mark.slow),
+    ],
+)
+def test_the_input_keeps_pixels_and_the_step_makes_floats(text, memory, fed, folder):
+    """What crosses the bus is uint8, and what comes out has the bits of the host's images."""
+    spec = check_alike(folder, "both", **TRAIN, **memory, distort=text)
+    assert spec["image"] == tf.TensorSpec([8, *fed], tf.uint8)
+
+
+def test_the_two_parts_evaluate_as_one(folder):
+    for text in ("pad_crop_flip | mixup", "cifar10_tutorial(crop=6)"):
+        check_alike(folder, "both", split="test", global_batch_size=2, training=False, distort=text)
 
 
 def test_mixed_floats_have_the_same_bits_in_a_compiled_step(folder):
@@ -91,6 +117,7 @@ def test_the_part_that_is_decoded_is_chosen_on_the_host(jpegs):
     spec = check_alike(jpegs, **TRAIN, distort=text)
     assert spec["image"] == tf.TensorSpec([8, 8, 8, 3], tf.uint8)
     check_alike(jpegs, **TRAIN, resize="9x8", distort="flip")
+    assert check_alike(jpegs, "both", **TRAIN, distort=text)["image"] == spec["image"]
 
 
 def test_a_function_of_the_users(folder):
@@ -138,7 +165,10 @@ def test_replicas_get_their_rows(folder, virtual):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"distort_on": "gpu", "distort": "shift"}, "distort_on: .*'gpu'.* device, host"),
+        ({"distort_on": "both", "distort": "flip | mixup"}, "distort_on='both' with distort='flip [|] mixup': "),
+        ({"distort_on": "both", "distort": lambda images, keys: images}, "distort_on='both' .*'host' or 'device'"),
+        ({"distort_on": "both"}, "distort_on='both' with no distort"),
+        ({"distort_on": "gpu", "distort": "shift"}, "distort_on: .*'gpu'.* both, device, host"),
         ({}, "distort_on='device' "),
         ({"distort": "none"}, "distort_on='device' "),
         ({"parse": lambda records: records}, "distort_on='device' .*parse"),

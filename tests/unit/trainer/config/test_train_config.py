@@ -22,7 +22,7 @@ def test_flags_and_their_defaults_stay():
     """People's scripts name them."""
     assert flat(parse(PATHS)) == {
         **{"data_dir": "D", "train_split": "train", "eval_split": None, "resize": None, "distort": "none"},
-        "distort_on": "host",
+        "distort_on": "auto",
         **{
             "on_corrupt": "raise",
             "max_corrupt": 100,
