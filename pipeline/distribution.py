@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
 
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # public nowhere
 
 from pipeline.batch.compose import make_dataset
 from pipeline.batch.dataset import split
@@ -18,6 +20,9 @@ from pipeline.request import JobOptions, Request
 from pipeline.resolved import check_replicas
 
 PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy, one ready
+_MOST_COPIED = 16 << 20  # 16 MiB of a replica's batches that are copied to its device at once
+_MOST_TOGETHER = 64  # batches, since the first step waits until as many have been made
+_NOT_CUT = (tf.int32, tf.string, tf.variant)  # of which a GPU cuts nothing: such values stay in host memory
 
 
 class ReplicaBatches(tf.distribute.DistributedDataset):
@@ -73,6 +78,105 @@ class ReplicaBatches(tf.distribute.DistributedDataset):
         return f"<ReplicaBatches of {self.element_spec}, for your own loops; give Keras' fit the dataset of input_fn>"
 
 
+class DeviceGroups(tf.distribute.DistributedDataset):
+    """Batches that are copied to the replicas' devices in groups, and cut out of these there.
+
+    A copy costs TensorFlow about as much for one batch of CIFAR-10 as for ten. It has no operation of `tf.data` that
+    cuts on a GPU, so an iterator holds a group in variables on the devices, and a batch is a slice of them, in the same
+    memory. The slices' position is in host memory, so that a step does not wait for a device.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, groups: tf.distribute.DistributedDataset, size: int, steps: int
+    ) -> None:
+        """Keeps the arguments.
+
+        Args:
+          strategy: of the replicas.
+          groups: one element is a group of each local replica, with one axis more in front than its batches.
+          size: number of batches of a group.
+          steps: number of batches; tf.data's number for infinitely many.
+        """
+        self._strategy, self._groups, self.size, self._steps = strategy, groups, size, steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Cut(self._strategy, iter(self._groups), self._groups.element_spec, self.size)
+
+    @property
+    def element_spec(self) -> Any:
+        """The type of a replica's part of an element."""
+        return tf.nest.map_structure(_of_batch, _local_spec(self._groups.element_spec))
+
+    @property
+    def cardinality(self) -> Any:
+        """Number of steps, int64, like `tf.data.Dataset.cardinality()`."""
+        return self._steps
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Raises UsageError: a `for` in a graph would need an iterator that is made there."""
+        raise UsageError("reduce over batches that are copied in groups: take them with iter and next")
+
+
+class _Cut(Iterator[Any]):
+    """Iterator over the batches of groups, in a `tf.function` or outside, where it is made."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, groups: Iterator[Any], spec: Any, size: int) -> None:
+        self._strategy, self._groups, self._size = strategy, groups, size
+        self._spec = _local_spec(spec)
+        self._held = []  # variables of each replica
+        for device in strategy.extended.worker_devices:
+            # A tf.Variable would be one of the strategy's, on all devices, if the iterator is made in its scope.
+            with tf.device(device):
+                zeros = [tf.zeros(one.shape, one.dtype) for one in tf.nest.flatten(self._spec)]
+                self._held.append([ResourceVariable(zero, trainable=False) for zero in zeros])
+        with tf.device("CPU:0"):
+            self._position = ResourceVariable(tf.constant(size), trainable=False)
+
+    def __next__(self) -> Any:
+        """Returns the next batch of each local replica, as distributed values; as tensors if there is only one."""
+        with tf.device("CPU:0"):
+            tf.cond(self._position.read_value() >= self._size, self._fetch, lambda: tf.constant(0))
+            # Numbers of slices that were computed on a GPU would be copied from it in each step.
+            begin = tf.reshape(self._position.read_value(), [1])
+            end = begin + 1
+            self._position.assign_add(1)
+        parts = []
+        for device, held in zip(self._strategy.extended.worker_devices, self._held, strict=True):
+            with tf.device(device):
+                cut = [tf.strided_slice(one.read_value(), begin, end, [1], shrink_axis_mask=1) for one in held]
+            parts.append(tf.nest.pack_sequence_as(self._spec, cut))
+        return parts[0] if self._strategy.num_replicas_in_sync == 1 else _distributed(self._strategy, parts)
+
+    def _fetch(self) -> tf.Tensor:
+        """Puts the next group into the variables."""
+        flat = [self._strategy.experimental_local_results(one) for one in tf.nest.flatten(next(self._groups))]
+        for held, own in zip(self._held, zip(*flat, strict=True), strict=True):
+            for variable, values in zip(held, own, strict=True):
+                variable.assign(values)
+        self._position.assign(0)
+        return tf.constant(0)
+
+
+def _of_batch(group: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec(group.shape[1:], group.dtype)
+
+
+def _local_spec(spec: Any) -> Any:
+    """Returns the type of a replica's part of a distributed element."""
+    return tf.nest.map_structure(lambda one: one._value_specs[0] if hasattr(one, "_value_specs") else one, spec)
+
+
+def _group_size(spec: Any) -> int:
+    """Returns how many batches are copied together, given the type of one replica's; 1: they are copied one by one."""
+    leaves = tf.nest.flatten(spec)
+    if not all(isinstance(one, tf.TensorSpec) and one.shape.is_fully_defined() for one in leaves):
+        return 1
+    if any(one.dtype in _NOT_CUT for one in leaves):
+        return 1
+    num_bytes = sum(one.shape.num_elements() * one.dtype.size for one in leaves)
+    return max(1, min(_MOST_TOGETHER, _MOST_COPIED // max(1, num_bytes)))
+
+
 def in_parts(request: Request, parts: int) -> tf.data.Dataset:
     """Returns the steps of a request for `parts` local replicas; an element stacks the rows of all of them."""
     return make_dataset(request).batch(parts, drop_remainder=True)
@@ -82,19 +186,27 @@ def in_host_memory(
     strategy: tf.distribute.Strategy, request: Request, virtual_replicas: int | None = None
 ) -> tf.distribute.DistributedDataset | tf.data.Dataset:
     """Returns the rows of this worker's replicas in host memory: made as one batch, or as stacked virtual replicas."""
+    dataset = of_worker(strategy, request, virtual_replicas)
+    return dataset if strategy.num_replicas_in_sync == 1 else as_distributed(strategy, dataset)
+
+
+def of_worker(
+    strategy: tf.distribute.Strategy, request: Request, virtual_replicas: int | None = None
+) -> tf.data.Dataset:
+    """Returns the steps of this worker: tuples with a part for each local replica; just the part if there is only one.
+
+    One batch for all local replicas is made and split, which costs less than a batch for each.
+    """
     replicas, local = strategy.num_replicas_in_sync, _local_replicas(strategy)
     workers = replicas // len(local)
-    # One batch for all local replicas is made and split, which costs less than a batch for each.
     between = len(local) if replicas > 1 else None
     if virtual_replicas:
         parts = virtual_replicas // workers
         shard: Shard | None = Shard(local[0] // len(local), workers, parts)
         of_replicas = tf.autograph.experimental.do_not_convert(lambda *stacked: split(stacked, between))
-        dataset = in_parts(dataclasses.replace(request, shard=shard), parts).map(of_replicas).prefetch(1)
-    else:
-        shard = Shard(local[0] // len(local), workers) if workers > 1 else None
-        dataset = make_dataset(dataclasses.replace(request, shard=shard), between)
-    return dataset if between is None else as_distributed(strategy, dataset)
+        return in_parts(dataclasses.replace(request, shard=shard), parts).map(of_replicas).prefetch(1)
+    shard = Shard(local[0] // len(local), workers) if workers > 1 else None
+    return make_dataset(dataclasses.replace(request, shard=shard), between)
 
 
 def as_distributed(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> ReplicaBatches:
@@ -103,16 +215,22 @@ def as_distributed(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -
     The map costs nothing: TensorFlow does not run a function that only hands on its arguments.
     """
 
+    @tf.autograph.experimental.do_not_convert
+    def distributed(*elements: Any) -> Any:
+        return _distributed(strategy, elements)
+
+    return ReplicaBatches(dataset.map(distributed))
+
+
+def _distributed(strategy: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
+    """Returns what each local replica has as distributed values."""
+
     def value(*of_replicas: Any) -> Any:
         return strategy.experimental_distribute_values_from_function(
             lambda context: of_replicas[context.replica_id_in_sync_group % len(of_replicas)]
         )
 
-    @tf.autograph.experimental.do_not_convert
-    def distributed(*elements: Any) -> Any:
-        return tf.nest.map_structure(value, *elements)
-
-    return ReplicaBatches(dataset.map(distributed))
+    return tf.nest.map_structure(value, *parts)
 
 
 def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
@@ -171,9 +289,16 @@ def distribute(
 
 
 def distribute_request(
-    strategy: tf.distribute.Strategy, request: Request, prefetch: int = PREFETCH, virtual_replicas: int | None = None
+    strategy: tf.distribute.Strategy,
+    request: Request,
+    prefetch: int = PREFETCH,
+    virtual_replicas: int | None = None,
+    grouped: bool = False,
 ) -> Any:
-    """Returns the input of a strategy, as `distribute` does, for a request for all rows of the global batch."""
+    """Returns the input of a strategy, as `distribute` does, for a request for all rows of the global batch.
+
+    With `grouped`, an endless input may be a `DeviceGroups`, whose iterators can only be made outside a `tf.function`.
+    """
     if not isinstance(strategy, tf.distribute.Strategy):
         raise UsageError(f"strategy={strategy!r}: must be a tf.distribute.Strategy; distribute takes it first")
     if request.weights == "none":
@@ -194,6 +319,8 @@ def distribute_request(
         return per_worker(strategy, request, options)
     if options is None:
         return in_host_memory(strategy, request, virtual_replicas)
+    if grouped and request.training and request.epochs is None:
+        return in_groups(strategy, of_worker(strategy, request, virtual_replicas), prefetch)
     return on_devices(strategy, request, options, virtual_replicas)
 
 
@@ -224,7 +351,7 @@ def on_devices(
     # TensorFlow 2.21's CentralStorageStrategy.experimental_distribute_dataset fails on any options (a misspelt name).
     by_function = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.experimental.CentralStorageStrategy)
 
-    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    def of_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
         if not virtual_replicas:
             return make_dataset(dataclasses.replace(request, shard=context))
         workers = context.num_input_pipelines
@@ -233,12 +360,41 @@ def on_devices(
         return in_parts(dataclasses.replace(request, shard=shard), virtual_replicas // context.num_replicas_in_sync)
 
     if isinstance(strategy, by_function):
-        return strategy.distribute_datasets_from_function(of_worker, options)
+        return strategy.distribute_datasets_from_function(of_context, options)
     if virtual_replicas:
         whole = in_parts(dataclasses.replace(request, shard=Shard(0, 1, virtual_replicas)), virtual_replicas)
     else:
         whole = make_dataset(request)
     return strategy.experimental_distribute_dataset(whole, options)
+
+
+@tf.autograph.experimental.do_not_convert
+def in_groups(
+    strategy: tf.distribute.Strategy, dataset: tf.data.Dataset, prefetch: int
+) -> tf.distribute.DistributedDataset:
+    """Returns batches that are copied ahead of the step in groups, if they are small enough; else one by one.
+
+    Args:
+      strategy: of the replicas.
+      dataset: the steps of this worker, as from `of_worker`.
+      prefetch: least number of batches that wait on each device.
+    """
+    with tf.device("CPU:0"):
+        is_tuple, steps = strategy.num_replicas_in_sync > 1, int(dataset.cardinality())
+        size = _group_size(dataset.element_spec[0] if is_tuple else dataset.element_spec)
+        if steps != tf.data.INFINITE_CARDINALITY:  # all groups are full
+            size = max(part for part in range(1, size + 1) if steps % part == 0)
+        if size > 1:
+            dataset = dataset.batch(size, drop_remainder=True)
+        if is_tuple:  # consecutive elements go to consecutive replicas
+            count = steps // size * len(dataset.element_spec) if steps >= 0 else steps
+            dataset = dataset.flat_map(_one_by_one).apply(tf.data.experimental.assert_cardinality(count))
+    copied = strategy.distribute_datasets_from_function(lambda context: dataset, copied_ahead(-(-prefetch // size)))
+    return DeviceGroups(strategy, copied, size, steps) if size > 1 else copied
+
+
+def _one_by_one(*parts: Any) -> tf.data.Dataset:
+    return functools.reduce(lambda one, other: one.concatenate(other), map(tf.data.Dataset.from_tensors, parts))
 
 
 def _num_workers(strategy: tf.distribute.Strategy) -> int:

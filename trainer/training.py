@@ -455,7 +455,7 @@ class AllReduceRun(Run):
         """Returns distributed batches, of which `prefetch` are held ready; None: as --prefetch says."""
         order = self.config.order
         ahead = order.prefetch if prefetch is None else prefetch
-        return distribute_request(self.strategy, request, ahead, order.virtual_replicas)
+        return distribute_request(self.strategy, request, ahead, order.virtual_replicas, grouped=True)
 
     def _answer(self, progress: Progress) -> None:
         self.output.line(f"step {progress.step}, {self.bottleneck.text()}")

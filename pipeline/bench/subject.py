@@ -19,7 +19,7 @@ from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Segmen
 from pipeline.commands.text import count_of
 from pipeline.decode import PixelRows, Serialized
 from pipeline.distort.composed import cropping_of
-from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request
+from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request, in_groups
 from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
@@ -139,8 +139,12 @@ class Subject:
     def on_devices(self) -> Any:
         """Returns `dataset()`, split and copied to the strategy's replicas."""
         assert self.strategy is not None
+        replicas = self.strategy.num_replicas_in_sync
         if self.is_on_cpus:
-            return as_distributed(self.strategy, self._made(self.batches, self.strategy.num_replicas_in_sync))
+            return as_distributed(self.strategy, self._made(self.batches, replicas))
+        if self.resolved.order.training:
+            made = self.dataset() if replicas == 1 else self._made(self.batches, replicas)
+            return in_groups(self.strategy, made, PREFETCH)
         return self.strategy.experimental_distribute_dataset(self.dataset(), copied_ahead(PREFETCH))
 
     @property
@@ -155,7 +159,7 @@ class Subject:
         request = dataclasses.replace(self.resolved.request, epochs=epochs)
         if self.strategy is None:
             return make_dataset(request)
-        return distribute_request(self.strategy, request)
+        return distribute_request(self.strategy, request, grouped=True)
 
     def parts(self) -> list[Part]:
         """Returns the parts of the input that are measured one by one."""

@@ -265,8 +265,8 @@ def test_by_the_clock_scalars_are_written_and_checkpoints_saved(train, tmp_path)
 def test_what_the_replicas_are_fed(prefetch, place, train, monkeypatch):
     fed, distribute = [], training.distribute_request
 
-    def distributed(strategy, request, ahead, *others):
-        batches = distribute(strategy, request, ahead, *others)
+    def distributed(strategy, request, ahead, *others, **options):
+        batches = distribute(strategy, request, ahead, *others, **options)
         fed.append((ahead, tf.uint8 in [part.dtype for part in tf.nest.flatten(batches.element_spec)]))
         return batches
 
@@ -290,6 +290,34 @@ def test_on_gpus_the_steps_make_floats_unless_a_flag_says_otherwise(train, monke
     lines = train(*flags, f"--model_dir={tmp_path / 'True0'}", "--train_steps=3")
     assert "changed since ckpt-2: --distort_on was both, is host" in lines
     assert "--distort_on" not in str(train(*flags, f"--model_dir={tmp_path / 'False0'}", "--train_steps=3"))
+
+
+IN_GROUPS = """
+import os, sys
+from pipeline import distribution
+from trainer import run
+distribution.replicas_are_on_cpus = lambda strategy: False
+kept, make = [], distribution._Cut  # TensorFlow can crash where an iterator that reads ahead is deleted
+distribution._Cut = lambda *arguments: kept.append(make(*arguments)) or kept[-1]
+for steps in (5, 12):  # the second resumes in the middle of an epoch, and of what was a group
+    run.main([*sys.argv[1:], f"--train_steps={steps}"])
+print("in groups of", *(one._size for one in kept), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("virtual", [[], ["--virtual_replicas=4"]], ids=["classic", "virtual"])
+def test_batches_copied_in_groups_train_to_the_same_weights(virtual, train, digits, tmp_path):
+    """On logical devices, to which batches are copied as to GPUs."""
+    flags = ["--eval_split=none", "--distort=shift", "--strategy=mirrored", "--num_replicas=2", "--distort_on=both"]
+    folders = tmp_path / "groups", tmp_path / "host"
+    program = [f"--data_dir={digits}", "--model=softmax_regression", f"--model_dir={folders[0]}", *flags, *virtual]
+    done = forked.run(["-c", IN_GROUPS, *program])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "in groups of 64 64"
+    train(*flags, *virtual, f"--model_dir={folders[1]}", "--train_steps=12")
+    assert checkpoint_bytes(folders[0], 12) == checkpoint_bytes(folders[1], 12)
 
 
 def test_distorted_images_train_to_other_weights(train, tmp_path):
