@@ -478,12 +478,12 @@ class TrainStep:
             else:
                 # Contributions are divided already: the sum of their gradients is the gradient of the mean loss. Here
                 # replicas wait for each other.
-                own = (replica, weight, values, rows)
+                given = (replica, weight, values, rows)
                 if compute.compiled and self.strategy.num_replicas_in_sync > 1:
-                    flat, exchanged = self._timed(all_sum, compute.flat_of(*own))
+                    flat, exchanged = self._timed(all_sum, compute.flat_of(*given))
                     total = tuple(compute.parts_of(flat))
                 else:
-                    total, exchanged = self._timed(all_sum, tuple(compute.of(*own)))
+                    total, exchanged = self._timed(all_sum, tuple(compute.of(*given)))
         gradients, statistics, sums, penalty = total
         return _Summed(gradients, statistics, sums, penalty, waited + exchanged)
 
