@@ -183,10 +183,10 @@ def _layers(model: keras.Model) -> list[keras.layers.Layer]:
     return found
 
 
-def _is_of_images(layer: Any) -> bool:
+def _is_of_images(layer: keras.layers.Layer) -> bool:
     """Returns whether a layer is a pooling or a normalisation of images."""
     # The rank of a normalisation's inputs is known once it is built.
-    return isinstance(layer, tuple(_OURS)) and getattr(layer.input_spec, "ndim", None) == _RANK
+    return isinstance(layer, tuple(_OURS)) and getattr(getattr(layer, "input_spec", None), "ndim", None) == _RANK
 
 
 def _obstacle(layer: keras.layers.Layer) -> str | None:
