@@ -60,6 +60,7 @@ test: lint docs
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
+# What a GPU's step costs is measured by benchmarks.gpu_report, in 8 minutes: benchmarks/README.md.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu tests/unit/pipeline/test_distribution.py tests/unit/trainer/test_topology.py \
 	    tests/integration/test_virtual_replicas.py

@@ -28,7 +28,11 @@ from pipeline.commands import commandline
 from pipeline.commands.flags import check, flag
 
 COMMAND = "benchmarks.gpu_graph"
-VARIANTS = {"plain": [], "jit": ["--jit_compile"], "virtual": ["--virtual_replicas=4"]}
+VARIANTS = {
+    "plain": ["--nojit_compile"],
+    "jit": ["--jit_compile"],
+    "virtual": ["--jit_compile", "--virtual_replicas=4"],
+}
 _GPU, _CPU, _ANYWHERE = "GPU", "CPU", "DEFAULT"  # device types of kernels
 _ARGUMENT, _VARIABLE = "ImmutableConst", "VarHandleOp"  # what stands for the arguments of a function
 
@@ -40,6 +44,7 @@ _STARTS_NOTHING = {
     *("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "PartitionedCall", "StatefulPartitionedCall"),
     *("TensorListReserve", "TensorListFromTensor", "TensorListGetItem", "TensorListSetItem", "TensorListElementShape"),
 }
+_PASSES_ON = {"Identity", "Enter", "Exit", "Merge", "Switch", "NextIteration"}
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _OF_SUMS = frozenset({"Bitcast", "BitwiseAnd", "LeftShift", "RightShift"})
 HOST_OPS = frozenset({"IteratorGetNext", "Timestamp", "PyFunc", "PyFuncStateless", "EagerPyFunc"})
@@ -353,8 +358,7 @@ class Graph:
                 part.kernels += times
                 part.moved += times * self._moved(node)
         copied = [one for one, _ in self._copies()]
-        waits = self._conditions()
-        conditions = [one for one, reader in self._copies() if reader in waits]
+        conditions = self._conditions()
         return Counts(dict(parts), operations, without_kernel, uncompiled, host, copied, conditions)
 
     def times(self, name: str) -> int:
@@ -422,40 +426,43 @@ class Graph:
         return node.op == _VARIABLE or bool(passes)
 
     @functools.lru_cache(maxsize=1)  # noqa: B019, a graph lives as long as the command
-    def _copies(self) -> list[tuple[Copied, str]]:
-        """Returns the tensors that are copied to the host in each step, with the nodes that read them there."""
-        found: dict[tuple[str, int], tuple[Copied, str]] = {}
+    def _copies(self) -> list[tuple[Copied, int]]:
+        """Returns the tensors that are copied to the host in each step, with the number of the node's output."""
+        found: dict[tuple[str, int], Copied] = {}
         for name, node in self.nodes.items():
             wanted, times = self.places[name].inputs_on_host, self.times(name)
             for index, (source, port) in enumerate(_sources(node)):
                 held = self.places[source].outputs_on_host
                 if not times or (source, port) in found or not wanted[index] or held[port] or self._never_moves(source):
                     continue
-                found[source, port] = Copied(source, name, self._size_of(source, port), times), name
-        return list(found.values())
+                found[source, port] = Copied(source, name, self._size_of(source, port), times)
+        return [(one, port) for (_, port), one in found.items()]
 
     def _never_moves(self, name: str) -> bool:
         """Returns whether a node's outputs are handles or lists, whose place says nothing about that of the data."""
         node = self.nodes[name]
         return node.op == _ARGUMENT or node.op.startswith("TensorList") or _is_of_handles(node)
 
-    def _conditions(self) -> set[str]:
-        """Returns the nodes on the host on which the condition of a loop depends for what the last pass has computed.
+    def _conditions(self) -> list[Copied]:
+        """Returns the copied tensors on which the condition of a loop depends for what the last pass has computed.
 
         For what the pass before it has computed the host need not wait: the GPU has a whole pass to do meanwhile.
         """
-        found, open_ = dict[str, int](), [(name, 0) for name in self._named("LoopCond") if self.times(name)]
+        copies, found = {(one.name, port): one for one, port in self._copies()}, dict[str, Copied]()
+        open_: list[tuple[str, int, Copied | None]] = [(name, 0, None) for name in self._named("LoopCond")]
+        seen = set[tuple[str, int]]()
         while open_:
-            name, passes = open_.pop()
+            name, passes, copied = open_.pop()
             node = self.nodes[name]
             passes += node.op == "NextIteration"
-            if passes > 1 or found.get(name, 2) <= passes:
+            if passes > 1 or (name, passes) in seen or not self.times(name):
                 continue
-            found[name] = passes
-            for index, (source, port) in enumerate(_sources(node)):
-                if self.places[name].inputs_on_host[index] and self.places[source].outputs_on_host[port]:
-                    open_.append((source, passes))
-        return set(found)
+            seen.add((name, passes))
+            if copied and node.op not in _PASSES_ON:
+                found[copied.name] = copied
+                continue
+            open_ += [(source, passes, copied or copies.get((source, port))) for source, port in _sources(node)]
+        return list(found.values())
 
     def _find_frames(self) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the loop that each node is in, and the loop around each loop; an empty name is no loop."""

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import heapq
 import json
 import os
 import pathlib
@@ -367,21 +368,22 @@ def profiled(tf: Any, advance: Advance) -> dict[str, Any]:
         trace = next(pathlib.Path(folder).rglob("*.xplane.pb"))
         space = xplane_pb2.XSpace.FromString(trace.read_bytes())
     planes = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
-    by_name, spans, copied = collections.Counter[str](), list[tuple[float, float]](), 0.0
+    by_name: dict[str, float] = collections.defaultdict(float)
+    spans, copied = list[tuple[float, float]](), 0.0
     for name, start, seconds in _kernels(planes or [one for one in space.planes if one.name == "/host:CPU"]):
         if "Memcpy" in name or "Memset" in name:
             copied += seconds
         else:
             by_name[name.split("<")[0][:60]] += seconds
             spans.append((start, start + seconds))
-    busy = _covered(spans)
+    busy, longest = _covered(spans), heapq.nlargest(_LONGEST, by_name, key=by_name.__getitem__)
     return {
         "kernels_per_step": len(spans) / _PROFILED_STEPS,
         "busy": busy / wall,
         "kernel_ms_per_step": 1e3 * busy / _PROFILED_STEPS,
         "copies_ms_per_step": 1e3 * copied / _PROFILED_STEPS,
         "wall_ms_per_step": 1e3 * wall / _PROFILED_STEPS,
-        "top_ms_per_step": [[name, 1e3 * s / _PROFILED_STEPS] for name, s in by_name.most_common(_LONGEST)],
+        "top_ms_per_step": [[name, 1e3 * by_name[name] / _PROFILED_STEPS] for name in longest],
     }
 
 
