@@ -461,7 +461,8 @@ class Graph:
             if copied and node.op not in _PASSES_ON:
                 found[copied.name] = copied
                 continue
-            open_ += [(source, passes, copied or copies.get((source, port))) for source, port in _sources(node)]
+            values = _sources(node)[: 1 if node.op == "Switch" else None]  # not the condition, again
+            open_ += [(source, passes, copied or copies.get((source, port))) for source, port in values]
         return list(found.values())
 
     def _find_frames(self) -> tuple[dict[str, str], dict[str, str]]:
