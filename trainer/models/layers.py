@@ -186,7 +186,7 @@ def _layers(model: keras.Model) -> list[keras.layers.Layer]:
 def _is_of_images(layer: keras.layers.Layer) -> bool:
     """Returns whether a layer is a pooling or a normalisation of images."""
     # The rank of a normalisation's inputs is known once it is built.
-    return isinstance(layer, tuple(_OURS)) and getattr(getattr(layer, "input_spec", None), "ndim", None) == _RANK
+    return getattr(layer.input_spec, "ndim", None) == _RANK and isinstance(layer, tuple(_OURS))
 
 
 def _obstacle(layer: keras.layers.Layer) -> str | None:
