@@ -99,56 +99,30 @@ def _warm(take: Take, model: Any) -> Contest:
     return Contest(take, {"weights": sum(variable.numpy().size for variable in model.trainable_variables)})
 
 
-def _model(made: Made, norm: Callable[[], Any] | None = None) -> tuple[Any, Any]:
-    """Returns a user's model and optimizer: those of the run, with Keras' own normalisation, or another."""
+def model_of(made: Made, fused: bool = False) -> tuple[Any, Any]:
+    """Returns a user's model and optimizer: those of the run, with Keras' own layers unless `fused`."""
     import keras  # noqa: PLC0415
 
     from trainer import models  # noqa: PLC0415
     from trainer.config.model import dtype_policy  # noqa: PLC0415
     from trainer.step import optimizers  # noqa: PLC0415
 
-    config, kind = made.config, norm() if norm else keras.layers.BatchNormalization
+    config = made.config
     keras.config.set_dtype_policy(dtype_policy(config.model.precision))
-
-    def own(layer: Any) -> Any:
-        return (kind if isinstance(layer, keras.layers.BatchNormalization) else type(layer)).from_config(
-            layer.get_config()
-        )
-
-    built = models.build(config.model, made.spec.features, len(made.spec.class_names))
-    model = keras.models.clone_model(built, clone_function=own)
-    model.set_weights(built.get_weights())
     optimizer = optimizers.create(config.optimizer, config.model.precision)
     optimizer.learning_rate = config.optimizer.learning_rate
-    return model, optimizer
+    model = models.build(config.model, made.spec.features, len(made.spec.class_names))
+    if fused:
+        return model, optimizer
 
+    def own(layer: Any) -> Any:
+        kinds = (keras.layers.BatchNormalization, keras.layers.MaxPooling2D)
+        kind = next((kind for kind in kinds if isinstance(layer, kind)), type(layer))
+        return kind.from_config(layer.get_config())
 
-def fused_norm() -> Any:
-    """Returns Keras' layer with TensorFlow's one kernel instead of its operations."""
-    import keras  # noqa: PLC0415
-
-    tf = inputs.load_tensorflow()
-
-    class FusedNorm(keras.layers.BatchNormalization):
-        def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-            if not training:
-                return super().call(inputs, training=training, mask=mask)
-            channels = inputs.shape[-1]
-            found = tf.raw_ops.FusedBatchNormV3(
-                x=tf.cast(inputs, self.compute_dtype),
-                scale=tf.convert_to_tensor(self.gamma) if self.scale else tf.ones([channels]),
-                offset=tf.convert_to_tensor(self.beta) if self.center else tf.zeros([channels]),
-                mean=tf.zeros([0]),
-                variance=tf.zeros([0]),
-                epsilon=self.epsilon,
-                is_training=True,
-            )
-            keep = self.momentum
-            self.moving_mean.assign(self.moving_mean * keep + found.batch_mean * (1 - keep))
-            self.moving_variance.assign(self.moving_variance * keep + found.batch_variance * (1 - keep))
-            return found.y
-
-    return FusedNorm
+    theirs = keras.models.clone_model(model, clone_function=own)
+    theirs.set_weights(model.get_weights())
+    return theirs, optimizer
 
 
 def _dataset(made: Made, constant: bool) -> Any:
@@ -158,18 +132,18 @@ def _dataset(made: Made, constant: bool) -> Any:
     return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat() if constant else dataset
 
 
-def plain(made: Made, constant: bool, compiled: bool = False, norm: Callable[[], Any] | None = None) -> Contest:
+def plain(made: Made, constant: bool, compiled: bool = False, fused: bool = False) -> Contest:
     """Returns what a user would write: one `tf.function` per step, in a Python loop.
 
     Args:
       made: the run.
       constant: whether its input is one constant batch, already a tensor.
       compiled: by XLA.
-      norm: makes the layer that normalises; None: Keras' own.
+      fused: with this project's layers instead of Keras' own.
     """
     import keras  # noqa: PLC0415
 
-    tf, (model, optimizer) = inputs.load_tensorflow(), _model(made, norm)
+    tf, (model, optimizer) = inputs.load_tensorflow(), model_of(made, fused)
     optimizer.build(model.trainable_variables)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     dataset = iter(_dataset(made, constant))
@@ -199,7 +173,7 @@ def fit(made: Made, constant: bool) -> Contest:
 
     dataset = _dataset(made, constant)
     with made.strategy.scope():
-        model, optimizer = _model(made)
+        model, optimizer = model_of(made)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])
     go, done = queue.Queue[None](), queue.Queue[BaseException | None]()
@@ -235,7 +209,7 @@ def limit(made: Made) -> Contest:
     """Returns a loop over the model's convolutions and products alone, forward and backward, one after the other."""
     import keras  # noqa: PLC0415
 
-    tf, (model, _) = inputs.load_tensorflow(), _model(made)
+    tf, (model, _) = inputs.load_tensorflow(), model_of(made)
     layers = [one for one in model.layers if isinstance(one, (keras.layers.Conv2D, keras.layers.Dense))]
     parts = [_part(layer, made.rows, number > 0) for number, layer in enumerate(layers)]
     multiplications = 0
@@ -306,7 +280,7 @@ CONTESTANTS: dict[str, Callable[[Made], Contest]] = {
     "constant": functools.partial(ours, constant=True),
     "plain": functools.partial(plain, constant=True),
     "plain, XLA": functools.partial(plain, constant=True, compiled=True),
-    "plain, fused": functools.partial(plain, constant=True, norm=fused_norm),
+    "plain, fused": functools.partial(plain, constant=True, fused=True),
     "plain input": functools.partial(plain, constant=False),
     "fit constant": functools.partial(fit, constant=True),
     "fit": functools.partial(fit, constant=False),

@@ -13,8 +13,8 @@ devices share the cores, so this is what distribution itself costs.
 parameter_server: asynchronous with one and two workers against one device; synchronous by the gradients of all three
 workers and by the first two of them, without and with a worker that is slow on purpose.
 peers: this trainer's step beside Keras' `fit`, a plain `tf.function` without and with XLA, PyTorch eager and compiled,
-with one constant batch and with real input, in float32 and bfloat16. Beside them a `tf.function` with TensorFlow's
-fused normalisation, and the limit: the model's convolutions and products alone. A contestant that is not installed,
+with one constant batch and with real input, in float32 and bfloat16. Beside them a `tf.function` with this
+project's fused layers, and the limit: the model's convolutions and products alone. A contestant that is not installed,
 here or under the interpreter of --python, is skipped with the reason. It takes an hour, and runs only when asked for.
 """
 

@@ -98,6 +98,20 @@ def test_loops_of_tensorflow_train_the_model_of_the_run(name, data_dir):
     assert made.take() == (8, 0.0)
 
 
+def test_peers_have_keras_own_layers_and_begin_with_the_same_fixed_weights(data_dir):
+    import keras
+
+    made = loops.make(side_by_side.flags_of("fast_cifar", "float32", 4, data_dir))
+    theirs, ours = loops.model_of(made)[0], loops.model_of(made, fused=True)[0]
+    for kind in (keras.layers.BatchNormalization, keras.layers.MaxPooling2D):
+        found = [[type(one) for one in model.layers if isinstance(one, kind)] for model in (theirs, ours)]
+        assert set(found[0]) == {kind} and kind not in found[1]
+        assert len(found[0]) == len(found[1]) > 1
+    (fixed, own) = (next(one for one in m.layers if isinstance(one, keras.layers.Conv2D)) for m in (theirs, ours))
+    assert not fixed.trainable
+    assert np.array_equal(fixed.kernel, own.kernel)
+
+
 @NEEDS_TORCH
 @pytest.mark.parametrize("name", SIZES)
 def test_models_of_pytorch_have_the_same_size(name):
