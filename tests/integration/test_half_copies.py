@@ -1,11 +1,13 @@
 """Runs that go on in half of a copy of a run's folder: one line, or an older checkpoint; nothing of use is removed."""
 
+import itertools
 import os
 import shutil
 
 import pytest
 
 from pipeline.errors import DataError, RerunError, UsageError
+from tests.lanes import some_slow
 from tests.runs import checkpoint_bytes
 from trainer import evaluate, run
 from trainer.checkpoint.manager import CheckpointManager
@@ -87,8 +89,19 @@ def test_without_the_newest_it_resumes_from_the_one_before_and_ends_with_the_sam
     assert checkpoint_bytes(copy, 20) == whole[1]
 
 
-@pytest.mark.parametrize("name", [INDICES[0], INDICES[-1], DATA[-1], "checkpoint", "config.yaml"])
-@pytest.mark.parametrize("kind", ROUGH)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    some_slow(
+        itertools.product((INDICES[0], INDICES[-1], DATA[-1], "checkpoint", "config.yaml"), ROUGH),
+        [
+            (INDICES[0], "folder"),
+            (INDICES[-1], "fifo"),
+            (DATA[-1], "dangling"),
+            ("checkpoint", "folder"),
+            ("config.yaml", "loop"),
+        ],
+    ),
+)
 def test_what_is_no_file_is_named_before_a_step_is_made(name, kind, digits, copy, capfd):
     replaced(copy / name, kind)
     before = contents(copy)
@@ -99,7 +112,7 @@ def test_what_is_no_file_is_named_before_a_step_is_made(name, kind, digits, copy
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.parametrize("kind", ROUGH)
+@pytest.mark.parametrize("kind", some_slow(ROUGH, ["folder", "fifo"]))
 def test_flags_that_cannot_be_read_are_named_where_the_folder_alone_is_given(kind, copy):
     replaced(copy / "config.yaml", kind)
     with pytest.raises((DataError, UsageError), match=str(copy / "config.yaml")) as caught:

@@ -20,6 +20,7 @@ import urllib.request
 import pytest
 
 from tests.datasets import write_dataset
+from tests.lanes import some_slow
 from tests.launches import CODE, FAKE, ROOT, TIME, Launch, is_running, left_within
 
 QUICK = ("--restart_delay=0.1",)
@@ -65,7 +66,9 @@ def test_a_folder_is_emptied_once_and_not_by_a_restart(launch, tmp_path):
     code, _, err = job.end()
     assert code == 0, err
     assert [(model / f"starts-worker-{index}").read_text() for index in (0, 1)] == ["2", "2"]  # of the first start, too
-    assert [path.name for path in model.glob("ckpt-*.index")] == ["ckpt-4.index"]
+    kept = {path.name for path in model.glob("ckpt-*.index")}  # worker 0 saves, too, if it is told to end in time
+    assert "ckpt-4.index" in kept
+    assert "ckpt-700.index" not in kept
     assert (model / ".trainer.fresh").read_text().startswith("begun")
     assert job.status()["command"][-2:] == ["--strategy=multiworker", "--nofresh"]
 
@@ -165,7 +168,7 @@ def test_after_a_restart_lines_are_shown_at_once(launch):
     assert job.end()[0] == 75
 
 
-@pytest.mark.parametrize("code", [1, 2])
+@pytest.mark.parametrize("code", some_slow([1, 2], [1]))
 def test_bad_data_and_flags_are_not_started_again(launch, code):
     job = launch("--num_workers=2", plan=failing({"do": "exit", "at": 5, "code": code, "say": "a\nb is wrong"}))
     ended, _, err = job.end()
@@ -216,7 +219,9 @@ def test_a_new_checkpoint_forgives_restarts(launch):
 
 
 @pytest.mark.parametrize(
-    ("code", "at"), [(75, 7), (75, 150), (1, 150)], ids=["soon", "late", "late, with the code of the cause"]
+    ("code", "at"),
+    some_slow([(75, 7), (75, 150), (1, 150)], [(1, 150)]),
+    ids=["soon", "late", "late, with the code of the cause"],
 )
 def test_the_cause_comes_before_what_followed_from_it(launch, code, at):
     """Worker 0 says that another one ended and ends, while the other, up to 3 s later, still dies."""
@@ -273,7 +278,7 @@ def test_a_signal_lets_all_save_and_end(launch, number):
     assert (status["state"], status["exit_code"], status["saved_step"]) == ("stopped", 75, step)
 
 
-@pytest.mark.parametrize("why", ["a signal", "a failure of a peer"])
+@pytest.mark.parametrize("why", some_slow(["a signal", "a failure of a peer"], ["a signal"]))
 def test_who_is_silent_while_saving_has_all_of_stop_timeout(launch, why):
     """Saving may take longer than the heartbeats of a training process may fail to come."""
     plan = failing({"do": "exit", "at": 5, "code": 1}) if why != "a signal" else {}
@@ -642,7 +647,7 @@ def terminal(data, tmp_path):
         one.process.kill()
 
 
-@pytest.mark.parametrize("colours", [True, False])
+@pytest.mark.parametrize("colours", some_slow([True, False], [True]))
 def test_a_live_table_on_a_terminal(terminal, colours):
     one = terminal(60, **({} if colours else {"NO_COLOR": "1"}))
     shown = one.shown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import re
@@ -28,6 +29,7 @@ from pipeline.files.paths import LocalPath
 from pipeline.files.remote import RemotePath
 from tests import forked
 from tests.converting import convert_in_process
+from tests.lanes import some_slow
 from tests.loopback import free_ports
 
 
@@ -271,7 +273,10 @@ convert.main(sys.argv[3:])
 
 @pytest.mark.parametrize(
     ("what", "when"),
-    [("manifest.json", "before"), ("manifest.json", "after"), (".tfrecord", "before"), (".tfrecord", "after")],
+    some_slow(
+        itertools.product(("manifest.json", ".tfrecord"), ("before", "after")),
+        [("manifest.json", "after"), (".tfrecord", "before")],
+    ),
 )
 def test_overwritten_data_is_gone_even_if_the_command_was_killed(what: str, when: str, bucket: RemotePath) -> None:
     convert.main(digits(bucket))

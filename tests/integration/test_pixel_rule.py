@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 
 import numpy as np
@@ -17,6 +18,7 @@ from pipeline.audit.__main__ import main as audit
 from pipeline.manifest import PixelRule
 from tests import forked
 from tests.converting import convert_in_process
+from tests.lanes import some_slow
 from trainer import Predictor
 
 OLD = PixelRule("stored", "fast")
@@ -98,17 +100,17 @@ def fed(data_dir, **options):
     return found
 
 
-WAYS = pytest.mark.parametrize(
-    "options",
-    [
-        {"shuffle_bytes": RESIDENT},
-        {"shuffle_bytes": WINDOWS},
-        {"portable": True},
-        {"distort": "random_crop(size=32, normalize=False)"},
-        {"distort": "random_crop(size=32, normalize=False)", "shuffle_bytes": WINDOWS, "portable": True},
-    ],
-    ids=["resident", "windows", "portable", "crops", "crops portable"],
-)
+WAYS = {
+    "resident": {"shuffle_bytes": RESIDENT},
+    "windows": {"shuffle_bytes": WINDOWS},
+    "portable": {"portable": True},
+    "crops": {"distort": "random_crop(size=32, normalize=False)"},
+    "crops portable": {
+        "distort": "random_crop(size=32, normalize=False)",
+        "shuffle_bytes": WINDOWS,
+        "portable": True,
+    },
+}
 
 
 def middle(image):
@@ -117,8 +119,9 @@ def middle(image):
     return image[top : top + 32, left : left + 32]
 
 
-@WAYS
-def test_what_is_fed_is_upright_and_what_pillow_decodes(options, new, photographs):
+@pytest.mark.parametrize("way", some_slow(WAYS, ["resident", "windows", "crops"]))
+def test_what_is_fed_is_upright_and_what_pillow_decodes(way, new, photographs):
+    options = WAYS[way]
     rule = manifest.load(new).pixel_rule
     assert (rule, manifest.load(new).features["image"].shape) == (PixelRule(), (*SIZE, 3))
     crop = middle if "distort" in options else lambda image: image
@@ -136,8 +139,9 @@ def test_what_is_fed_is_upright_and_what_pillow_decodes(options, new, photograph
         assert np.abs(decoded.astype(int) - picture(int(key[2:].split(".")[0]))).mean() < 4
 
 
-@WAYS
-def test_a_data_set_without_a_rule_is_fed_as_it_always_was(options, old, photographs):
+@pytest.mark.parametrize("way", some_slow(WAYS, ["windows", "crops portable"]))
+def test_a_data_set_without_a_rule_is_fed_as_it_always_was(way, old, photographs):
+    options = WAYS[way]
     assert (manifest.load(old).pixel_rule, manifest.load(old).pixels) == (None, OLD)
     sized = options if "distort" in options else {**options, "resize": SIZE}
     for key, image in fed(old, **sized).items():
@@ -174,7 +178,7 @@ def test_the_rule_is_part_of_the_datas_identity(new, tmp_path):
     assert made.digest != dataclasses.replace(made, pixel_rule=None).digest
 
 
-@pytest.mark.parametrize("form", ["new", "old"])
+@pytest.mark.parametrize("form", some_slow(["new", "old"], ["old"]))
 def test_the_audit_compares_by_the_rule(form, request, capsys):
     audit([str(request.getfixturevalue(form)), "--global_batch_size=2", "--content", "--resize=32x48"])
     assert "holds  the values that are fed are those of the records" in capsys.readouterr().out
@@ -210,8 +214,10 @@ def as_trained(data_dir, predictor):
     return found
 
 
-@pytest.mark.parametrize("exported", [False, True])
-@pytest.mark.parametrize("form", ["new", "old"])
+@pytest.mark.parametrize(
+    ("form", "exported"),
+    some_slow(itertools.product(("new", "old"), (False, True)), [("new", True), ("old", False)]),
+)
 def test_files_are_predicted_as_the_split_is_evaluated(form, exported, request, photographs, tmp_path):
     data_dir, run = (request.getfixturevalue(name) for name in (form, f"{form}_run"))
     predictor = of_run = Predictor.of_run(run)

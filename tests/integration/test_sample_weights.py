@@ -1,5 +1,7 @@
 """What a `parse` function may return, and the weights that Keras' `fit`, loops and the trainer make of it."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from pipeline.errors import UsageError
 from pipeline.index import __main__ as index
 from pipeline.records import framing, tf_example
 from tests import forked
+from tests.lanes import some_slow
 
 COUNT, SIZE = 13, 8
 FACTORS = {"mask": 1.0, "mean": SIZE / (COUNT - SIZE)}  # of a real row of the second step
@@ -62,7 +65,7 @@ LOSSES = (NUMBERS / 2) ** 2
 
 
 @pytest.mark.parametrize("weights", ["mean", *(pytest.param(way, marks=pytest.mark.slow) for way in ("mask", "none"))])
-@pytest.mark.parametrize("shape", [*PAIRS, *TRIPLES, *OTHERS])
+@pytest.mark.parametrize("shape", some_slow([*PAIRS, *TRIPLES, *OTHERS], ["a pair", "three", "a tensor", "a dict"]))
 def test_keras_takes_what_it_reads_rightly_and_refuses_the_rest(folder, shape, weights):
     """The table of docs/feeding.md; an evaluation of 13 rows in batches of 8."""
     given = {"global_batch_size": SIZE, "training": False, "parse": parser(shape), "weights": weights}
@@ -112,7 +115,7 @@ def test_fit_of_a_triple_makes_the_update_of_keras_on_the_arrays(folder):
 
 
 @pytest.mark.parametrize("weights", ["mask", pytest.param("mean", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("shape", [*PAIRS, *TRIPLES, *OTHERS])
+@pytest.mark.parametrize("shape", some_slow([*PAIRS, *TRIPLES, *OTHERS], ["a list of two", "three columns", "a dict"]))
 def test_loops_get_as_many_parts_however_they_are_fed(folder, shape, weights):
     given = {"global_batch_size": SIZE, "training": True, "parse": parser(shape), "weights": weights}
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(2)])
@@ -213,7 +216,9 @@ def looking_up(outputs, targets):
     return Looked, parse
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize(
+    "name", some_slow(DENSE, ["masks (rows, h, w, 1)", "classes (rows, h, w)", "numbers (rows, time, values)"])
+)
 def test_weights_of_dense_targets_weigh_rows_where_they_are_as_many_as_columns(folder, name):
     """The padded last step of `fit` and of `evaluate`: losses and metrics are those of the 13 rows."""
     targets, outputs = dense(name)
@@ -353,7 +358,7 @@ def test_compiled_metrics_of_a_dense_target_weigh_rows():
         assert found[name] == pytest.approx(expected[name], rel=1e-5), name
 
 
-@pytest.mark.parametrize("classes", [3, ROWS])
+@pytest.mark.parametrize("classes", some_slow([3, ROWS], [ROWS]))
 def test_compiled_metrics_of_several_classes_a_row_take_one_weight_per_row(classes):
     draw = np.random.default_rng(3)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(classes, "sigmoid")])
@@ -382,7 +387,7 @@ IOU = {  # a metric, classes of the outputs
         pytest.param((8, ROWS), id="of pixels"),
     ],
 )
-@pytest.mark.parametrize("name", IOU)
+@pytest.mark.parametrize("name", some_slow(IOU, ["MeanIoU", "BinaryIoU", "OneHotIoU"]))
 def test_compiled_iou_is_that_of_the_real_rows(name, shape):
     make, classes = IOU[name]
     draw, one_hot = np.random.default_rng(3), name.startswith("OneHot")
@@ -455,21 +460,27 @@ ALONE = lambda masks, _: masks  # noqa: E731
 BOTH = lambda masks, values: {"m": masks, "c": values}  # noqa: E731
 
 
-@pytest.mark.parametrize("weights", ["mask", "none"])
+STRUCTURES = {
+    "one tensor": (ALONE, lambda own: own),
+    "a tuple of one": (ALONE, lambda own: (own,)),
+    "a column": (ALONE, lambda own: own[:, None]),
+    "one each": (BOTH, lambda own: {"m": own, "c": own}),
+    "one each, one of them a column": (BOTH, lambda own: {"m": own, "c": own[:, None]}),
+    "one for both": (BOTH, lambda own: own),
+    "a column for both": (BOTH, lambda own: own[:, None]),
+}
+
+
 @pytest.mark.parametrize(
-    ("targets", "sample_weight"),
-    [
-        pytest.param(ALONE, lambda own: own, id="one tensor"),
-        pytest.param(ALONE, lambda own: (own,), id="a tuple of one"),
-        pytest.param(ALONE, lambda own: own[:, None], id="a column"),
-        pytest.param(BOTH, lambda own: {"m": own, "c": own}, id="one each"),
-        pytest.param(BOTH, lambda own: {"m": own, "c": own[:, None]}, id="one each, one of them a column"),
-        pytest.param(BOTH, lambda own: own, id="one for both"),
-        pytest.param(BOTH, lambda own: own[:, None], id="a column for both"),
-    ],
+    ("structure", "weights"),
+    some_slow(
+        itertools.product(STRUCTURES, ("mask", "none")),
+        [("one tensor", "mask"), ("one each, one of them a column", "none"), ("one for both", "mask")],
+    ),
 )
-def test_sample_weights_in_a_structure_weigh_rows_of_masks(folder, targets, sample_weight, weights):
+def test_sample_weights_in_a_structure_weigh_rows_of_masks(folder, structure, weights):
     """Batches of as many rows as the masks are wide."""
+    targets, sample_weight = STRUCTURES[structure]
     model = OfRows(classes=targets is BOTH)
     model.compile(
         keras.optimizers.SGD(0.0),
@@ -487,7 +498,7 @@ def test_sample_weights_in_a_structure_weigh_rows_of_masks(folder, targets, samp
         assert found[name] == pytest.approx(value, rel=1e-5), name
 
 
-@pytest.mark.parametrize("weights", ["mask", "none"])
+@pytest.mark.parametrize("weights", some_slow(["mask", "none"], ["mask"]))
 @pytest.mark.parametrize(
     ("targets", "sample_weight"),
     [
@@ -542,7 +553,18 @@ def of_integers(name, metrics):
     return tf.autograph.experimental.do_not_convert(parse), compiled, targets
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize(
+    "name",
+    some_slow(
+        INTEGERS,
+        [
+            "as many tokens as rows",
+            "several of as many classes as rows",
+            "one class",
+            "several of as many classes as rows, floats",
+        ],
+    ),
+)
 def test_integers_of_rank_2_are_weighed_as_tokens_and_as_classes(folder, name):
     parse, compiled, targets = of_integers(name, INTEGERS[name][2])
     alone = compiled().evaluate(NUMBERS[:, None], targets, batch_size=COUNT, verbose=0, return_dict=True)
@@ -553,7 +575,10 @@ def test_integers_of_rank_2_are_weighed_as_tokens_and_as_classes(folder, name):
         assert found[key] == pytest.approx(expected, rel=1e-5), key
 
 
-@pytest.mark.parametrize("name", ["several of 3 classes", "several of as many classes as rows"])
+@pytest.mark.parametrize(
+    "name",
+    some_slow(["several of 3 classes", "several of as many classes as rows"], ["several of as many classes as rows"]),
+)
 def test_f1_of_integers_is_an_error_not_a_wrong_number(folder, name):
     """The way out, of docs/feeding.md, is floats, as above."""
     parse, compiled, _ = of_integers(name, {"F1Score": F1})

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from tests import forked
+from tests.lanes import some_slow
 from tests.runs import checkpoint_bytes, finish, tf_configs, wait_for_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -310,41 +311,65 @@ def test_keys_are_not_logged_of_data_that_a_task_parses(project):
     assert "--log_keys=keys: not for a task with its own parse function" in error
 
 
-@pytest.mark.parametrize(
-    ("flags", "facts"),
-    [
-        (["--model=mine:compild"], ["--model=mine:compild", "has no 'compild'"]),
-        (["--model=theirs:model"], ["--model=theirs:model", "No module named 'theirs'"]),
-        (["--model=broken:model"], ["importing broken fails: broken.py:1: ", "No module named 'no_such_package'"]),
-        (["--model=wrong_syntax:model"], ["--model=wrong_syntax:model", "wrong_syntax.py:3: SyntaxError: "]),
-        (
-            ["--task=tasks:Fails", "--model_dir=fails"],
-            ["trainer.run: tasks.py:6: AttributeError: 'Fails' object has no"],
-        ),
-        (
-            ["--task=tasks:Wrong", "--model_dir=fails"],
-            ["trainer.run: tasks.py:11: ValueError: Dimensions must be equal"],
-        ),
-        (
-            ["--task=tasks:Parses"],
-            ["trainer.run: Task.parse: the function fails on string", "tasks.py:17: ValueError: "],
-        ),
-        (["--model=mine:wants_more"], ["--model=mine:wants_more", "it takes a, b, c"]),
-        (["--model=mine:fails"], ["--model=mine:fails", f": mine.py:{FAILS}: ZeroDivisionError: division by zero"]),
-        (["--model=mine:nothing"], ["--model=mine:nothing", "must return a Keras model"]),
-        (["--model=mine:softmax"], ["--model=mine:softmax", "activation softmax"]),
-        (["--model=mine:narrow"], ["--model=mine:narrow", "(None, 3)", "10 classes"]),
-        (["--model=mine:called_narrow", "--resize=8x8"], ["its outputs have the shape (None, 3)", "10 classes"]),
-        (["--model=mine:not_called"], ["the model is not built", "give it a keras.Input, or call it once on zeros"]),
-        (["--model=mine:of_other_images"], ["the model does not take the data, which are uint8 (None, 28, 28, 1): "]),
-        (["--model=mine:untrained"], ["--model=mine:untrained: the model has no trainable weights"]),
-        (["--global_batch_size=1e12"], ["--global_batch_size=1000000000000: must be 16777216 or less"]),
-        (["--task=mine:compiled"], ["--task=mine:compiled", "subclass of trainer.Task"]),
-        (["--model=mine:compiled", "--resize=8x8", "--learning_rate=1"], ["--learning_rate=1.0", "is compiled"]),
-    ],
-)
-def test_what_cannot_work_is_one_line(flags, facts, models):
-    [(code, _, error)] = finish(start(models, "--data_dir=digits", "--model_dir=wrong", *flags))
+WRONG = [  # flags, and what is said of them
+    (["--model=mine:compild"], ["--model=mine:compild", "has no 'compild'"]),
+    (["--model=theirs:model"], ["--model=theirs:model", "No module named 'theirs'"]),
+    (["--model=broken:model"], ["importing broken fails: broken.py:1: ", "No module named 'no_such_package'"]),
+    (["--model=wrong_syntax:model"], ["--model=wrong_syntax:model", "wrong_syntax.py:3: SyntaxError: "]),
+    (
+        ["--task=tasks:Fails", "--model_dir=fails"],
+        ["trainer.run: tasks.py:6: AttributeError: 'Fails' object has no"],
+    ),
+    (
+        ["--task=tasks:Wrong", "--model_dir=fails"],
+        ["trainer.run: tasks.py:11: ValueError: Dimensions must be equal"],
+    ),
+    (
+        ["--task=tasks:Parses"],
+        ["trainer.run: Task.parse: the function fails on string", "tasks.py:17: ValueError: "],
+    ),
+    (["--model=mine:wants_more"], ["--model=mine:wants_more", "it takes a, b, c"]),
+    (["--model=mine:fails"], ["--model=mine:fails", f": mine.py:{FAILS}: ZeroDivisionError: division by zero"]),
+    (["--model=mine:nothing"], ["--model=mine:nothing", "must return a Keras model"]),
+    (["--model=mine:softmax"], ["--model=mine:softmax", "activation softmax"]),
+    (["--model=mine:narrow"], ["--model=mine:narrow", "(None, 3)", "10 classes"]),
+    (["--model=mine:called_narrow", "--resize=8x8"], ["its outputs have the shape (None, 3)", "10 classes"]),
+    (["--model=mine:not_called"], ["the model is not built", "give it a keras.Input, or call it once on zeros"]),
+    (["--model=mine:of_other_images"], ["the model does not take the data, which are uint8 (None, 28, 28, 1): "]),
+    (["--model=mine:untrained"], ["--model=mine:untrained: the model has no trainable weights"]),
+    (["--global_batch_size=1e12"], ["--global_batch_size=1000000000000: must be 16777216 or less"]),
+    (["--task=mine:compiled"], ["--task=mine:compiled", "subclass of trainer.Task"]),
+    (["--model=mine:compiled", "--resize=8x8", "--learning_rate=1"], ["--learning_rate=1.0", "is compiled"]),
+]
+IN_ONE_PROCESS = """
+import contextlib, io, json, sys
+
+from trainer import run
+
+found = []
+for flags in json.loads(sys.argv[1]):
+    sys.argv[1:] = flags
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+        try:
+            run.entry_point()
+        except SystemExit as end:
+            found.append((end.code, said.getvalue()))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(models):
+    """Exit code and stderr of the trainer with each of these flags, in one process: TensorFlow starts once."""
+    given = [["--data_dir=digits", "--model_dir=wrong", *flags] for flags, _ in WRONG]
+    done = forked.run(["-c", IN_ONE_PROCESS, json.dumps(given)], cwd=models)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("number", "facts"), [(number, facts) for number, (_, facts) in enumerate(WRONG)])
+def test_what_cannot_work_is_one_line(number, facts, refused):
+    code, error = refused[number]
     assert code == 2, error
     lines = [line for line in error.splitlines() if line]
     assert len(lines) == 1, error
@@ -378,7 +403,7 @@ class Scaled(Diabetes):
 """
 
 
-@pytest.mark.parametrize("kind", AT_THE_TOP)
+@pytest.mark.parametrize("kind", some_slow(AT_THE_TOP, ["table", "layer"]))
 def test_a_module_may_have_it_at_its_top_on_one_device(kind, project):
     made, used = AT_THE_TOP[kind]
     (project / f"top_{kind}.py").write_text(TOP.format(made=made, used=used))
@@ -394,8 +419,8 @@ def test_a_module_may_have_it_at_its_top_on_one_device(kind, project):
     ("flags", "named"),
     [
         (["--strategy=mirrored", "--num_replicas=2"], "--num_replicas=2"),
-        (["--virtual_replicas=4"], "--virtual_replicas=4"),
-        (["--strategy=multiworker"], "--strategy=multiworker"),
+        pytest.param(["--virtual_replicas=4"], "--virtual_replicas=4", marks=pytest.mark.slow),
+        pytest.param(["--strategy=multiworker"], "--strategy=multiworker", marks=pytest.mark.slow),
     ],
 )
 def test_a_module_that_begins_before_the_strategy_is_named_with_its_line(flags, named, project):

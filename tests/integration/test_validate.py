@@ -21,6 +21,7 @@ from pipeline.files.paths import path_of
 from pipeline.index import __main__ as index
 from pipeline.manifest import naming
 from tests import forked
+from tests.lanes import some_slow
 from tests.validated import KINDS, edit, examples_of, pixels_of, png, rewrite_shard, write
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def run(capfd):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("deep", [[], ["--deep"]])
+@pytest.mark.parametrize("deep", some_slow([(), ("--deep",)], [("--deep",)], together=True))
 def test_a_data_set_as_it_was_written_is_said_to_be_so(kind, deep, tmp_path, run):
     made = write(tmp_path, kind)
     code, lines, error = run(*deep, tmp_path)
@@ -350,7 +351,7 @@ def test_a_column_that_was_forged_with_its_crc_is_not_what_the_records_have(kind
     )
 
 
-@pytest.mark.parametrize("column", ["bytes", "height", "coarse"])
+@pytest.mark.parametrize("column", some_slow(["bytes", "height", "coarse"], ["height", "coarse"]))
 def test_columns_of_sizes_and_of_other_features_are_compared_too(column, tmp_path, run):
     write(tmp_path, "png")
     index.main([str(tmp_path), "--add_columns=records"])

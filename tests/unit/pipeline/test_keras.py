@@ -14,6 +14,7 @@ from pipeline import ExactResume, input_fn, order_spec, steps_per_epoch
 from pipeline.errors import DataError, UsageError
 from pipeline.keras import _CallbackState
 from tests.datasets import write_dataset
+from tests.lanes import some_slow
 
 SHAPE = (4, 4, 1)
 STEPS = 5  # of 38 records, 8 at a time
@@ -99,7 +100,7 @@ def test_several_steps_per_call_are_saved_after_the_call_that_reaches_them(data,
 
 
 @pytest.mark.parametrize(
-    ("every", "keep", "saved"), [(2, 1, [5]), (2, 9, [2, 4, 5]), pytest.param(3, 9, [3, 5], marks=pytest.mark.slow)]
+    ("every", "keep", "saved"), some_slow([(2, 1, [5]), (2, 9, [2, 4, 5]), (3, 9, [3, 5])], [(2, 9, [2, 4, 5])])
 )
 def test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept(every, keep, saved, data, tmp_path):
     assert trained(data, tmp_path, epochs=1, every=every, keep=keep)[2] == saved
@@ -130,13 +131,13 @@ def test_another_order_model_or_optimizer_is_refused(data, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "damage"),
     [
-        ({"seed": 3}, None),
-        ({"width": 4}, None),
+        pytest.param({"seed": 3}, None, marks=pytest.mark.slow),
+        pytest.param({"width": 4}, None, marks=pytest.mark.slow),
         ({"more": True}, None),
-        ({"optimizer": "sgd"}, None),
+        pytest.param({"optimizer": "sgd"}, None, marks=pytest.mark.slow),
         ({}, lambda data: data[:-9]),  # the last values cannot be read, those before could be
-        ({}, lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]),
-        ({}, lambda data: b""),
+        pytest.param({}, lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], marks=pytest.mark.slow),
+        pytest.param({}, lambda data: b"", marks=pytest.mark.slow),
     ],
     ids=["order", "shape", "layers", "optimizer", "truncated", "a flipped bit", "empty"],
 )
@@ -199,7 +200,8 @@ def with_callbacks(data, folder, epochs, log, *, dies=None, first=False, patienc
 @pytest.mark.parametrize(
     ("deaths", "first"),
     [
-        ((13, 4, 7, 3), False),  # in epochs and at their ends
+        ((13, 4), False),  # in an epoch and before its first save
+        pytest.param((13, 4, 7, 3), False, marks=pytest.mark.slow),  # in epochs and at their ends
         pytest.param((4, 9), True, marks=pytest.mark.slow),  # as the first of the callbacks
         *(pytest.param(deaths, False, marks=pytest.mark.slow) for deaths in ((4, 9), (25, 1), (5, 5, 5, 5))),
     ],
@@ -268,7 +270,7 @@ def drawing(data, folder, epochs, *callbacks, strategy=None, inner=2, draws=True
     return first, [weight.numpy() for weight in model.weights], seeds
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", some_slow([1, 2], [1]))
 def test_layers_that_draw_go_on_as_without_the_kill(replicas, data, tmp_path):
     devices = [f"CPU:{number}" for number in range(replicas)]
     strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else None

@@ -11,6 +11,7 @@ from pipeline.distort.base import UserDistorted
 from pipeline.errors import DataError
 from pipeline.order.feed import Feed
 from tests.datasets import Kind, write_dataset
+from tests.lanes import some_slow
 
 FLAGS = ("--global_batch_size=12", "--workers=2")
 
@@ -38,7 +39,10 @@ def of_recipes(monkeypatch, change):
     monkeypatch.setattr(batches, "distortion_of", planted)
 
 
-@pytest.mark.parametrize(("flags", "again"), [((), "99 records counted"), (("--epoch=5",), "99 records counted")])
+@pytest.mark.parametrize(
+    ("flags", "again"),
+    [pytest.param((), "99 records counted", marks=pytest.mark.slow), (("--epoch=5",), "99 records counted")],
+)
 def test_two_epochs_are_replayed_and_named(data, capsys, flags, again):
     audited(data, *flags)
     out = capsys.readouterr().out
@@ -48,7 +52,11 @@ def test_two_epochs_are_replayed_and_named(data, capsys, flags, again):
     assert out.endswith(f"; epochs {first} and {first + 1} replayed\n")
 
 
-@pytest.mark.parametrize("flags", [(), ("--shuffle_bytes=2000", "--streams=4")], ids=["in memory", "windows"])
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param((), marks=pytest.mark.slow), ("--shuffle_bytes=2000", "--streams=4")],
+    ids=["in memory", "windows"],
+)
 def test_an_order_that_repeats_in_every_epoch_is_found(data, monkeypatch, flags):
     plan = Feed.plan
     monkeypatch.setattr(Feed, "plan", lambda feed, epoch, window: plan(feed, epoch * 0, window))
@@ -71,7 +79,12 @@ def test_an_epoch_too_large_to_replay_twice_is_replayed_in_parts(data, monkeypat
 @pytest.mark.parametrize(
     ("kind", "flags", "looks"),
     [
-        (Kind(), ["--distort=pad_crop_flip(pad=2) | mixup"], r"\(pad_crop_flip\(pad=2\)\)"),
+        pytest.param(
+            Kind(),
+            ["--distort=pad_crop_flip(pad=2) | mixup"],
+            r"\(pad_crop_flip\(pad=2\)\)",
+            marks=pytest.mark.slow,
+        ),
         (Kind("png", varied=True), ["--distort=random_crop(size=6)", "--epoch=3"], r"\(random_crop\(size=6\)\)"),
         (Kind(), ["--distort=cutout(size=3)", "--shuffle_bytes=2000", "--streams=2"], r"\(cutout\(size=3\)\)"),
     ],
@@ -121,7 +134,11 @@ def test_rows_that_depend_on_their_batch_are_found(data, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["flip", "flip(prob=0.3) | cutout(size=3)", "pad_crop_flip(pad=2)", "pad_crop_flip(flip=False)"]
+    "recipe",
+    some_slow(
+        ["flip", "flip(prob=0.3) | cutout(size=3)", "pad_crop_flip(pad=2)", "pad_crop_flip(flip=False)"],
+        ["flip(prob=0.3) | cutout(size=3)", "pad_crop_flip(pad=2)"],
+    ),
 )
 def test_recipes_that_are_restated_are_so_in_both_epochs(data, capsys, recipe):
     audited(data, "--content", f"--distort={recipe}")
