@@ -100,7 +100,8 @@ def test_several_steps_per_call_are_saved_after_the_call_that_reaches_them(data,
 
 
 @pytest.mark.parametrize(
-    ("every", "keep", "saved"), some_slow([(2, 1, [5]), (2, 9, [2, 4, 5]), (3, 9, [3, 5])], [(2, 9, [2, 4, 5])])
+    ("every", "keep", "saved"),
+    some_slow([(2, 1, [5]), (2, 9, [2, 4, 5]), (3, 9, [3, 5])], [(2, 1, [5]), (2, 9, [2, 4, 5])]),
 )
 def test_checkpoints_lie_so_many_steps_apart_and_so_many_are_kept(every, keep, saved, data, tmp_path):
     assert trained(data, tmp_path, epochs=1, every=every, keep=keep)[2] == saved

@@ -13,6 +13,7 @@ from pipeline.distort.passes import Kind, Pass
 from pipeline.distort.recipes import RECIPES, make_recipe
 from tests import datasets
 from tests.datasets import write_dataset
+from tests.lanes import some_slow
 from tests.unit.pipeline.distort import reference
 from tests.unit.pipeline.distort.running import run, statistics_of
 
@@ -27,7 +28,7 @@ def test_which_recipes_have_passes(name):
     assert (made is None) == (name in WITHOUT)
 
 
-@pytest.mark.parametrize("channels", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("channels", some_slow([1, 3, 4], [3]))
 @pytest.mark.parametrize(
     "text",
     [
@@ -87,7 +88,7 @@ def data(tmp_path_factory):
 CHAIN = "affine | random_erasing | pad_crop_flip(pad=2) | cutout(size=4) | mixup"
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle_bytes": 20_000}], ids=["in memory", "in windows"])
+@pytest.mark.parametrize("options", some_slow([{}, {"shuffle_bytes": 20_000}], [{}]), ids=["in memory", "in windows"])
 def test_the_input_gives_the_same_bytes_with_and_without_a_compiler(data, options, monkeypatch):
     def batches():
         dataset = input_fn(data, "train", global_batch_size=12, training=True, distort=CHAIN, **options)
@@ -115,7 +116,7 @@ def test_what_has_no_pass_is_left_to_xla(data, text):
     assert "StepfeedDistort" not in str(graph_of(dataset))
 
 
-@pytest.mark.parametrize("text", ["mixup", "cutmix(prob=0.5)"])
+@pytest.mark.parametrize("text", some_slow(["mixup", "cutmix(prob=0.5)"], ["mixup"]))
 def test_mixing_alone_is_a_pass_and_an_evaluation_hands_the_images_on(data, text):
     for training in (True, False):
         dataset = input_fn(data, "train", global_batch_size=12, training=training, distort=text)
