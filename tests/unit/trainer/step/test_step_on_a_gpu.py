@@ -12,8 +12,6 @@ VARIANTS = {
     "bfloat16, ema, clip": ("--model=lenet", "--nojit_compile", "--precision=bfloat16", "--ema=0.9", "--clip_norm=1"),
     "virtual": ("--model=lenet", "--virtual_replicas=4", "--ema=0.9", "--clip_norm=1"),
 }
-ON_THE_CPU = pytest.mark.xfail(strict=True, reason="the summed integers are split on the CPU")
-WAITS = pytest.mark.xfail(strict=True, reason="tf.map_fn asks the GPU whether there is another virtual replica")
 
 
 @functools.cache
@@ -21,20 +19,21 @@ def counted(*flags, how=gpu_graph.repeated):
     return gpu_graph.count(how(*gpu_graph.made(flags, SIDE, ROWS)))
 
 
-@pytest.mark.parametrize("variant", [*list(VARIANTS)[:2], pytest.param("virtual", marks=ON_THE_CPU)])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_each_operation_has_a_gpu_kernel(variant):
     counts = counted(*VARIANTS[variant])
-    assert counts.total.kernels > 20
+    assert counts.total.kernels > 20 or counts.total.programs
+    assert not counts.uncompiled
     assert not counts.without_kernel
     assert not counts.host
 
 
-@pytest.mark.parametrize("variant", [*list(VARIANTS)[:2], pytest.param("virtual", marks=WAITS)])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_no_loop_waits_for_the_last_update(variant):
     assert not counted(*VARIANTS[variant]).conditions
 
 
-@pytest.mark.parametrize("variant", ["plain", pytest.param("virtual", marks=ON_THE_CPU)])
+@pytest.mark.parametrize("variant", ["plain", "virtual"])
 def test_whether_the_weights_are_finite_is_all_that_the_host_gets(variant):
     assert [(one.size, one.times) for one in counted(*VARIANTS[variant]).copied] == [(1, 1)]
 
