@@ -228,6 +228,8 @@ def _with_arguments(graph: Any) -> Any:
     from tensorflow.python.ops import handle_data_util  # noqa: PLC0415
 
     found, arguments = graph.as_graph_def(), {one.op.name: one for one in graph.inputs}
+    for function in found.library.function:  # what stays a call would not be counted
+        function.attr.pop("_noinline", None)
     for node in found.node:
         if (argument := arguments.get(node.name)) is None:
             continue
@@ -352,6 +354,8 @@ class Graph:
                 uncompiled.update(titled(one) for one in inside if not has_kernel(one, "XLA_GPU_JIT"))
                 part.programs += times
                 part.moved += times * self._moved(node)
+            elif node.op in _CALLS:
+                raise AssertionError(f"{name}: a call that is not counted")
             elif place.lacks_kernel:
                 (host if node.op in HOST_OPS else without_kernel)[titled(node)] += times
             elif place.device == _GPU and node.op not in _STARTS_NOTHING and place.touches_gpu_memory:

@@ -100,6 +100,11 @@ def test_the_host_need_not_wait_for_what_the_pass_before_the_last_one_has_comput
     assert not counts.conditions
 
 
+def test_what_is_kept_a_call_is_counted():
+    called = tf.function(tf.exp, autograph=False, experimental_attributes={"_noinline": True})
+    assert counted(lambda values: called(called(values)), ROWS).total.kernels == 2
+
+
 def test_a_program_of_xla_is_one():
     compiled = tf.function(lambda x: tf.exp(x) * tf.sin(x), jit_compile=True, autograph=False)
     counts = counted(lambda values, steps: looped(compiled, values, steps), ROWS, STEPS)

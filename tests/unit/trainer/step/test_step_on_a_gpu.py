@@ -45,6 +45,13 @@ def test_batches_and_the_clock_alone_are_the_hosts():
     assert not counts.conditions
 
 
+def test_each_virtual_replica_is_a_call_of_one_program():
+    """In one program, what XLA makes of a virtual replica could depend on how many the replica has."""
+    counts = counted(*VARIANTS["virtual"])
+    assert counts.total.programs == 4 + 2  # and the sums, and the update
+    assert len(counts.operations) == 3
+
+
 @pytest.mark.parametrize("more", [(), ("--precision=bfloat16", "--ema=0.9", "--clip_norm=1")])
 def test_xla_takes_the_whole_step(more):
     counts = counted("--model=lenet", "--jit_compile", *more)
