@@ -250,6 +250,28 @@ class _Updates:
         self._compiled.add(summaries)
 
 
+def made_again(make: Callable[[], InnerLoop], leave: Callable[[Exception], bool]) -> InnerLoop:
+    """Returns the inner loop that `make` returns; after an error that `leave` takes care of, the one that it then does.
+
+    Args:
+      make: makes an inner loop whose updates begin with the step of the state.
+      leave: takes an error, and returns whether to make another loop.
+    """
+    inner_loop = make()
+
+    def looped(steps: int, summaries: frozenset[str]) -> LoopResult:
+        nonlocal inner_loop
+        try:
+            return inner_loop(steps, summaries)
+        except Exception as error:
+            if not leave(error):
+                raise
+        inner_loop = make()
+        return inner_loop(steps, summaries)
+
+    return looped
+
+
 def logged(
     step: TrainStep,
     batches: Iterator[Any],

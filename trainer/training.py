@@ -49,7 +49,6 @@ from trainer.plan import Plan
 from trainer.step import state, train_step
 from trainer.step.evaluation import EvaluationStep
 from trainer.step.summaries import are_images
-from trainer.step.train_step import LoopResult
 from trainer.task import Evaluation, Task, data_spec_of, uncalled
 
 _STOP = 0  # workers agree on numbers: this one to stop, 1 + its number for each action that is due
@@ -423,26 +422,19 @@ class AllReduceRun(Run):
 
         Each worker comes to the same: it compiles the same step before it exchanges anything.
         """
-        made = make()
+        return loop.made_again(make, self._leave_xla)
 
-        def inner_loop(steps: int, summaries: frozenset[str]) -> LoopResult:
-            nonlocal made
-            try:
-                return made(steps, summaries)
-            except tf.errors.OpError as error:
-                if not self.stepper.gradients.compiled or not failures.is_of_xla(error):
-                    raise
-                self._leave_xla(failures.said_by_xla(error))
-            made = make()
-            return made(steps, summaries)
-
-        return inner_loop
-
-    def _leave_xla(self, why: str) -> None:
+    def _leave_xla(self, error: Exception) -> bool:
+        """Goes on without XLA if an error is that XLA cannot compile the step; returns whether it is."""
+        compiled = self.stepper.gradients.compiled
+        if not compiled or not isinstance(error, tf.errors.OpError) or not failures.is_of_xla(error):
+            return False
+        why = failures.said_by_xla(error)
         self.output.line(f"XLA cannot compile the step, which goes on without it, as with --jit_compile=off: {why}")
         self.config = self.config.with_mode("off")
         self.checkpoints.use(self.config)
         self.stepper = self.bottleneck.stepper = self.stepper.without_xla()
+        return True
 
     def _train_to_end(self, inner_loop: InnerLoop, start: int, actions: Sequence[Action]) -> bool:
         last_step, steps_per_loop = self.plan.last_step, self.config.steps.steps_per_loop

@@ -19,7 +19,7 @@ from trainer.config import TrainConfig
 from trainer.loop import Progress
 from trainer.models.layers import has_unfused
 from trainer.plan import Plan
-from trainer.step.exchange import all_sum
+from trainer.step.gradients import all_sum
 from trainer.step.train_step import TrainStep, is_compiled
 
 INPUT, COMPUTE, COMMUNICATION = "input-bound", "compute-bound", "communication-bound"

@@ -32,9 +32,10 @@ from pipeline.read.window import RECORD_ID, Columns, GraphReader, gather
 from pipeline.resolved import ResolvedRequest
 from trainer.config import TrainConfig
 from trainer.config.steps import Period
+from trainer.step.gradients import Contribution, Gradients
 from trainer.step.state import TrainState
 from trainer.step.summaries import COLUMNS, histogram
-from trainer.step.train_step import Contribution, Gradients, Traced, clipped, is_compiled, is_skipped
+from trainer.step.train_step import Traced, clipped, is_compiled, is_skipped
 from trainer.task import WEIGHT, divisor
 
 _DECODED_TOGETHER = 256  # images

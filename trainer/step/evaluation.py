@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.step.exchange import all_sum
+from trainer.step.gradients import all_sum
 from trainer.step.state import Forward, TrainState
 from trainer.task import Sums
 from trainer.topology import of_virtual_replicas, sum_virtual_replicas

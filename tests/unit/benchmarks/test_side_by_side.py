@@ -105,7 +105,8 @@ def test_peers_have_keras_own_layers_and_begin_with_the_same_fixed_weights(data_
     theirs, ours = loops.model_of(made)[0], loops.model_of(made, fused=True)[0]
     for kind in (keras.layers.BatchNormalization, keras.layers.MaxPooling2D):
         found = [[type(one) for one in model.layers if isinstance(one, kind)] for model in (theirs, ours)]
-        assert set(found[0]) == {kind} and kind not in found[1]
+        assert set(found[0]) == {kind}
+        assert kind not in found[1]
         assert len(found[0]) == len(found[1]) > 1
     (fixed, own) = (next(one for one in m.layers if isinstance(one, keras.layers.Conv2D)) for m in (theirs, ours))
     assert not fixed.trainable

@@ -9,7 +9,7 @@ from trainer.cluster import strategies
 from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.config import TrainConfig
 from trainer.config.run import RunFlags
-from trainer.step import exchange
+from trainer.step import gradients
 
 
 def create(cluster=ALONE, global_batch_size=100, **flags):
@@ -133,7 +133,7 @@ def test_the_way_to_sum_is_that_of_the_flag_and_gives_the_sum():
         rows = strategy.experimental_distribute_values_from_function(
             lambda context: tf.constant([1.0, 10.0]) * (1 + context.replica_id_in_sync_group)
         )
-        total = strategy.run(exchange.all_sum, (rows,))
+        total = strategy.run(gradients.all_sum, (rows,))
         found[how] = strategy.experimental_local_results(total)[0].numpy().tolist()
         assert (
             type(strategy.extended._cross_device_ops).__name__
