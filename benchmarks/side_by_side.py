@@ -17,9 +17,10 @@ from benchmarks.rounds import Round, ratio_text
 from pipeline.errors import DataError
 
 OURS = "ours"
+_CONSTANT, _REAL = "one constant batch", "real input"
 # By the kind of input: what a line is called, and the loop of `benchmarks.loops` or `benchmarks.torch_loops`.
 CONTESTANTS = {
-    "one constant batch": {
+    _CONSTANT: {
         OURS: "constant",
         "Keras fit": "fit constant",
         "tf.function": "plain",
@@ -30,7 +31,7 @@ CONTESTANTS = {
         "limit TensorFlow": "limit",
         "limit PyTorch": "torch limit",
     },
-    "real input": {
+    _REAL: {
         OURS: "ours",
         "Keras fit": "fit",
         "tf.function": "plain input",
@@ -38,7 +39,7 @@ CONTESTANTS = {
         "PyTorch compile": "torch compile input",
     },
 }
-NAMES = set(CONTESTANTS["one constant batch"])
+NAMES = set(CONTESTANTS[_CONSTANT])
 NO_PEERS = (OURS, "tf.function fused", "limit TensorFlow", "limit PyTorch")  # what a user has not got, or does not use
 _PHOTOGRAPHS = 1_200  # images of 96x96 to make
 
@@ -97,20 +98,20 @@ def measure(models: Sequence[str], precisions: Sequence[str], kinds: Sequence[st
         for model in models:
             subject = SUBJECTS[model]
             if subject.side not in folders:
-                folders[subject.side] = _data(setting.data_dir, subject.side, pathlib.Path(made))
+                folders[subject.side] = _data(setting.data_dir, subject.side, pathlib.Path(made), _REAL in kinds)
             for precision in precisions:
                 for kind in kinds:
                     _block(model, precision, kind, folders[subject.side], setting)
 
 
-def _data(cifar: str, side: int, folder: pathlib.Path) -> tuple[str, str]:
-    """Returns a data set of images of a size, and the folder of the same as arrays."""
+def _data(cifar: str, side: int, folder: pathlib.Path, has_arrays: bool) -> tuple[str, str]:
+    """Returns a data set of images of a size, and the folder of the same as arrays; empty: they are not needed."""
     data_dir = cifar
     if side != SUBJECTS["resnet20"].side:
         source, data_dir = folder / "source.tfrecord", str(folder / f"data-{side}")
         sources.raw_records(source, _PHOTOGRAPHS, (side, side, 3), 10)
         commands.convert("tfrecord", source, pathlib.Path(data_dir), f"--image_shape={side}x{side}x3")
-    return data_dir, str(inputs.dump_arrays(data_dir, folder / f"arrays-{side}"))
+    return data_dir, str(inputs.dump_arrays(data_dir, folder / f"arrays-{side}")) if has_arrays else ""
 
 
 def _block(model: str, precision: str, kind: str, data: tuple[str, str], setting: Setting) -> None:
