@@ -16,6 +16,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from pipeline.errors import UsageError
 
 _RANK = 4  # of a batch of images
+_RADIUS = 4  # channels on either side that normalise a channel
 _KERNEL_DTYPES = (tf.float32, tf.bfloat16, tf.float16)  # those of FusedBatchNormV3
 
 
@@ -28,15 +29,21 @@ class ScalePixels(keras.layers.Layer):
 
 
 class LocalResponseNorm(keras.layers.Layer):
-    """Local response normalisation with the CIFAR-10 tutorial's constants (Krizhevsky et al. 2012, 3.3)."""
+    """Local response normalisation with the CIFAR-10 tutorial's constants (Krizhevsky et al. 2012, 3.3).
+
+    x / (1 + 0.001 / 9 * the sum of x^2 over 9 neighbouring channels)^0.75, in float32. The sum is a product with a
+    banded matrix, which takes a third of the time of TensorFlow's own operation, forward and backward: on CPUs that is
+    a loop over single numbers.
+    """
 
     def call(self, activations: tf.Tensor) -> tf.Tensor:
-        """Returns activations of the same shape and dtype, divided by a term of 9 neighbouring channels.
-
-        It is computed in float32: TensorFlow's kernel has no bfloat16.
-        """
+        """Returns activations of the same shape and dtype."""
         exact = tf.cast(activations, tf.float32)
-        return tf.cast(tf.nn.local_response_normalization(exact, 4, 1.0, 0.001 / 9.0, 0.75), activations.dtype)
+        channels = exact.shape[-1]
+        near = min(_RADIUS, channels)
+        neighbours = tf.linalg.band_part(tf.fill([channels, channels], 0.001 / 9.0), near, near)
+        root = tf.math.rsqrt(1.0 + tf.tensordot(exact * exact, neighbours, 1))
+        return tf.cast(exact * root * tf.sqrt(root), activations.dtype)
 
 
 class BatchNormalization(keras.layers.BatchNormalization):

@@ -398,3 +398,18 @@ def test_models_that_pool_train_to_the_same_bits_in_xla_under_op_determinism(nam
         assert (int(result.step), bool(result.finite)) == (3, True)
         found.append([variable.numpy().tobytes() for variable in stepper.state.model.variables])
     assert found[0] == found[-1]
+
+
+@pytest.mark.parametrize("channels", [3, 64])
+def test_local_response_norm_is_that_of_tensorflow(channels):
+    images = tf.constant(np.random.default_rng(0).normal(0, 30, (2, 3, 5, channels)), tf.float32)
+    found, constants = [], (4, 1.0, 0.001 / 9.0, 0.75)
+    for norm in (layers.LocalResponseNorm(), lambda x: tf.nn.local_response_normalization(x, *constants)):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            values = norm(images)
+            total = tf.reduce_sum(values * values)
+        found.append((values.numpy(), tape.gradient(total, images).numpy()))
+    assert np.max(np.abs(found[1][0] / images.numpy() - 1)) > 0.05  # it normalises
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
