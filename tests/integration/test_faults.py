@@ -266,7 +266,7 @@ os._exit(9)
 )
 def test_a_worker_that_dies_while_joining(digits, tmp_path, victim, what):
     paths = [f"--data_dir={digits}", f"--model_dir={tmp_path}"]
-    flags = [*paths, "--strategy=multiworker", "--collective_timeout=8", *LONG]
+    flags = [*paths, "--strategy=multiworker", "--collective_timeout=8", "--jit_compile=off", *LONG]
     programs = [["-m", "trainer.run", *flags] for _ in range(3)]
     programs[victim] = ["-c", JOINS, what, *flags]
     workers = [
