@@ -40,14 +40,28 @@ class Contestant:
         )
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Gives it a line, such as the seconds of a round; returns what it answers."""
+        """Gives it a line, such as the seconds of a round; returns what it answers.
+
+        Raises:
+          DataError: it has ended.
+        """
         assert self._process.stdin
         self._signal(signal.SIGCONT)
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
         answer = dict(json.loads(self.line()))
         self._signal(signal.SIGSTOP)
         return answer
+
+    def said(self) -> dict[str, Any]:
+        """Returns what it says once it is ready, or its `error`; then it is stopped until its turn."""
+        try:
+            return dict(json.loads(self.line()))
+        except DataError as error:
+            return {"error": str(error)}
+        finally:
+            self._signal(signal.SIGSTOP)
 
     def end(self) -> None:
         """Ends the process and those that it started."""
@@ -98,15 +112,18 @@ def in_turns(commands: Mapping[str, Sequence[str]], rounds: int, seconds: float)
     try:
         for name, arguments in commands.items():
             started[name] = Contestant(name, arguments)
-            facts = json.loads(started[name].line())  # once it is warm
+            facts = started[name].said()  # once it is warm
             if "error" in facts:
                 print(f"{name}: skipped, {facts['error']}", flush=True)
             else:
                 found[name] = Measured(facts, [])
-            started[name]._signal(signal.SIGSTOP)
         for _ in range(rounds):
-            for name, one in found.items():
-                one.rounds.append(Round(**started[name].ask(str(seconds))))
+            for name, one in list(found.items()):
+                try:
+                    one.rounds.append(Round(**started[name].ask(str(seconds))))
+                except DataError as error:  # such as one for which there was not enough memory
+                    print(f"{error}", flush=True)
+                    del found[name]
         return found
     finally:
         for contestant in started.values():

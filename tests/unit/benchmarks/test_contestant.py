@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from benchmarks.contestant import Contestant
+from benchmarks.contestant import Contestant, Measured, in_turns
+from benchmarks.rounds import Round
 from pipeline.errors import DataError
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -63,6 +64,16 @@ def test_one_that_has_ended_is_an_error(contestant):
     contestant.line()
     with pytest.raises(DataError, match="one: ended; its error is above"):
         contestant.ask("end")
+
+
+def test_one_that_ends_is_left_out_and_the_others_go_on(capfd):
+    ready = "import json, sys; print(json.dumps({}), flush=True)\n"
+    rounds = 'for line in sys.stdin: print(json.dumps({"rate": float(line), "cpu": 2.0}), flush=True)'
+    programs = {"good": ready + rounds, "early": "print('no', file=__import__('sys').stderr)", "late": ready}
+    found = in_turns({name: [sys.executable, "-c", program] for name, program in programs.items()}, 2, 0.5)
+    assert found == {"good": Measured({}, [Round(0.5, 2.0), Round(0.5, 2.0)])}
+    said = ["early: skipped, early: ended; its error is above", "late: ended; its error is above"]
+    assert capfd.readouterr().out.splitlines() == said
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="needs Linux's /proc")
