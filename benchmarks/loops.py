@@ -100,14 +100,15 @@ def _warm(take: Take, model: Any) -> Contest:
 
 
 def model_of(made: Made, fused: bool = False) -> tuple[Any, Any]:
-    """Returns a user's model and optimizer: those of the run, with Keras' own layers unless `fused`."""
+    """Returns a user's model and optimizer: the run's, with Keras' and TensorFlow's own layers unless `fused`."""
     import keras  # noqa: PLC0415
 
     from trainer import models  # noqa: PLC0415
     from trainer.config.model import dtype_policy  # noqa: PLC0415
+    from trainer.models import layers  # noqa: PLC0415
     from trainer.step import optimizers  # noqa: PLC0415
 
-    config = made.config
+    tf, config = inputs.load_tensorflow(), made.config
     keras.config.set_dtype_policy(dtype_policy(config.model.precision))
     optimizer = optimizers.create(config.optimizer, config.model.precision)
     optimizer.learning_rate = config.optimizer.learning_rate
@@ -115,10 +116,19 @@ def model_of(made: Made, fused: bool = False) -> tuple[Any, Any]:
     if fused:
         return model, optimizer
 
+    class LocalResponseNorm(layers.LocalResponseNorm):
+        def call(self, activations: Any) -> Any:
+            exact = tf.cast(activations, tf.float32)
+            return tf.cast(tf.nn.local_response_normalization(exact, 4, 1.0, 0.001 / 9.0, 0.75), activations.dtype)
+
+    kinds = {
+        layers.BatchNormalization: keras.layers.BatchNormalization,
+        layers.LocalResponseNorm: LocalResponseNorm,
+        layers.MaxPooling2D: keras.layers.MaxPooling2D,
+    }
+
     def own(layer: Any) -> Any:
-        kinds = (keras.layers.BatchNormalization, keras.layers.MaxPooling2D)
-        kind = next((kind for kind in kinds if isinstance(layer, kind)), type(layer))
-        return kind.from_config(layer.get_config())
+        return kinds.get(type(layer), type(layer)).from_config(layer.get_config())
 
     theirs = keras.models.clone_model(model, clone_function=own)
     theirs.set_weights(model.get_weights())

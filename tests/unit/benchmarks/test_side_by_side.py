@@ -7,10 +7,12 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from benchmarks import commands, contestant, loops, side_by_side, sources
 from benchmarks.rounds import Round
 from pipeline.errors import DataError
+from trainer.models.layers import LocalResponseNorm
 
 NEEDS_TORCH = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs PyTorch, which no test installs")
 # Trainable weights for 10 classes (docs/training.md has those of Keras' models), the side of an image, and the
@@ -87,6 +89,17 @@ def test_pytorch_is_told_what_the_trainer_is_told():
     plain = side_by_side.flags_of("cifar10_cnn", "float32", 64, "DIR")
     made = side_by_side.torch_setting(plain, side_by_side.SUBJECTS["cifar10_cnn"], "")
     assert (made["side"], made["momentum"], made["nesterov"]) == (24, 0.0, False)
+
+
+def test_peers_have_tensorflow_s_local_response_normalisation(data_dir):
+    made = loops.make(side_by_side.flags_of("cifar10_cnn", "float32", 4, data_dir))
+    theirs, ours = loops.model_of(made)[0], loops.model_of(made, fused=True)[0]
+    values = np.random.default_rng(0).random((2, 24, 24, 64), np.float32) * 100
+    for model, operations in ((theirs, {"LRN"}), (ours, set())):
+        (one, _) = (layer for layer in model.layers if isinstance(layer, LocalResponseNorm))
+        graph = tf.function(one.call).get_concrete_function(tf.TensorSpec(values.shape)).graph
+        assert {op.type for op in graph.get_operations()} & {"LRN"} == operations
+        assert np.allclose(one(values), tf.nn.local_response_normalization(values, 4, 1.0, 0.001 / 9, 0.75), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["plain", "limit"])
