@@ -148,7 +148,9 @@ def call_numpy(
             return *nothing, np.array(problem.translate(_SHOWN).encode(), object)
 
     # A Python error would reach the user as many lines with a stack; the message of an assertion is one line.
-    *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string])
+    # A stateful operation would make TensorFlow take all parallelism and prefetching out of an input under op
+    # determinism. These functions depend on their arguments alone.
+    *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string], stateful=False)
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
         return [tf.identity(tensor) for tensor in tensors]
 

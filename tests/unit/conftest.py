@@ -1,4 +1,4 @@
-"""Images for the tests of all packages."""
+"""Fixtures for the tests of all packages."""
 
 import numpy as np
 import pytest
@@ -15,3 +15,14 @@ def pixels():
         return (splitmix64(numbers) >> np.uint64(56)).astype(np.uint8).reshape(count, *shape)
 
     return make
+
+
+@pytest.fixture
+def op_determinism():
+    """TensorFlow's op determinism, for one test."""
+    import tensorflow as tf
+    from tensorflow.python.framework.config import disable_op_determinism
+
+    tf.config.experimental.enable_op_determinism()
+    yield
+    disable_op_determinism()

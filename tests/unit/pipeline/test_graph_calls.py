@@ -44,6 +44,20 @@ def test_quotes_of_the_input_are_not_escaped():
     assert message_of_input(caught.value.message) == text
 
 
+def test_op_determinism_leaves_reading_ahead(op_determinism):
+    """TensorFlow then takes prefetching and parallelism out of a dataset with a stateful operation."""
+    called = threading.Semaphore(0)
+
+    def read(number):
+        called.release()
+        return [number]
+
+    batches = iter(tf.data.Dataset.range(9).map(lambda n: call_numpy(read, [n], [tf.int64])[0]).prefetch(4))
+    assert int(next(batches)) == 0
+    for _ in range(4):
+        assert called.acquire(timeout=60)  # by nobody's demand but for the first
+
+
 def test_other_errors_are_not_the_inputs():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         tf.reshape(tf.zeros([3]), [2])

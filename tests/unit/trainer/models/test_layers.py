@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework.config import disable_op_determinism
 
 import trainer
 from pipeline.errors import UsageError
@@ -15,13 +14,6 @@ from trainer.models import layers
 SHAPE = (3, 2, 2, 5)  # 12 rows and pixels: their variance is 11 / 12 of the population's
 KERNELS = {"FusedBatchNormV3", "FusedBatchNormGradV3"}
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
-
-
-@pytest.fixture
-def op_determinism():
-    tf.config.experimental.enable_op_determinism()
-    yield
-    disable_op_determinism()
 
 
 def operations_of(function, *arguments):
