@@ -14,6 +14,7 @@ import heapq
 import json
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 import time
@@ -96,12 +97,14 @@ class Settings(NamedTuple):
       limit: seconds that it has.
       smoke: whether to measure next to nothing, with a tiny model, to see that all of it runs.
       cifar, photos: folders of the data sets.
+      traces: what the names of the profiles' files begin with, which TensorBoard shows.
     """
 
     limit: float
     smoke: bool
     cifar: str
     photos: str
+    traces: str
 
 
 def tiny(image_shape: tuple[int, ...], num_classes: int) -> Any:
@@ -363,13 +366,19 @@ def train(item: Item, settings: Settings) -> None:
 
     def profile(name: str, advance: Advance) -> None:
         if item.is_profiled and name in ("ours", "ours nojit", "keras jit"):
-            emit("profile", name=name, **profiled(made.tf, advance))
+            emit("profile", name=name, **profiled(made.tf, advance, f"{settings.traces}.{name.replace(' ', '_')}"))
 
     Turns(item, settings).run(made.contestant, profile)
 
 
-def profiled(tf: Any, advance: Advance) -> dict[str, Any]:
-    """Returns the kernels per step, the share of the time in which one ran, and those that took most of it."""
+def profiled(tf: Any, advance: Advance, begin: str) -> dict[str, Any]:
+    """Returns the kernels per step, the share of the time in which one ran, and those that took most of it.
+
+    Args:
+      tf: TensorFlow.
+      advance: the contestant.
+      begin: path of the profile's file, without `.xplane.pb`.
+    """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:
@@ -379,6 +388,7 @@ def profiled(tf: Any, advance: Advance) -> dict[str, Any]:
         wall = time.perf_counter() - began
         tf.profiler.experimental.stop()
         trace = next(pathlib.Path(folder).rglob("*.xplane.pb"))
+        shutil.copy(trace, f"{begin}.xplane.pb")
         space = xplane_pb2.XSpace.FromString(trace.read_bytes())
     planes = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
     by_name: dict[str, float] = collections.defaultdict(float)

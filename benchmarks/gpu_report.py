@@ -133,7 +133,8 @@ class Report:
             found["results"].append({"kind": "skipped", "name": name, "why": "the minutes are over"})
         else:
             print(f"--- {name} (at most {limit:.0f} s, {self.elapsed:.0f} s so far)", flush=True)
-            self._run(name, Settings(limit, config.cpu_smoke, config.cifar, config.photos), found)
+            traces = f"{config.out}.{name.replace(' ', '_')}"
+            self._run(name, Settings(limit, config.cpu_smoke, config.cifar, config.photos, traces), found)
         self._write()
         print("\n".join(table({name: found})), flush=True)
 

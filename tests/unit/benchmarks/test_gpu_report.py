@@ -66,5 +66,8 @@ def test_all_items_run_on_a_cpu(tmp_path):
         assert "failed" not in kinds, (name, found["results"])
         measured = {one["name"] for one in found["results"] if one["kind"] in ("round", "bits", "input")}
         assert measured == set(ITEMS[name].contestants) or name == "torch"
+    assert sorted(path.name for path in tmp_path.glob("*.xplane.pb")) == [
+        f"report.json.resnet50.{name}.xplane.pb" for name in ("keras_jit", "ours", "ours_nojit")
+    ]
     assert "SAME BITS" in "\n".join(report["table"])
     assert "OTHER BITS" not in "\n".join(report["table"])
