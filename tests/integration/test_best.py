@@ -114,6 +114,7 @@ def test_two_workers_keep_the_best_with_averaged_weights(digits, tmp_path):
     assert "resumed from" in again[0][1]
 
 
+@pytest.mark.slow
 def test_resumed_with_other_flags_the_best_hold_the_weights_that_were_ranked(digits, tmp_path):
     """What the run abandoned has evaluated at the same steps, and better."""
     flags = (*FLAGS[:4], "--train_steps=50", "--checkpoint_every=20", "--eval_every=10", "--keep_best=5")

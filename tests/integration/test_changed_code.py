@@ -101,6 +101,7 @@ def test_a_resume_names_each_file_that_was_edited_and_no_other(what, digits, pro
     assert train(digits, said, 5) == []  # ckpt-4 has the digests of the edited files
 
 
+@pytest.mark.slow
 def test_evaluation_prediction_export_and_replay_name_it_too(digits, project, said):
     train(digits, said, 2)
     Image.new("L", (28, 28)).save("one.png")

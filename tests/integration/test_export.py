@@ -201,11 +201,12 @@ def test_no_file_names_the_machine_or_our_code(exported):
             "uint8 images of 40x36x3",
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             Kind("jpeg", varied=True),
             ("--model=lenet", "--distort=random_resized_crop(size=32)"),
             "saved_model,keras",
             "any size, fitted to 32x32",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             Kind("jpeg", varied=True),
@@ -221,12 +222,11 @@ def test_no_file_names_the_machine_or_our_code(exported):
             "any size, fitted to 30x28",
             marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             Kind("png", compression="GZIP"),
             ("--model=softmax_regression",),
             "saved_model",
             "uint8 images of 40x36x3",
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["raw", "jpeg", "bfloat16", "stretched", "gzip"],
@@ -262,6 +262,7 @@ def photographs_are_cut_as_the_run_cuts_them(run, folder, photo):
         Predictor.of_export(folder / "model.keras")
 
 
+@pytest.mark.slow
 def test_layers_of_the_users(digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
     train(digits, "run", "--task=models:Subclassed", "--train_steps=10", "--distort=shift", cwd=tmp_path)

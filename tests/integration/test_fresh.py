@@ -117,6 +117,7 @@ def test_killed_while_it_removes_the_next_start_goes_on_with_that(run):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_of_several_workers_the_chief_removes_and_all_begin_at_the_first_step(run, first, data):
     workers = start_workers(data, [run] * 2, *FLAGS, "--train_steps=30", "--fresh")
     (code, out, err), (other, said, _) = finish(*workers)
@@ -153,6 +154,7 @@ def test_the_launcher_removes_once_and_a_process_that_it_starts_again_resumes(ru
     assert steps_of(run)[-1] == 200
 
 
+@pytest.mark.slow
 def test_a_job_that_a_scheduler_starts_again_resumes(run):
     flags = (f"--model_dir={run}", "--fresh")
     code, out, err = trained(*flags, "--train_steps=10", STEPFEED_FRESH="4711")

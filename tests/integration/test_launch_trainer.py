@@ -82,6 +82,7 @@ def test_two_workers(launch, undisturbed, tmp_path):
     assert checkpoint_bytes(tmp_path / "model", 30) == undisturbed(30)
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_launcher_saves_without_an_end(launch, tmp_path):
     job = launch("--num_workers=2", steps=100_000, more=["--checkpoint_every=0"])
     pids = [one["pid"] for one in job.wait_until(lambda status: status["processes"][0]["step"])["processes"]]

@@ -69,6 +69,7 @@ def test_the_log_is_the_order_and_training_is_the_same_with_it(strategy, data, t
     assert out[-1].endswith("; the run saw just that")
 
 
+@pytest.mark.slow
 def test_a_convolution_on_several_replicas_is_trained_to_the_same_bits_with_it(tmp_path):
     """In the loop that runs without it, oneDNN must sum the gradients of a first layer in the same way."""
     write_dataset(tmp_path / "data", (100, 92), (28, 28, 1), (4,), 10)

@@ -105,6 +105,7 @@ def test_a_resumed_run_has_the_same_sources_and_shares(folders, mixture, tmp_pat
         audit.main([f"{folders}/a=1,{b}", f"--observed={logs}", "--global_batch_size=24"])
 
 
+@pytest.mark.slow
 def test_a_schedule_may_change_ahead_and_resumes_with_the_same_bits(folders, mixture, tmp_path, capsys):
     a, b = f"{folders}/a", f"{folders}/b:train[:39]"
     changed = f"--mixture_schedule=0:{a}=2,{b}=1;3:{a}=1,{b}=1;7:{a}=1,{b}=2"

@@ -151,6 +151,7 @@ def test_signals_to_all_at_once_save_each_time_and_the_job_gets_to_its_end(line,
     assert ledger_of(out) == (steps, steps, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_killed_and_the_others_make_its_steps(line, tmp_path):
     job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=200", "--log_every=10", "--collective_timeout=3")
     wait_for_step(job.chief, 20)

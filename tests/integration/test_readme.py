@@ -198,6 +198,7 @@ def test_a_script_is_ported_in_as_few_lines_as_the_page_says(folder, follow):
     assert said == counts
 
 
+@pytest.mark.slow
 def test_the_towers_of_cifar10_are_ported_in_two_commands(folder):
     """With less data and fewer steps: what the first line says, and the flags of which the page's table speaks."""
     page = page_text("porting.md").partition("## `cifar10_multi_gpu_train.py`")[2]
@@ -247,6 +248,7 @@ def test_code_of_ones_own_trains_as_the_page_says(folder):
         assert re.search(said, done.stdout), done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_as_the_page_says(follow):
     first, second, fresh = follow("resume.md").values()
     assert "step 0 to 30 of 96 examples" in first

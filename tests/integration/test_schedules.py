@@ -165,6 +165,7 @@ def test_the_audit_of_a_run_knows_its_schedule_and_its_logs(folders, logged, cap
         audit.main([f"--model_dir={path}/run", f"--observed={path}/keys", f"--mixture_schedule={wrong}"])
 
 
+@pytest.mark.slow
 def test_steps_of_the_run_are_shown_and_made_again(folders, mixture, logged, capsys, tmp_path):
     path, segments = logged
     model_dir = f"--model_dir={path}/run"
@@ -195,6 +196,7 @@ def test_steps_of_the_run_are_shown_and_made_again(folders, mixture, logged, cap
     assert "all bits of" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_page_shows_units_and_the_batch_of_a_step(logged, capsys):
     path, _ = logged
     watch.main([f"{path}/run", "--json"])

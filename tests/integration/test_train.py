@@ -277,6 +277,7 @@ def test_what_the_replicas_are_fed(prefetch, place, train, monkeypatch):
     assert fed == [(prefetch, place != "host")]  # pixels as uint8, for the steps to distort
 
 
+@pytest.mark.slow
 def test_on_gpus_the_steps_make_floats_unless_a_flag_says_otherwise(train, monkeypatch, tmp_path):
     """Only whether there is a GPU is feigned; the bits of the weights do not depend on where floats are made."""
     flags, weights = ("--eval_split=none", "--distort=flip | shift"), []

@@ -403,6 +403,7 @@ for step, rest in resume.fits(epochs=int(epochs), steps_per_epoch=5):
 """
 
 
+@pytest.mark.slow
 def test_a_script_or_a_file_of_it_that_was_edited_is_named(data, tmp_path):
     script, parts = tmp_path / "script.py", tmp_path / "parts.py"
     script.write_text(SCRIPT)

@@ -159,6 +159,7 @@ def test_two_halves_are_not_permuted_alike(folders):
     assert len(pairs) > 55
 
 
+@pytest.mark.slow
 def test_distortions_are_keyed_by_record_and_mixing_stays_within_a_source(mixture):
     options = {"distort": "pad_crop_flip(pad=2) | mixup(alpha=1.0)", "weights": "mean"}
     whole = taken(mixture, **options)

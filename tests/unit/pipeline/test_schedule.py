@@ -51,7 +51,9 @@ def taken(options, steps=STEPS, **more):
     return list(itertools.islice(input_fn(**{**options, **more}).as_numpy_iterator(), steps))
 
 
-@pytest.fixture(scope="module", params=[{}, WINDOWS], ids=["in memory", "windows"])
+@pytest.fixture(
+    scope="module", params=[{}, pytest.param(WINDOWS, marks=pytest.mark.slow)], ids=["in memory", "windows"]
+)
 def memory(request):
     return request.param
 

@@ -231,6 +231,7 @@ main()
     assert (done.returncode, done.stderr) == (130, f"stepfeed {name}: interrupted\n")
 
 
+@pytest.mark.slow
 def test_child_processes_use_the_names_that_were_typed(tmp_path):
     """Their environment says so: workers of a job, and Beam's."""
     code = "from pipeline import errors; print(errors.name_of('trainer.run'), errors.to_run('beam_jobs.validate'))"

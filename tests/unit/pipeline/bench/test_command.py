@@ -79,6 +79,7 @@ def test_what_is_done_while_images_are_decoded_is_no_other_stage(photographs, ca
     assert (stages["distort"]["occurs"], stages["distort"]["note"]) == ("absent", "done while images are decoded")
 
 
+@pytest.mark.slow
 def test_the_input_is_that_of_the_flags(folder, capsys):
     flags = ["--split=test[:8]", "--evaluation", "--resize=4x4", "--replicas=2", "--seed=5"]
     bench.main([str(folder), "--json", *flags, *SHORT])

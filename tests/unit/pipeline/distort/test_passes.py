@@ -58,6 +58,7 @@ def test_both_forms_give_the_same_colours(text, channels):
     run(text, reference.images_of(300, 33, 31, channels), reference.keys_of(300))
 
 
+@pytest.mark.slow
 def test_long_chains_and_wide_images_have_passes_too():
     """As XLA takes them: spectra of 20,000 places, and more recipes than anybody chains."""
     run(" | ".join(["flip"] * 40), reference.images_of(5, 3, 4), reference.keys_of(5))

@@ -225,6 +225,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_what_lies_between_chosen_records_takes_no_memory(tmp_path):
     write_dataset(tmp_path, (1500,), shape=(64, 64, 3))  # 18 MiB, of which every 20th record is chosen
     found = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], check=True, capture_output=True, text=True)

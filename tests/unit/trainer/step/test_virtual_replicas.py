@@ -95,9 +95,8 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize(
-    "recipe", [recipe if recipe == "XLA" else pytest.param(recipe, marks=pytest.mark.slow) for recipe in RECIPES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_has_the_same_bits(trained, recipe):
     given = RECIPES[recipe]
     flags = {"optimizer": "momentum", "rate": lambda step: 0.1 / tf.cast(step + 1, tf.float32), **given}
@@ -153,6 +152,7 @@ def test_dropout_and_batch_norm_follow_the_virtual_replicas_and_the_seed(trained
         assert any(not np.allclose(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.slow
 def test_every_virtual_replica_and_every_step_has_a_dropout_mask_of_its_own(make_stepper):
     """From zero weights, one update of a feature's weight counts the virtual replicas whose mask kept the feature."""
     features, unit = 64, 0.5 / V / (1 - 0.4)  # the gradient's share of a virtual replica: (1 - p) / V, scaled up
