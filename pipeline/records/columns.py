@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, of_user, unknown
-from pipeline.files.paths import folder
-from pipeline.index.command import alone_in, drafts_in
+from pipeline.files.paths import alone_in, folder
+from pipeline.files.write import drafts_in
 from pipeline.manifest import Column, Manifest, naming
 from pipeline.manifest.columns import FROM_RECORDS, LONGEST_STRING, MOST_STRINGS, column_name, column_names, encode
 from pipeline.records import framing, tf_example
@@ -140,7 +140,7 @@ def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, An
                 drafts.add(naming.column_name(split, name, columns[name].files[split]), data)
         made = Manifest(**{**_fields(manifest), "columns": columns})
         drafts.add(naming.MANIFEST, made.to_bytes())
-        drafts.publish()
+        drafts.publish(naming.MANIFEST)
     listed = {naming.column_name(split, name, crc) for name, c in columns.items() for split, crc in c.files.items()}
     for path in (place / naming.COLUMNS).glob("*.npy"):
         if f"{naming.COLUMNS}/{path.name}" not in listed:
