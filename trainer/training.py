@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from pipeline.audit.key_log import SourceLogs
 from pipeline.batch.batches import best_place
 from pipeline.batch.diagnosis import Fed, naming_records
 from pipeline.commands.text import count_of
 from pipeline.distribution import distribute_request, replicas_are_on_cpus
 from pipeline.errors import RerunError, UsageError
+from pipeline.order.key_log import SourceLogs
 from pipeline.request import Request
 from trainer import description, loop
 from trainer import plan as plans

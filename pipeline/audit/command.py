@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline import manifest as manifests
-from pipeline.audit import key_log, observed, proof, reading, schedules
+from pipeline.audit import observed, proof, reading, schedules
 from pipeline.audit.config import LAST_EPOCH, AuditConfig
 from pipeline.audit.contract import Contract
-from pipeline.audit.key_log import Header
 from pipeline.audit.observed import compare, read_keys, report_lines
 from pipeline.audit.proof import Runs, check_all, order_checks
 from pipeline.audit.reading import Reading, Topology
@@ -21,6 +20,7 @@ from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.manifest.sources import VIEWS, Sources, flags_for, own_views, parse_sources, sources_of
+from pipeline.order.key_log import Header
 from pipeline.order.order import Order
 from pipeline.order.shares import step_of_unit
 from pipeline.order.views import skips_text
@@ -121,7 +121,7 @@ def _of_each(config: AuditConfig, sources: Sources, mixture: ResolvedInput | Non
 
 def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None) -> None:
     """Proves one source; `step_of` is as in `observed.read_run`."""
-    logs = key_log.find(config.observed) if config.observed is not None else []
+    logs = observed.find(config.observed) if config.observed is not None else []
     header = observed.header_of_run(logs) if logs else None
     source = _source(config, header)
     topologies = _topologies(config, source.spec.global_batch_size, header)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import itertools
 import math
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from pipeline.audit import key_log
 from pipeline.audit.contract import Bools, Contract
-from pipeline.audit.key_log import Entry, Header, Part, key_text
 from pipeline.commands.text import table
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import PathLike, StoragePath, folder
 from pipeline.manifest.splits import Segment, Selection
+from pipeline.order import key_log
+from pipeline.order.key_log import SUFFIX, Entry, Header, Part, key_text
 from pipeline.order.order import OrderSpec
 from pipeline.order.views import Intervals
 from pipeline.records import framing, tf_example
@@ -35,6 +37,31 @@ _UNITS = (
     "that, give all sources with their --mixture_schedule, or --model_dir"
 )
 _CLOSE = 1e-6  # relative: logged weights are float32
+
+
+def find(text: str) -> list[pathlib.Path]:
+    """Returns the log files that a flag names, sorted.
+
+    Args:
+      text: files, folders of *.jsonl and globs, separated by commas.
+
+    Raises:
+      UsageError: one of the names matches no file.
+    """
+    found: set[str] = set()
+    for name in text.split(","):
+        is_folder = os.path.isdir(name)
+        matches = (
+            [name]
+            if os.path.isfile(name)
+            else glob.glob(f"{glob.escape(name)}/*{SUFFIX}" if is_folder else name)
+        )
+        files = set(filter(os.path.isfile, matches))
+        if not files:
+            what = f"a folder without *{SUFFIX} files" if is_folder else "no such file, folder or glob"
+            raise UsageError(f"--observed={name}: {what}; it must be logs that the trainer wrote with --log_keys")
+        found |= files
+    return sorted(map(pathlib.Path, found))
 
 
 def read_keys(data_dir: PathLike, selection: Selection, compression: str) -> list[str]:

@@ -16,12 +16,12 @@ from PIL import Image, ImageDraw
 
 from pipeline import images
 from pipeline.audit.contract import Contract
-from pipeline.audit.key_log import key_text
 from pipeline.audit.observed import keys_of
 from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import folder
 from pipeline.manifest.sources import parse_sources
+from pipeline.order.key_log import key_text
 from pipeline.random_access import RandomAccess
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest
