@@ -16,13 +16,13 @@ from PIL import Image, ImageDraw
 
 from pipeline import images
 from pipeline.audit.contract import Contract
-from pipeline.audit.observed import keys_of
 from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import folder
 from pipeline.manifest.sources import parse_sources
 from pipeline.order.key_log import key_text
 from pipeline.random_access import RandomAccess
+from pipeline.records.tf_example import keys_of
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest
 
@@ -251,7 +251,8 @@ def find_key(resolved: ResolvedInput, key: str) -> list[tuple[int, int]]:
 
 def _keys(part: ResolvedRequest) -> Iterator[str]:
     for segment in part.selection.segments:
-        yield from keys_of(folder(part.request.folder) / segment.shard.file, segment, part.manifest.compression)
+        file = folder(part.request.folder) / segment.shard.file
+        yield from map(key_text, keys_of(file, segment, part.manifest.compression))
 
 
 def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, replicas: int) -> list[Fed]:
