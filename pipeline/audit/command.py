@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline import manifest as manifests
-from pipeline.audit import observed, proof, reading, schedules
+from pipeline.audit import observed, proof, schedules, tables
 from pipeline.audit.config import LAST_EPOCH, AuditConfig
 from pipeline.audit.contract import Contract
 from pipeline.audit.observed import compare, read_keys, report_lines
 from pipeline.audit.proof import Runs, check_all, order_checks
-from pipeline.audit.reading import Reading, Topology
 from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.manifest.sources import VIEWS, Sources, flags_for, own_views, parse_sources, sources_of
 from pipeline.order.key_log import Header
 from pipeline.order.order import Order
+from pipeline.order.reading import Reading, Topology
 from pipeline.order.shares import step_of_unit
 from pipeline.order.views import skips_text
 from pipeline.request import Request
@@ -130,12 +130,13 @@ def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None
             proof.check_memory(source.order, topology)
     print("\n".join(_heading(source, config.epoch, topologies[0])), flush=True)
     epochs = _prove(config, source, topologies)
-    readings = [Reading(source, config.epoch, topology) for topology in topologies]
-    print("\n".join(reading.reading_lines(readings[0], config.list_all)))
+    of_source = source.order, source.spec, source.selection
+    readings = [Reading(*of_source, config.epoch, topology) for topology in topologies]
+    print("\n".join(tables.reading_lines(readings[0], config.list_all)))
     if len(readings) > 1:
-        print("\n".join(reading.comparison_lines(readings)))
+        print("\n".join(tables.comparison_lines(readings)))
     if config.png is not None:
-        _draw(config.png, readings[0])
+        _draw(config.png, readings[0], source.manifest.dataset)
     if header is not None:
         _observe(source, logs, step_of)
     print("\n" + _verdict(source.order, topologies[0], epochs) + ("; the run saw just that" if logs else ""))
@@ -211,12 +212,12 @@ def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[To
     return {**replayed, other: again.is_complete} if again.checks_again() else replayed
 
 
-def _draw(png: str, reading: Reading) -> None:
+def _draw(png: str, reading: Reading, dataset: str) -> None:
     commandline.require("matplotlib")
     from pipeline.audit import picture  # noqa: PLC0415, here because it loads matplotlib
 
     with named(f"--png={png}", "cannot be written"):
-        picture.draw(reading, png)
+        picture.draw(reading, dataset, png)
     print(f"\n{png}: which worker reads what")
 
 

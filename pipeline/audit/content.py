@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Check, Fault
-from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, size_of
 from pipeline.decode import decode_file, resize
 from pipeline.errors import location
@@ -26,6 +25,7 @@ from pipeline.files.paths import folder
 from pipeline.graph_calls import error_of_input
 from pipeline.input import input_fn
 from pipeline.manifest import Feature
+from pipeline.order.reading import Topology
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
 from pipeline.request import Request

@@ -13,10 +13,10 @@ from pipeline.audit import __main__ as audit
 from pipeline.audit import schedules
 from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Fault
-from pipeline.audit.reading import Topology
 from pipeline.errors import DataError, UsageError
 from pipeline.order import shares
 from pipeline.order.key_log import SourceLogs
+from pipeline.order.reading import Topology
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
 from tests.datasets import write_dataset
