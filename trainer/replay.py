@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import step_rows
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, check_all, flag
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
-from pipeline.inspect import steps as batches
 from pipeline.manifest.sources import VIEWS, flags_for
 from trainer import lazy_imports
 from trainer import plan as plans
@@ -403,7 +403,7 @@ def _show(config: ReplayConfig, step: int) -> None:
     replay.advance(max(replay.step, step - config.context))
     norms = {at: norm for at, norm in replay.norms(step).items() if not replay.is_skipped(at)}
     values, norm, losses, weights = replay.last()
-    rows = batches.rows_of_step(plan.training, step, replay.run.strategy.num_replicas_in_sync)
+    rows = step_rows.rows_of_step(plan.training, step, replay.run.strategy.num_replicas_in_sync)
     real = weights > 0
     found = judged(losses[real])
     stands_out = np.zeros(len(losses), bool)
@@ -416,7 +416,7 @@ def _show(config: ReplayConfig, step: int) -> None:
         names = plan.training.first.manifest.class_names
         notes = {row.row: f"loss {losses[row.row]:.2g}" for row in shown.rows}
         title = f"step {step}, by falling loss: above as stored, below as trained on; framed: stand out"
-        sheet = batches.sheet_of(shown.rows, title, names, notes, np.flatnonzero(stands_out).tolist())
+        sheet = step_rows.sheet_of(shown.rows, title, names, notes, np.flatnonzero(stands_out).tolist())
         with named(f"--png={config.png}", "cannot be written"):
             sheet.save(config.png)
 
@@ -470,7 +470,7 @@ class _Shown:
     losses: NDArray[Any]
     judged: Judged
     stands_out: NDArray[np.bool_]
-    rows: list[batches.Row]
+    rows: list[step_rows.Row]
 
     def lines(self, most: int) -> list[str]:
         training, step = self.replay.run.plan.training, self.step
@@ -479,7 +479,7 @@ class _Shown:
         listed = [
             [
                 ("loss", f"{_short(self.losses[row.row])}{' *' if self.stands_out[row.row] else '  '}"),
-                *batches.cells_of(row, training),
+                *step_rows.cells_of(row, training),
             ]
             for row in self.rows[:most]
         ]
@@ -519,7 +519,7 @@ class _Shown:
             {
                 "loss": _number(float(self.losses[row.row])),
                 "stands_out": bool(self.stands_out[row.row]),
-                **batches.json_of(row, names),
+                **step_rows.json_of(row, names),
             }
             for row in self.rows
         ]
