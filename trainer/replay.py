@@ -35,7 +35,8 @@ from trainer.checkpoint import files
 from trainer.cluster import tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
-from trainer.config.run import PARAMETER_SERVER, AggregationFlags, ClusterFlags
+from trainer.config.meaning import PARAMETER_SERVER
+from trainer.config.run import AggregationFlags, ClusterFlags
 from trainer.config.train_config import changed_flags
 from trainer.run_folder import RunFolder
 

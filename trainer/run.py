@@ -22,8 +22,9 @@ from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint import files, fresh
 from trainer.cluster import interrupt, tf_config
 from trainer.config import TrainConfig
+from trainer.config.meaning import PARAMETER_SERVER
 from trainer.config.model import name_of_code
-from trainer.config.run import PARAMETER_SERVER, ClusterFlags, RunFlags
+from trainer.config.run import ClusterFlags, RunFlags
 from trainer.parameter_server import roles
 
 if TYPE_CHECKING:
