@@ -15,7 +15,7 @@ import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -53,7 +53,6 @@ _NEWEST = "newest"
 _STRATEGIES = ("one_device", "mirrored", "central_storage")
 _WIDE = 5.0  # standard deviations of a normal distribution
 _OF_MAD, _OF_MEAN = 1.4826, 1.2533  # times the median, and the mean, absolute deviation: its standard deviation
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of the names of tensors in a checkpoint
 _UNUSED: dict[str, Any] = {  # flags of a run that shape neither its input nor its steps
     **{"fresh": False, "log_keys": None, "log_losses": None, "metrics_jsonl": None, "profile": None, "headspace": 0},
     **{"eval_split": "none", "eval_every": 0, "keep_best": 0, "early_stopping": 0, "all_reduce": "auto"},
@@ -168,7 +167,13 @@ class Replay:
         self.run.build(task)
         # As a worker that is not the chief: it writes nothing.
         self._checkpoints = CheckpointManager(
-            config, plan, self.run.state, self.run.parts, is_chief=False, say=lambda line: print(line, file=sys.stderr)
+            config,
+            plan.training,
+            {},
+            self.run.state,
+            self.run.parts,
+            is_chief=False,
+            say=lambda line: print(line, file=sys.stderr),
         )
         if changes := resume.code_changes(record.content, config):
             print(f"changed since {record.path.name}: {'; '.join(changes)}", file=sys.stderr)
@@ -319,7 +324,7 @@ def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, parse: Any) 
     """
     advice = "the run's data: if they have moved, give --data_dir"
     try:
-        plan = plans.make(config, tf_config.ALONE, parse)
+        plan = plans.make(config, parse=parse)
     except DataError as error:
         raise (error if flags.data_dir else error.advised(advice)) from None
     changes = [
@@ -571,7 +576,8 @@ def _verify(config: ReplayConfig) -> None:
         replay.advance(step)
         with tempfile.TemporaryDirectory(prefix="replay-") as scratch:
             replay.save(f"{scratch}/{files.PREFIX}")
-            count, differences = compare(str(files.path_of(path, step)), f"{scratch}/{files.PREFIX}", replay.names())
+            stored, own = str(files.path_of(path, step)), f"{scratch}/{files.PREFIX}"
+            count, differences = reader.compare(stored, own, replay.names())
         found = {"checkpoint": f"ckpt-{step}", "tensors": count, "differences": [one._asdict() for one in differences]}
         compared.append(found)
         made = f"ckpt-{step}: {step - replay.first:,} steps after {replay.origin}"
@@ -600,68 +606,6 @@ def _span(config: ReplayConfig) -> tuple[int, int]:
             known = ", ".join(map(str, saved))
             raise UsageError(f"--verify={config.verify}: {config.folder} has no ckpt-{step}; there are {known}")
     return config.span
-
-
-class Difference(NamedTuple):
-    """A tensor that two checkpoints have in different bits.
-
-    Attributes:
-      tensor: the name of its variable, such as `dense/kernel`; else its own in the checkpoint.
-      problem: why it cannot be compared: it is missing, damaged, of another shape; empty: it can.
-      changed, size: how many of its values differ.
-      most: the largest difference of two of them; NaN where one of them is.
-    """
-
-    tensor: str
-    problem: str = ""
-    changed: int = 0
-    size: int = 0
-    most: float = 0.0
-
-    def __str__(self) -> str:
-        if self.problem:
-            return f"{self.tensor} {self.problem}"
-        return f"{self.tensor} differs in {self.changed:,} of {count_of(self.size, 'value')}, by up to {self.most:.3g}"
-
-
-def compare(path: str, other: str, names_of_variables: Mapping[str, str]) -> tuple[int, list[Difference]]:
-    """Returns the number of tensors of a checkpoint, and those whose bits are others in another one; the weights first.
-
-    Args:
-      path: of the checkpoint; without the record of its run and the graph of its objects.
-      other: likewise.
-      names_of_variables: by the names of their tensors, in the order in which they are compared.
-    """
-    import tensorflow as tf  # noqa: PLC0415, as in `main`
-
-    both = [tf.train.load_checkpoint(one) for one in (path, other)]
-    names = [{name for name in one.get_variable_to_shape_map() if name.endswith(_SUFFIX)} for one in both]
-    found, known = [], [f"{name}{_SUFFIX}" for name in names_of_variables]
-    union = names[0] | names[1]
-    for name in [*(one for one in known if one in union), *sorted(union.difference(known))]:
-        short = names_of_variables.get(name.removesuffix(_SUFFIX), name.removesuffix(_SUFFIX))
-        if not all(name in each for each in names):
-            found.append(Difference(short, f"is {'only ' if name in names[0] else 'not '}in the run's checkpoint"))
-            continue
-        try:
-            values, others = (np.asarray(one.get_tensor(name)) for one in both)
-        except (tf.errors.OpError, IndexError, ValueError) as error:
-            found.append(Difference(short, f"cannot be read: {' '.join(str(error).split())[:200]}"))
-            continue
-        if values.shape != others.shape or values.dtype != others.dtype:
-            was, now = (f"{one.dtype} {one.shape}" for one in (values, others))
-            found.append(Difference(short, f"is {was}, the replay's is {now}"))
-        elif values.tobytes() != others.tobytes():
-            found.append(_difference(short, values, others))
-    return len(names[0]), found
-
-
-def _difference(name: str, values: NDArray[Any], others: NDArray[Any]) -> Difference:
-    as_bytes = [one.reshape(-1, 1).view(np.uint8) for one in map(np.ascontiguousarray, (values, others))]
-    count = int((as_bytes[0] != as_bytes[1]).any(axis=1).sum())
-    with np.errstate(all="ignore"):
-        most = float(np.max(np.abs(values.astype(np.float64) - others.astype(np.float64))))
-    return Difference(name, "", count, values.size, most)
 
 
 def entry_point() -> NoReturn:

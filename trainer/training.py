@@ -46,6 +46,7 @@ from trainer.config.steps import Period
 from trainer.loop import Action, InnerLoop, Progress
 from trainer.loss_log import LossLog
 from trainer.plan import Plan
+from trainer.runtime import op_errors
 from trainer.step import state, train_step
 from trainer.step.evaluation import EvaluationStep
 from trainer.step.summaries import are_images
@@ -184,7 +185,14 @@ class Run(abc.ABC):
         config, plan, line = self.config, self.plan, self.output.line
         self.summary = RunSummary(self.output, config, plan, self.state)
         self.checkpoints = CheckpointManager(
-            config, plan, self.state, self.parts, is_chief=self.is_chief, say=line, io_device=self.io_device
+            config,
+            plan.training,
+            plan.evaluation,
+            self.state,
+            self.parts,
+            is_chief=self.is_chief,
+            say=line,
+            io_device=self.io_device,
         )
         restored = self.checkpoints.restore()
         # Without a shared --model_dir, workers would go on from different steps.
@@ -427,9 +435,9 @@ class AllReduceRun(Run):
     def _leave_xla(self, error: Exception) -> bool:
         """Goes on without XLA if an error is that XLA cannot compile the step; returns whether it is."""
         compiled = self.stepper.gradients.compiled
-        if not compiled or not isinstance(error, tf.errors.OpError) or not failures.is_of_xla(error):
+        if not compiled or not isinstance(error, tf.errors.OpError) or not op_errors.is_of_xla(error):
             return False
-        why = failures.said_by_xla(error)
+        why = op_errors.said_by_xla(error)
         self.output.line(f"XLA cannot compile the step, which goes on without it, as with --jit_compile=off: {why}")
         self.config = self.config.with_mode("off")
         self.checkpoints.use(self.config)
