@@ -9,6 +9,7 @@ Exit codes: 0 done; 1 the data or a checkpoint is bad, or the bits differ; 2 a f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -29,11 +30,8 @@ from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.manifest.sources import VIEWS, flags_for
 from trainer import lazy_imports
 from trainer import plan as plans
-from trainer.callbacks.base import Callbacks
-from trainer.callbacks.terminal import Output
 from trainer.checkpoint import files
 from trainer.cluster import tf_config
-from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.config.run import AggregationFlags, ClusterFlags
@@ -42,7 +40,6 @@ from trainer.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from trainer.checkpoint.reader import Record
-    from trainer.training import AllReduceRun
 
 COMMAND = "trainer.replay"
 _DESCRIPTION = (
@@ -138,7 +135,10 @@ class Replay:
     """A run that is made again in this process, from one of its checkpoints or its first weights.
 
     Attributes:
-      run: with the state, the step and the input of the run.
+      config, plan: of the run.
+      strategy: of the replicas that compute.
+      state: of the training.
+      stepper: makes its steps.
       origin: where it began: `ckpt-400`, or `the first weights`.
       first: the global step of that.
     """
@@ -150,45 +150,44 @@ class Replay:
           DataError: the data are gone, or have changed.
           UsageError: the run cannot be made again, or a flag cannot work.
         """
+        from pipeline.batch.batches import best_place  # noqa: PLC0415, as in `main`
+        from pipeline.distribution import replicas_are_on_cpus  # noqa: PLC0415, as in `main`
         from trainer.checkpoint import resume  # noqa: PLC0415, as in `main`
-        from trainer.checkpoint.manager import CheckpointManager  # noqa: PLC0415, as in `main`
-        from trainer.cluster import rendezvous, strategies  # noqa: PLC0415, as in `main`
-        from trainer.task import Task  # noqa: PLC0415, as in `main`
-        from trainer.training import AllReduceRun  # noqa: PLC0415, as in `main`
+        from trainer.checkpoint.manager import CheckpointManager, parts_of  # noqa: PLC0415, as in `main`
+        from trainer.cluster import strategies  # noqa: PLC0415, as in `main`
+        from trainer.step import state, train_step  # noqa: PLC0415, as in `main`
+        from trainer.task import Task, data_spec_of  # noqa: PLC0415, as in `main`
 
         config = _config(flags, record)
         task = lazy_imports.load_task(config.model.task) or Task
         plan = _plan(flags, config, record, task.parse)
         strategies.configure(config)
-        alone, output = tf_config.ALONE, Output(is_timed=False)
-        self.run: AllReduceRun = AllReduceRun(
-            config, plan, alone, rendezvous.Ties(alone), Interrupt(COMMAND), output, Callbacks()
-        )
-        self.run.build(task)
+        self.strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
+        place = best_place(plan.training, not replicas_are_on_cpus(self.strategy))
+        config, plan = self.config, self.plan = plans.settled(config, plan, place)
+        data, steps = data_spec_of(plan.training.first), (plan.training.steps_per_epoch, plan.last_step)
+        self.state = state.build(config, data, self.strategy, task, steps)
+        self.stepper = train_step.create(self.strategy, self.state, config, plan.training)
+        say, parts = functools.partial(print, file=sys.stderr), parts_of(self.stepper)
         # As a worker that is not the chief: it writes nothing.
-        self._checkpoints = CheckpointManager(
-            config,
-            plan.training,
-            {},
-            self.run.state,
-            self.run.parts,
-            is_chief=False,
-            say=lambda line: print(line, file=sys.stderr),
-        )
+        self._checkpoints = CheckpointManager(config, plan.training, {}, self.state, parts, is_chief=False, say=say)
         if changes := resume.code_changes(record.content, config):
-            print(f"changed since {record.path.name}: {'; '.join(changes)}", file=sys.stderr)
+            say(f"changed since {record.path.name}: {'; '.join(changes)}")
         self.origin, self.first = "the first weights", 0
         self._folder = flags.folder.path
 
     @property
     def step(self) -> int:
         """The global step that the state has reached."""
-        return self.run.state.step
+        return self.state.step
 
     @property
     def where(self) -> str:
         """The replicas and devices that compute."""
-        return self.run.where.replace(", here", " on")
+        from trainer.cluster import strategies  # noqa: PLC0415, as in `main`
+
+        replicas = count_of(self.strategy.num_replicas_in_sync, "replica")
+        return f"{replicas} on {', '.join(strategies.device_names(self.strategy))}"
 
     def changes_at(self, step: int) -> list[str]:
         """Returns what of the flags and of the order a run changed when it went on from the checkpoint of a step.
@@ -199,13 +198,13 @@ class Replay:
         from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
 
         stored = reader.read(files.path_of(self._folder, step)).content
-        order = self.run.plan.training.spec.differences(stored["order"], step)
-        flags = changed_flags(stored["config"], self.run.config)
+        order = self.plan.training.spec.differences(stored["order"], step)
+        flags = changed_flags(stored["config"], self.config)
         return [*flags, *(f"{name} was {was}, is {now}" for name, (now, was) in order.items())]
 
     def is_skipped(self, step: int) -> bool:
         """Whether --skip_steps leaves a step out."""
-        return any(first <= step < stop for first, stop in self.run.plan.training.spec.skip_steps)
+        return any(first <= step < stop for first, stop in self.plan.training.spec.skip_steps)
 
     def begin(self, upto: int | None) -> None:
         """Restores the newest checkpoint up to a step; None: begins with the first weights.
@@ -215,7 +214,7 @@ class Replay:
           UsageError: the checkpoint is of another model or optimizer than the code now makes.
         """
         if upto is None:
-            self.run.state.initialize(self.run.strategy)
+            self.state.initialize(self.strategy)
             return
         restored = self._checkpoints.restore(upto)
         assert restored is not None
@@ -229,9 +228,9 @@ class Replay:
         """
         if self.step == stop:
             return
-        iterator, most = self._input(self.step), self.run.config.steps.steps_per_loop
+        iterator, most = self._input(self.step), self.config.steps.steps_per_loop
         while (left := stop - self.step) > 0:
-            _check_finite(self.run.stepper.run(iterator, min(left, most)))
+            _check_finite(self.stepper.run(iterator, min(left, most)))
 
     def norms(self, stop: int) -> dict[int, float]:
         """Makes the updates up to a step one by one; returns the norm of each one's gradient, before clipping.
@@ -244,7 +243,7 @@ class Replay:
         found: dict[int, float] = {}
         iterator = self._input(self.step) if self.step < stop else iter(())
         while (step := self.step) < stop:
-            result = self.run.stepper.run(iterator, 1, frozenset([NORM]))
+            result = self.stepper.run(iterator, 1, frozenset([NORM]))
             _check_finite(result)
             found[step] = float(result.norm)
         return found
@@ -254,7 +253,7 @@ class Replay:
         from trainer.step.summaries import NORM  # noqa: PLC0415, as in `main`
 
         iterator = self._input(self.step, record_ids=True)
-        result, rows = self.run.stepper.run_one(iterator, frozenset([NORM]), has_records=True)
+        result, rows = self.stepper.run_one(iterator, frozenset([NORM]), has_records=True)
         losses, weights = (
             np.concatenate([one.numpy().reshape(-1) for one in part]) for part in (rows.losses, rows.weights)
         )
@@ -265,11 +264,11 @@ class Replay:
         """Writes the variables as a checkpoint of the run has them."""
         import tensorflow as tf  # noqa: PLC0415, as in `main`
 
-        tf.train.Checkpoint(**self.run.state.trackable()).write(path)
+        tf.train.Checkpoint(**self.state.trackable()).write(path)
 
     def names(self) -> dict[str, str]:
         """Returns {name of a tensor in a checkpoint: name of its variable}, the weights first; others have no other."""
-        state = self.run.state
+        state = self.state
         weights = [variable.path for variable in state.model.trainable_variables]
         lists = {
             **{"averages/_weights": weights, "optimizer/_trainable_variables": weights},
@@ -279,8 +278,10 @@ class Replay:
         return {f"{where}/{i}": name for where, names in lists.items() for i, name in enumerate(names)}
 
     def _input(self, step: int, **changes: Any) -> Iterator[Any]:
-        request = dataclasses.replace(self.run.plan.training.request, start_step=step, **changes)
-        return iter(self.run.batches(request))
+        from pipeline.distribution import distribute_request  # noqa: PLC0415, as in `main`
+
+        request, order = dataclasses.replace(self.plan.training.request, start_step=step, **changes), self.config.order
+        return iter(distribute_request(self.strategy, request, order.prefetch, order.virtual_replicas, grouped=True))
 
 
 def _check_finite(result: Any) -> None:
@@ -399,17 +400,17 @@ def _show(config: ReplayConfig, step: int) -> None:
             "begins with the first weights"
         )
     replay = Replay(config, _record_of(config.folder, step))
-    plan = replay.run.plan
+    plan = replay.plan
     if step >= plan.last_step:
         raise UsageError(f"--step={step}: the run ends with step {plan.last_step - 1}")
     if replay.is_skipped(step):
-        skips = replay.run.config.order.skip_steps
+        skips = replay.config.order.skip_steps
         raise UsageError(f"--step={step}: the run skipped it (--skip_steps={skips}), so that it changed nothing")
     _begin(replay, config, before, step)
     replay.advance(max(replay.step, step - config.context))
     norms = {at: norm for at, norm in replay.norms(step).items() if not replay.is_skipped(at)}
     values, norm, losses, weights = replay.last()
-    rows = step_rows.rows_of_step(plan.training, step, replay.run.strategy.num_replicas_in_sync)
+    rows = step_rows.rows_of_step(plan.training, step, replay.strategy.num_replicas_in_sync)
     real = weights > 0
     found = judged(losses[real])
     stands_out = np.zeros(len(losses), bool)
@@ -479,7 +480,7 @@ class _Shown:
     rows: list[step_rows.Row]
 
     def lines(self, most: int) -> list[str]:
-        training, step = self.replay.run.plan.training, self.step
+        training, step = self.replay.plan.training, self.step
         epoch, at = divmod(step, training.steps_per_epoch)
         count, deviation = int(self.stands_out.sum()), self.judged.deviation / _OF_MAD
         listed = [
@@ -519,7 +520,7 @@ class _Shown:
         return f"; {steps}: {least}{max(norms):.4g}, median {median:.4g}{times}"
 
     def as_json(self, model_dir: str) -> dict[str, Any]:
-        training, names = self.replay.run.plan.training, self.replay.run.plan.training.first.manifest.class_names
+        training, names = self.replay.plan.training, self.replay.plan.training.first.manifest.class_names
         epoch, at = divmod(self.step, training.steps_per_epoch)
         rows = [
             {
@@ -533,7 +534,7 @@ class _Shown:
         return {
             **{"model_dir": model_dir, "step": self.step, "epoch": epoch, "step_of_epoch": at},
             **{"from": self.replay.origin, "from_step": self.replay.first},
-            "replicas": self.replay.run.strategy.num_replicas_in_sync,
+            "replicas": self.replay.strategy.num_replicas_in_sync,
             "values": {name: _number(value) for name, value in self.values.items()},
             "norm": _number(self.norm),
             "norms_before": {str(step): _number(norm) for step, norm in self.norms.items()},

@@ -2,5 +2,3 @@
 
 from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
-
-__all__ = ["ResourceVariable", "UnaryUnchangedStructureDataset"]

@@ -26,7 +26,7 @@ from trainer.config import TrainConfig
 from trainer.config.steps import Period, period_of
 from trainer.loop import Action, Progress
 from trainer.run_folder import EVENTS, FLAGS
-from trainer.runtime.internals import function_def_to_graph
+from trainer.runtime import function_def_to_graph
 from trainer.step.state import TrainState
 from trainer.step.summaries import (
     ACTIVATIONS,

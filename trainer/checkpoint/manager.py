@@ -85,6 +85,11 @@ class EpochSums:
             self.variable.assign(stored["sums"])
 
 
+def parts_of(stepper: Any) -> dict[str, Any]:
+    """Returns the parts of a checkpoint that a `trainer.step.train_step.TrainStep` keeps beside the state, by name."""
+    return {"averages": LossAverages(stepper.averages), "epoch": EpochSums(stepper.epoch, stepper.steps_per_epoch)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Restored:
     """A checkpoint that was restored.

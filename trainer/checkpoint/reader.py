@@ -21,7 +21,7 @@ from trainer.checkpoint.files import candidates, path_of
 from trainer.config import TrainConfig
 from trainer.config.run import AggregationFlags, ClusterFlags
 from trainer.run_folder import BEST
-from trainer.runtime.op_errors import first_line
+from trainer.runtime import first_line
 
 _RECORD = "record/.ATTRIBUTES/py_state"  # where tf.train.Checkpoint(record=PythonState) puts it
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of the names of variables' tensors

@@ -18,8 +18,8 @@ from pipeline.errors import (
     said_by,
     with_limit,
 )
+from trainer import runtime
 from trainer.cluster.rendezvous import SOMEBODY, LostError
-from trainer.runtime import op_errors
 
 _OWN_FRAMES = 2  # `in_one_line`, and the block inside it, which is the trainer's
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
@@ -38,8 +38,8 @@ def in_one_line(num_workers: int) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        op_errors.raise_if_other_model(error)
-        if op_errors.is_own(error) and (place := place_of(error, _OWN_FRAMES)):
+        runtime.raise_if_other_model(error)
+        if runtime.is_own(error) and (place := place_of(error, _OWN_FRAMES)):
             raise UsageError(f"{place}: {said_by(error)}") from error
         raise translate(error, num_workers) from None
     except (PipelineError, BrokenPipeError):
@@ -55,10 +55,10 @@ def in_one_line(num_workers: int) -> Iterator[None]:
 
 def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
     """Returns the error that the user sees."""
-    reason = op_errors.first_line(error)
+    reason = runtime.first_line(error)
     if any(words in error.message for words in _FULL):
         return _disk_full(reason)
-    if num_workers > 1 and not op_errors.is_own(error):
+    if num_workers > 1 and not runtime.is_own(error):
         return LostError(
             f"lost {SOMEBODY} ({reason}); rerun the same commands on all {num_workers} to resume from the last "
             "checkpoint",
@@ -66,7 +66,7 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
         )
     if (limited := with_limit(reason)) != reason:
         return DataError(limited)
-    if issubclass(op_errors.kind(error), tf.errors.ResourceExhaustedError):
+    if issubclass(runtime.kind(error), tf.errors.ResourceExhaustedError):
         return DataError(f"out of memory ({reason}); try a smaller --global_batch_size")
     return DataError(reason)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, UsageError, line_of, of_user
+from trainer import runtime
 from trainer.config.model import WITH_DROPOUT, ModelFlags, load_code
-from trainer.runtime import op_errors
 
 if TYPE_CHECKING:
     import keras
@@ -67,7 +67,7 @@ def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num
     except PipelineError:
         raise
     except Exception as error:
-        op_errors.raise_if_of_others(error)
+        runtime.raise_if_of_others(error)
         raise UsageError(f"--model={name}: the function fails: {of_user(error)}") from error
     if not isinstance(model, keras.Model):
         raise UsageError(f"--model={name}: must return a Keras model, returned {model!r}")

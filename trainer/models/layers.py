@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.errors import UsageError
-from trainer.runtime.internals import REGISTERED_OBJS_TO_NAMES, GraphOrParentsInXlaContext, is_op_determinism_enabled
+from trainer.runtime import REGISTERED_OBJS_TO_NAMES, GraphOrParentsInXlaContext, is_op_determinism_enabled
 
 _RANK = 4  # of a batch of images
 _RADIUS = 4  # channels on either side that normalise a channel

@@ -23,7 +23,7 @@ from trainer.cluster import tf_config
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 from trainer.parameter_server.worker_client import start_server
-from trainer.runtime.internals import cluster_coordinator, context, remote
+from trainer.runtime import cluster_coordinator, context, remote
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 _POLL_SECONDS = 0.1

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from trainer import runtime
 from trainer.config.steps import Period
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Row, Tally
-from trainer.runtime import op_errors
-from trainer.runtime.internals import cluster_coordinator
+from trainer.runtime import cluster_coordinator
 
 _ROOT_SECONDS = 1.0  # in which the error comes that had others cancelled
 # Around the error of what a function needed, such as its input.
@@ -138,7 +138,7 @@ class Closures:
         errors = [problem for _, problem in failed if not isinstance(problem, tf.errors.CancelledError)]
         root = errors[0] if errors else error
         self._retries += 1
-        if not isinstance(root, tf.errors.OpError) or op_errors.is_own(root) or self._retries > _MOST_RETRIES:
+        if not isinstance(root, tf.errors.OpError) or runtime.is_own(root) or self._retries > _MOST_RETRIES:
             raise root
         self._check_lost()
         for other, result in arrived:

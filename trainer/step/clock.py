@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.runtime.internals import is_op_determinism_enabled
+from trainer.runtime import is_op_determinism_enabled
 
 
 def timed(sum_all: Callable[[Any], Any], own: Any) -> tuple[Any, tf.Tensor]:

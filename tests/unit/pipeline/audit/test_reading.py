@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from pipeline.audit import picture
+from pipeline.audit.command import reading_lines
 from pipeline.audit.contract import Contract
-from pipeline.audit.tables import reading_lines
 from pipeline.commands.text import size_of
 from pipeline.order.reading import Reading, Topology
 from pipeline.request import Request

@@ -1,1 +1,0 @@
-"""TensorFlow itself: names that it has public nowhere, and what its errors say."""
