@@ -12,9 +12,9 @@ from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources.base import SourceOptions
 from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError, name_of, unknown
-from pipeline.index import columns
 from pipeline.manifest import naming
 from pipeline.manifest.columns import FROM_RECORDS, NO_COLUMNS
+from pipeline.records import columns
 
 _IMAGE_ENCODINGS = ("source", "raw", "png", "jpeg")
 _MAX_SEED = 2**63 - 1

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # public nowhere
 
 from pipeline.batch.compose import make_dataset
 from pipeline.batch.dataset import split
+from pipeline.batch.internals import ResourceVariable
 from pipeline.errors import UsageError
 from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Sources

@@ -21,11 +21,10 @@ from trainer import lazy_imports, plan
 from trainer.checkpoint import files, reader, resume, structure
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
-from trainer.config.model import OptimizerFlags
 from trainer.config.trained import CheckpointFlags
 from trainer.step import state
 from trainer.step.state import TrainState
-from trainer.task import Task, data_spec_of
+from trainer.task import DataSpec, Task, data_spec_of
 
 
 @dataclasses.dataclass(eq=False)
@@ -171,10 +170,9 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
         config = plan.with_trained_split(config)
     task_class = lazy_imports.load_task(config.model.task) or Task
     splits = _resolved(record, config, task_class, flags)
-    task = task_class(config, data_spec_of(next(iter(splits.values()))))
-    _check_data(record, task, config.data.data_dir)
-    unused = dataclasses.replace(config, optimizer=OptimizerFlags())  # which is not used
-    found = state.create(tf.distribute.get_strategy(), unused, task, lambda step: tf.constant(0.0))
+    data = data_spec_of(next(iter(splits.values())))
+    _check_data(record, data, config.data.data_dir)
+    found = state.build(config, data, tf.distribute.get_strategy(), task_class)
     may_skip = config.data.max_corrupt if config.data.on_corrupt == "skip" else 0
     trained = Trained(config, found, splits, may_skip, record)
     trained.take(record, flags.weights)
@@ -248,10 +246,10 @@ def _first_folder(data_dir: str) -> PathLike:
     return sources if isinstance(sources, str) else sources_of(sources, "")[0].data_dir
 
 
-def _check_data(record: Record, task: Task, data_dir: str) -> None:
+def _check_data(record: Record, data: DataSpec, data_dir: str) -> None:
     """Raises UsageError if images or classes differ from those that the run was trained on."""
-    shape = getattr(task.data.features, "shape", None)
-    here: dict[str, Any] = {"num_classes": len(task.data.class_names), "image_shape": shape and shape[1:].as_list()}
+    shape = getattr(data.features, "shape", None)
+    here: dict[str, Any] = {"num_classes": len(data.class_names), "image_shape": shape and shape[1:].as_list()}
     for name, value in here.items():
         if name in record.content and (trained := record.content[name]) != value:
             is_other_size = value and trained and name == "image_shape" and len(value) == len(trained) == 3

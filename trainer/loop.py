@@ -19,7 +19,7 @@ from trainer.checkpoint import NotFiniteError
 from trainer.config.steps import Period
 
 if TYPE_CHECKING:
-    from pipeline.audit.key_log import SourceLogs
+    from pipeline.order.key_log import SourceLogs
     from pipeline.order.views import Intervals
     from trainer.loss_log import LossLog
     from trainer.step.train_step import LoopResult, TrainStep

@@ -16,7 +16,6 @@ from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
 from pipeline.request import HOST, Request, UserParse, ViewOptions, check_classes
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, check_replicas, resolve, resolve_all
-from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.config.data import AUTO
 
@@ -42,12 +41,12 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) -> Plan:
+def make(config: TrainConfig, workers: int = 1, parse: UserParse | None = None) -> Plan:
     """Returns the plan of a run.
 
     Args:
       config: of the run.
-      cluster: of the run.
+      workers: processes whose replicas share the training.
       parse: makes features and labels of serialized records; None: the data are images.
 
     Raises:
@@ -56,7 +55,7 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
     """
     given, config = config.data.eval_split, with_eval_split(config)
     split = config.data.eval_split  # None was given: one that the data have
-    replicas, virtual = max(config.run.num_replicas or 1, cluster.size), config.order.virtual_replicas
+    replicas, virtual = max(config.run.num_replicas or 1, workers), config.order.virtual_replicas
     request = request_of(config, parse)
     if virtual is not None:
         check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
@@ -66,8 +65,8 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
     training.check_pairs(replicas)
     check_classes(config.model.class_weights, training.first.manifest.class_names, "--class_weight")
     evaluation = _evaluation(config, parse) if config.data.evaluates else {}
-    may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
-    notes = [*_sharing(training, cluster.size), *_left_out(config, evaluation), *_repeated(training)]
+    may_skip = config.data.max_corrupt * workers if config.data.on_corrupt == "skip" else 0
+    notes = [*_sharing(training, workers), *_left_out(config, evaluation), *_repeated(training)]
     if given is None and split != _EVAL_SPLIT:
         notes.insert(0, f"evaluates on the split {split!r}, as there is no {_EVAL_SPLIT!r} (--eval_split)")
     return Plan(training, config.last_step(training.steps_per_epoch), evaluation, may_skip, tuple(notes))

@@ -9,39 +9,37 @@ Exit codes: 0 done; 1 the data or a checkpoint is bad, or the bits differ; 2 a f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import step_rows
 from pipeline.commands import commandline
 from pipeline.commands.flags import check, check_all, flag
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
-from pipeline.inspect import steps as batches
 from pipeline.manifest.sources import VIEWS, flags_for
 from trainer import lazy_imports
 from trainer import plan as plans
-from trainer.callbacks.base import Callbacks
-from trainer.callbacks.terminal import Output
 from trainer.checkpoint import files
 from trainer.cluster import tf_config
-from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
-from trainer.config.run import PARAMETER_SERVER, AggregationFlags, ClusterFlags
+from trainer.config.meaning import PARAMETER_SERVER
+from trainer.config.run import AggregationFlags, ClusterFlags
 from trainer.config.train_config import changed_flags
 from trainer.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from trainer.checkpoint.reader import Record
-    from trainer.training import AllReduceRun
 
 COMMAND = "trainer.replay"
 _DESCRIPTION = (
@@ -52,7 +50,6 @@ _NEWEST = "newest"
 _STRATEGIES = ("one_device", "mirrored", "central_storage")
 _WIDE = 5.0  # standard deviations of a normal distribution
 _OF_MAD, _OF_MEAN = 1.4826, 1.2533  # times the median, and the mean, absolute deviation: its standard deviation
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of the names of tensors in a checkpoint
 _UNUSED: dict[str, Any] = {  # flags of a run that shape neither its input nor its steps
     **{"fresh": False, "log_keys": None, "log_losses": None, "metrics_jsonl": None, "profile": None, "headspace": 0},
     **{"eval_split": "none", "eval_every": 0, "keep_best": 0, "early_stopping": 0, "all_reduce": "auto"},
@@ -138,7 +135,10 @@ class Replay:
     """A run that is made again in this process, from one of its checkpoints or its first weights.
 
     Attributes:
-      run: with the state, the step and the input of the run.
+      config, plan: of the run.
+      strategy: of the replicas that compute.
+      state: of the training.
+      stepper: makes its steps.
       origin: where it began: `ckpt-400`, or `the first weights`.
       first: the global step of that.
     """
@@ -150,39 +150,44 @@ class Replay:
           DataError: the data are gone, or have changed.
           UsageError: the run cannot be made again, or a flag cannot work.
         """
+        from pipeline.batch.batches import best_place  # noqa: PLC0415, as in `main`
+        from pipeline.distribution import replicas_are_on_cpus  # noqa: PLC0415, as in `main`
         from trainer.checkpoint import resume  # noqa: PLC0415, as in `main`
-        from trainer.checkpoint.manager import CheckpointManager  # noqa: PLC0415, as in `main`
-        from trainer.cluster import rendezvous, strategies  # noqa: PLC0415, as in `main`
-        from trainer.task import Task  # noqa: PLC0415, as in `main`
-        from trainer.training import AllReduceRun  # noqa: PLC0415, as in `main`
+        from trainer.checkpoint.manager import CheckpointManager, parts_of  # noqa: PLC0415, as in `main`
+        from trainer.cluster import strategies  # noqa: PLC0415, as in `main`
+        from trainer.step import state, train_step  # noqa: PLC0415, as in `main`
+        from trainer.task import Task, data_spec_of  # noqa: PLC0415, as in `main`
 
         config = _config(flags, record)
         task = lazy_imports.load_task(config.model.task) or Task
         plan = _plan(flags, config, record, task.parse)
         strategies.configure(config)
-        alone, output = tf_config.ALONE, Output(is_timed=False)
-        self.run: AllReduceRun = AllReduceRun(
-            config, plan, alone, rendezvous.Ties(alone), Interrupt(COMMAND), output, Callbacks()
-        )
-        self.run.build(task)
+        self.strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
+        place = best_place(plan.training, not replicas_are_on_cpus(self.strategy))
+        config, plan = self.config, self.plan = plans.settled(config, plan, place)
+        data, steps = data_spec_of(plan.training.first), (plan.training.steps_per_epoch, plan.last_step)
+        self.state = state.build(config, data, self.strategy, task, steps)
+        self.stepper = train_step.create(self.strategy, self.state, config, plan.training)
+        say, parts = functools.partial(print, file=sys.stderr), parts_of(self.stepper)
         # As a worker that is not the chief: it writes nothing.
-        self._checkpoints = CheckpointManager(
-            config, plan, self.run.state, self.run.parts, is_chief=False, say=lambda line: print(line, file=sys.stderr)
-        )
+        self._checkpoints = CheckpointManager(config, plan.training, {}, self.state, parts, is_chief=False, say=say)
         if changes := resume.code_changes(record.content, config):
-            print(f"changed since {record.path.name}: {'; '.join(changes)}", file=sys.stderr)
+            say(f"changed since {record.path.name}: {'; '.join(changes)}")
         self.origin, self.first = "the first weights", 0
         self._folder = flags.folder.path
 
     @property
     def step(self) -> int:
         """The global step that the state has reached."""
-        return self.run.state.step
+        return self.state.step
 
     @property
     def where(self) -> str:
         """The replicas and devices that compute."""
-        return self.run.where.replace(", here", " on")
+        from trainer.cluster import strategies  # noqa: PLC0415, as in `main`
+
+        replicas = count_of(self.strategy.num_replicas_in_sync, "replica")
+        return f"{replicas} on {', '.join(strategies.device_names(self.strategy))}"
 
     def changes_at(self, step: int) -> list[str]:
         """Returns what of the flags and of the order a run changed when it went on from the checkpoint of a step.
@@ -193,13 +198,13 @@ class Replay:
         from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
 
         stored = reader.read(files.path_of(self._folder, step)).content
-        order = self.run.plan.training.spec.differences(stored["order"], step)
-        flags = changed_flags(stored["config"], self.run.config)
+        order = self.plan.training.spec.differences(stored["order"], step)
+        flags = changed_flags(stored["config"], self.config)
         return [*flags, *(f"{name} was {was}, is {now}" for name, (now, was) in order.items())]
 
     def is_skipped(self, step: int) -> bool:
         """Whether --skip_steps leaves a step out."""
-        return any(first <= step < stop for first, stop in self.run.plan.training.spec.skip_steps)
+        return any(first <= step < stop for first, stop in self.plan.training.spec.skip_steps)
 
     def begin(self, upto: int | None) -> None:
         """Restores the newest checkpoint up to a step; None: begins with the first weights.
@@ -209,7 +214,7 @@ class Replay:
           UsageError: the checkpoint is of another model or optimizer than the code now makes.
         """
         if upto is None:
-            self.run.state.initialize(self.run.strategy)
+            self.state.initialize(self.strategy)
             return
         restored = self._checkpoints.restore(upto)
         assert restored is not None
@@ -223,9 +228,9 @@ class Replay:
         """
         if self.step == stop:
             return
-        iterator, most = self._input(self.step), self.run.config.steps.steps_per_loop
+        iterator, most = self._input(self.step), self.config.steps.steps_per_loop
         while (left := stop - self.step) > 0:
-            _check_finite(self.run.stepper.run(iterator, min(left, most)))
+            _check_finite(self.stepper.run(iterator, min(left, most)))
 
     def norms(self, stop: int) -> dict[int, float]:
         """Makes the updates up to a step one by one; returns the norm of each one's gradient, before clipping.
@@ -238,7 +243,7 @@ class Replay:
         found: dict[int, float] = {}
         iterator = self._input(self.step) if self.step < stop else iter(())
         while (step := self.step) < stop:
-            result = self.run.stepper.run(iterator, 1, frozenset([NORM]))
+            result = self.stepper.run(iterator, 1, frozenset([NORM]))
             _check_finite(result)
             found[step] = float(result.norm)
         return found
@@ -248,7 +253,7 @@ class Replay:
         from trainer.step.summaries import NORM  # noqa: PLC0415, as in `main`
 
         iterator = self._input(self.step, record_ids=True)
-        result, rows = self.run.stepper.run_one(iterator, frozenset([NORM]), has_records=True)
+        result, rows = self.stepper.run_one(iterator, frozenset([NORM]), has_records=True)
         losses, weights = (
             np.concatenate([one.numpy().reshape(-1) for one in part]) for part in (rows.losses, rows.weights)
         )
@@ -259,11 +264,11 @@ class Replay:
         """Writes the variables as a checkpoint of the run has them."""
         import tensorflow as tf  # noqa: PLC0415, as in `main`
 
-        tf.train.Checkpoint(**self.run.state.trackable()).write(path)
+        tf.train.Checkpoint(**self.state.trackable()).write(path)
 
     def names(self) -> dict[str, str]:
         """Returns {name of a tensor in a checkpoint: name of its variable}, the weights first; others have no other."""
-        state = self.run.state
+        state = self.state
         weights = [variable.path for variable in state.model.trainable_variables]
         lists = {
             **{"averages/_weights": weights, "optimizer/_trainable_variables": weights},
@@ -273,8 +278,10 @@ class Replay:
         return {f"{where}/{i}": name for where, names in lists.items() for i, name in enumerate(names)}
 
     def _input(self, step: int, **changes: Any) -> Iterator[Any]:
-        request = dataclasses.replace(self.run.plan.training.request, start_step=step, **changes)
-        return iter(self.run.batches(request))
+        from pipeline.distribution import distribute_request  # noqa: PLC0415, as in `main`
+
+        request, order = dataclasses.replace(self.plan.training.request, start_step=step, **changes), self.config.order
+        return iter(distribute_request(self.strategy, request, order.prefetch, order.virtual_replicas, grouped=True))
 
 
 def _check_finite(result: Any) -> None:
@@ -318,7 +325,7 @@ def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, parse: Any) 
     """
     advice = "the run's data: if they have moved, give --data_dir"
     try:
-        plan = plans.make(config, tf_config.ALONE, parse)
+        plan = plans.make(config, parse=parse)
     except DataError as error:
         raise (error if flags.data_dir else error.advised(advice)) from None
     changes = [
@@ -393,17 +400,17 @@ def _show(config: ReplayConfig, step: int) -> None:
             "begins with the first weights"
         )
     replay = Replay(config, _record_of(config.folder, step))
-    plan = replay.run.plan
+    plan = replay.plan
     if step >= plan.last_step:
         raise UsageError(f"--step={step}: the run ends with step {plan.last_step - 1}")
     if replay.is_skipped(step):
-        skips = replay.run.config.order.skip_steps
+        skips = replay.config.order.skip_steps
         raise UsageError(f"--step={step}: the run skipped it (--skip_steps={skips}), so that it changed nothing")
     _begin(replay, config, before, step)
     replay.advance(max(replay.step, step - config.context))
     norms = {at: norm for at, norm in replay.norms(step).items() if not replay.is_skipped(at)}
     values, norm, losses, weights = replay.last()
-    rows = batches.rows_of_step(plan.training, step, replay.run.strategy.num_replicas_in_sync)
+    rows = step_rows.rows_of_step(plan.training, step, replay.strategy.num_replicas_in_sync)
     real = weights > 0
     found = judged(losses[real])
     stands_out = np.zeros(len(losses), bool)
@@ -416,7 +423,7 @@ def _show(config: ReplayConfig, step: int) -> None:
         names = plan.training.first.manifest.class_names
         notes = {row.row: f"loss {losses[row.row]:.2g}" for row in shown.rows}
         title = f"step {step}, by falling loss: above as stored, below as trained on; framed: stand out"
-        sheet = batches.sheet_of(shown.rows, title, names, notes, np.flatnonzero(stands_out).tolist())
+        sheet = step_rows.sheet_of(shown.rows, title, names, notes, np.flatnonzero(stands_out).tolist())
         with named(f"--png={config.png}", "cannot be written"):
             sheet.save(config.png)
 
@@ -470,16 +477,16 @@ class _Shown:
     losses: NDArray[Any]
     judged: Judged
     stands_out: NDArray[np.bool_]
-    rows: list[batches.Row]
+    rows: list[step_rows.Row]
 
     def lines(self, most: int) -> list[str]:
-        training, step = self.replay.run.plan.training, self.step
+        training, step = self.replay.plan.training, self.step
         epoch, at = divmod(step, training.steps_per_epoch)
         count, deviation = int(self.stands_out.sum()), self.judged.deviation / _OF_MAD
         listed = [
             [
                 ("loss", f"{_short(self.losses[row.row])}{' *' if self.stands_out[row.row] else '  '}"),
-                *batches.cells_of(row, training),
+                *step_rows.cells_of(row, training),
             ]
             for row in self.rows[:most]
         ]
@@ -513,13 +520,13 @@ class _Shown:
         return f"; {steps}: {least}{max(norms):.4g}, median {median:.4g}{times}"
 
     def as_json(self, model_dir: str) -> dict[str, Any]:
-        training, names = self.replay.run.plan.training, self.replay.run.plan.training.first.manifest.class_names
+        training, names = self.replay.plan.training, self.replay.plan.training.first.manifest.class_names
         epoch, at = divmod(self.step, training.steps_per_epoch)
         rows = [
             {
                 "loss": _number(float(self.losses[row.row])),
                 "stands_out": bool(self.stands_out[row.row]),
-                **batches.json_of(row, names),
+                **step_rows.json_of(row, names),
             }
             for row in self.rows
         ]
@@ -527,7 +534,7 @@ class _Shown:
         return {
             **{"model_dir": model_dir, "step": self.step, "epoch": epoch, "step_of_epoch": at},
             **{"from": self.replay.origin, "from_step": self.replay.first},
-            "replicas": self.replay.run.strategy.num_replicas_in_sync,
+            "replicas": self.replay.strategy.num_replicas_in_sync,
             "values": {name: _number(value) for name, value in self.values.items()},
             "norm": _number(self.norm),
             "norms_before": {str(step): _number(norm) for step, norm in self.norms.items()},
@@ -570,7 +577,8 @@ def _verify(config: ReplayConfig) -> None:
         replay.advance(step)
         with tempfile.TemporaryDirectory(prefix="replay-") as scratch:
             replay.save(f"{scratch}/{files.PREFIX}")
-            count, differences = compare(str(files.path_of(path, step)), f"{scratch}/{files.PREFIX}", replay.names())
+            stored, own = str(files.path_of(path, step)), f"{scratch}/{files.PREFIX}"
+            count, differences = reader.compare(stored, own, replay.names())
         found = {"checkpoint": f"ckpt-{step}", "tensors": count, "differences": [one._asdict() for one in differences]}
         compared.append(found)
         made = f"ckpt-{step}: {step - replay.first:,} steps after {replay.origin}"
@@ -599,68 +607,6 @@ def _span(config: ReplayConfig) -> tuple[int, int]:
             known = ", ".join(map(str, saved))
             raise UsageError(f"--verify={config.verify}: {config.folder} has no ckpt-{step}; there are {known}")
     return config.span
-
-
-class Difference(NamedTuple):
-    """A tensor that two checkpoints have in different bits.
-
-    Attributes:
-      tensor: the name of its variable, such as `dense/kernel`; else its own in the checkpoint.
-      problem: why it cannot be compared: it is missing, damaged, of another shape; empty: it can.
-      changed, size: how many of its values differ.
-      most: the largest difference of two of them; NaN where one of them is.
-    """
-
-    tensor: str
-    problem: str = ""
-    changed: int = 0
-    size: int = 0
-    most: float = 0.0
-
-    def __str__(self) -> str:
-        if self.problem:
-            return f"{self.tensor} {self.problem}"
-        return f"{self.tensor} differs in {self.changed:,} of {count_of(self.size, 'value')}, by up to {self.most:.3g}"
-
-
-def compare(path: str, other: str, names_of_variables: Mapping[str, str]) -> tuple[int, list[Difference]]:
-    """Returns the number of tensors of a checkpoint, and those whose bits are others in another one; the weights first.
-
-    Args:
-      path: of the checkpoint; without the record of its run and the graph of its objects.
-      other: likewise.
-      names_of_variables: by the names of their tensors, in the order in which they are compared.
-    """
-    import tensorflow as tf  # noqa: PLC0415, as in `main`
-
-    both = [tf.train.load_checkpoint(one) for one in (path, other)]
-    names = [{name for name in one.get_variable_to_shape_map() if name.endswith(_SUFFIX)} for one in both]
-    found, known = [], [f"{name}{_SUFFIX}" for name in names_of_variables]
-    union = names[0] | names[1]
-    for name in [*(one for one in known if one in union), *sorted(union.difference(known))]:
-        short = names_of_variables.get(name.removesuffix(_SUFFIX), name.removesuffix(_SUFFIX))
-        if not all(name in each for each in names):
-            found.append(Difference(short, f"is {'only ' if name in names[0] else 'not '}in the run's checkpoint"))
-            continue
-        try:
-            values, others = (np.asarray(one.get_tensor(name)) for one in both)
-        except (tf.errors.OpError, IndexError, ValueError) as error:
-            found.append(Difference(short, f"cannot be read: {' '.join(str(error).split())[:200]}"))
-            continue
-        if values.shape != others.shape or values.dtype != others.dtype:
-            was, now = (f"{one.dtype} {one.shape}" for one in (values, others))
-            found.append(Difference(short, f"is {was}, the replay's is {now}"))
-        elif values.tobytes() != others.tobytes():
-            found.append(_difference(short, values, others))
-    return len(names[0]), found
-
-
-def _difference(name: str, values: NDArray[Any], others: NDArray[Any]) -> Difference:
-    as_bytes = [one.reshape(-1, 1).view(np.uint8) for one in map(np.ascontiguousarray, (values, others))]
-    count = int((as_bytes[0] != as_bytes[1]).any(axis=1).sum())
-    with np.errstate(all="ignore"):
-        most = float(np.max(np.abs(values.astype(np.float64) - others.astype(np.float64))))
-    return Difference(name, "", count, values.size, most)
 
 
 def entry_point() -> NoReturn:

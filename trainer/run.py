@@ -22,8 +22,9 @@ from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint import files, fresh
 from trainer.cluster import interrupt, tf_config
 from trainer.config import TrainConfig
+from trainer.config.meaning import PARAMETER_SERVER
 from trainer.config.model import name_of_code
-from trainer.config.run import PARAMETER_SERVER, ClusterFlags, RunFlags
+from trainer.config.run import ClusterFlags, RunFlags
 from trainer.parameter_server import roles
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _train(
         if config.model.task and given is None:
             callbacks.phase("loading TensorFlow")
             given = lazy_imports.load_task(config.model.task)
-        plan = plans.make(config, cluster, given.parse if given else None)
+        plan = plans.make(config, cluster.size, given.parse if given else None)
         heartbeat.job(plan.last_step, config.order.global_batch_size, config.steps.steps_per_loop)
         if cluster.is_chief:
             files.check_to_train(config.run.folder, config.run.fresh)

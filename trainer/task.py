@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -22,10 +21,10 @@ from pipeline.decode import Supervised
 from pipeline.distort.base import Recipe, output_spec
 from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe
-from pipeline.errors import DataError, PipelineError, UsageError, line_of
+from pipeline.errors import DataError, PipelineError, UsageError
 from pipeline.resolved import ResolvedRequest
 from trainer import models
-from trainer.checkpoint import files, reader
+from trainer.checkpoint import reader
 from trainer.config import TrainConfig
 
 Model = Callable[..., Any]  # features, training=bool -> outputs
@@ -33,7 +32,6 @@ Rows = tuple[tf.Tensor, dict[str, tf.Tensor]]  # the loss of each row, and metri
 WEIGHT, LOSS = "weight", "loss"
 ROWS = "weighted rows"  # whose weight is not 0: how many there are, where a task has sample weights
 Sums = dict[str, tf.Tensor]  # by name, float32: `weight` (), `loss` (), and the sums that the metrics need
-_KERAS_FILES = (".weights.h5", ".keras")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +137,7 @@ class Task:
         Called on every worker, in the strategy's scope; not when a run resumes. By default loads --initialize_from.
         """
         if self.config.model.initialize_from:
-            load_first_weights(model, self.config.model.initialize_from)
+            reader.load_first_weights(model, self.config.model.initialize_from)
 
     def train_step(self, model: Model, features: Any, labels: Any) -> Rows:
         """Returns losses and metrics of a replica's rows; the trainer differentiates the mean loss.
@@ -207,26 +205,6 @@ def uncalled(task: type[Task]) -> str | None:
         f"{task.__name__}: the trainer does not call {', '.join(hints)}: no method of Task has "
         f"{'this name' if len(odd) == 1 else 'these names'}; a _ in front of a name says that it is your own"
     )
-
-
-def load_first_weights(model: keras.Model, path: str) -> None:
-    """Loads the weights of a checkpoint (their average if it has one), or of a file that Keras has saved.
-
-    Args:
-      model: built.
-      path: a --model_dir, for its newest checkpoint; a checkpoint in it, such as run/ckpt-400; or a file.
-
-    Raises:
-      UsageError: there is no such checkpoint or file, or it has other variables than the model.
-    """
-    try:
-        if path.endswith(_KERAS_FILES):
-            model.load_weights(path)
-            return
-        stored = reader.read(files.candidates(pathlib.Path(path), None)[0])
-        stored.load_weights(model, stored.averaged)
-    except (DataError, UsageError, OSError, ValueError) as error:
-        raise UsageError(f"--initialize_from={path}: {line_of(error)}") from None
 
 
 class Measure(Protocol):

@@ -16,14 +16,14 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from pipeline.audit.key_log import SourceLogs
 from pipeline.batch.batches import best_place
 from pipeline.batch.diagnosis import Fed, naming_records
 from pipeline.commands.text import count_of
 from pipeline.distribution import distribute_request, replicas_are_on_cpus
 from pipeline.errors import RerunError, UsageError
+from pipeline.order.key_log import SourceLogs
 from pipeline.request import Request
-from trainer import description, loop
+from trainer import description, loop, runtime
 from trainer import plan as plans
 from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.bottleneck import Bottleneck, Facts
@@ -34,7 +34,7 @@ from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar, RunSumma
 from trainer.callbacks.tensorboard import Profiler, Shown, TensorBoard, TrainScalars
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint import structure
-from trainer.checkpoint.manager import CheckpointManager, EpochSums, LossAverages, Stateful
+from trainer.checkpoint.manager import CheckpointManager, Stateful, parts_of
 from trainer.cluster import algorithms, failures, rendezvous, strategies
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.rendezvous import Ties
@@ -174,9 +174,9 @@ class Run(abc.ABC):
         place = best_place(self.plan.training, self.on_gpus)
         config, plan = self.config, self.plan = plans.settled(self.config, self.plan, place)
         self.callbacks.phase("building the model")
-        schedule = state.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
-        self.task = task(config, data_spec_of(plan.training.first))
-        self.state = state.create(self.strategy, config, self.task, schedule)
+        data, steps = data_spec_of(plan.training.first), (plan.training.steps_per_epoch, plan.last_step)
+        self.state = state.build(config, data, self.strategy, task, steps)
+        self.task = self.state.task
         self.build_step()
 
     def _restore(self) -> None:
@@ -184,7 +184,14 @@ class Run(abc.ABC):
         config, plan, line = self.config, self.plan, self.output.line
         self.summary = RunSummary(self.output, config, plan, self.state)
         self.checkpoints = CheckpointManager(
-            config, plan, self.state, self.parts, is_chief=self.is_chief, say=line, io_device=self.io_device
+            config,
+            plan.training,
+            plan.evaluation,
+            self.state,
+            self.parts,
+            is_chief=self.is_chief,
+            say=line,
+            io_device=self.io_device,
         )
         restored = self.checkpoints.restore()
         # Without a shared --model_dir, workers would go on from different steps.
@@ -358,8 +365,8 @@ class AllReduceRun(Run):
             self.ties.compare(found, description.model_difference, config.run.collective_timeout)
         self.stepper = self.shown = train_step.create(self.strategy, self.state, config, plan.training)
         self.bottleneck: Bottleneck = Bottleneck(config, Facts.of(plan, self.strategy, self.state.model), self.stepper)
-        self.epoch = EpochSums(self.stepper.epoch, self.stepper.steps_per_epoch)
-        self.parts = {"averages": LossAverages(self.stepper.averages), "epoch": self.epoch}
+        self.parts = parts_of(self.stepper)
+        self.epoch = self.parts["epoch"]
         devices = strategies.device_names(self.strategy)
         self.callbacks.on_devices(devices)
         self.here = f"here {', '.join(devices)}"
@@ -427,9 +434,9 @@ class AllReduceRun(Run):
     def _leave_xla(self, error: Exception) -> bool:
         """Goes on without XLA if an error is that XLA cannot compile the step; returns whether it is."""
         compiled = self.stepper.gradients.compiled
-        if not compiled or not isinstance(error, tf.errors.OpError) or not failures.is_of_xla(error):
+        if not compiled or not isinstance(error, tf.errors.OpError) or not runtime.is_of_xla(error):
             return False
-        why = failures.said_by_xla(error)
+        why = runtime.said_by_xla(error)
         self.output.line(f"XLA cannot compile the step, which goes on without it, as with --jit_compile=off: {why}")
         self.config = self.config.with_mode("off")
         self.checkpoints.use(self.config)

@@ -21,8 +21,8 @@ from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, to_run
 from pipeline.files.remote import in_command
-from pipeline.index import columns as index_columns
 from pipeline.manifest import naming
+from pipeline.records import columns as stored_columns
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
@@ -86,7 +86,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     url = sink.data_dir.url if sink.data_dir.is_remote else ""
     print(summary(made, sink.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images, url=url))
     if not config.are_own_columns:
-        index_columns.add(str(sink.data_dir), config.columns)
+        stored_columns.add(str(sink.data_dir), config.columns)
     of_columns = columns.notes(config.columns, plan.source.features, made.columns)
     for note in [*([no_card] if no_card else []), *of_columns, *notes(sink.data_dir, made)]:
         print(f"note: {note}")
@@ -113,7 +113,7 @@ def _add_columns(config: ConvertConfig, sink: Sink, named: Collection[str] | Non
             advice="--overwrite converts it again, with them",
         )
     if missing or not config.are_own_columns:
-        index_columns.add(str(sink.data_dir), config.columns)
+        stored_columns.add(str(sink.data_dir), config.columns)
     elif named is None and not there:
         how = "--overwrite makes them"
         if not sink.data_dir.is_remote:

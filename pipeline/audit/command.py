@@ -9,19 +9,21 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from pipeline import manifest as manifests
-from pipeline.audit import key_log, observed, proof, reading, schedules
+from pipeline.audit import observed, proof, schedules
 from pipeline.audit.config import LAST_EPOCH, AuditConfig
 from pipeline.audit.contract import Contract
-from pipeline.audit.key_log import Header
 from pipeline.audit.observed import compare, read_keys, report_lines
 from pipeline.audit.proof import Runs, check_all, order_checks
-from pipeline.audit.reading import Reading, Topology
 from pipeline.commands import commandline, quiet, run_flags
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, range_of, size_of, sizes_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.manifest.sources import VIEWS, Sources, flags_for, own_views, parse_sources, sources_of
-from pipeline.order.order import Order
+from pipeline.order.key_log import Header
+from pipeline.order.order import Order, sharing_note
+from pipeline.order.reading import Reading, Topology
 from pipeline.order.shares import step_of_unit
 from pipeline.order.views import skips_text
 from pipeline.request import Request
@@ -30,6 +32,8 @@ from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, re
 _GIVEN = f"given  the shards hold what the manifest says: {name_of('beam_jobs.validate')} checks that"
 _OF_RUN = ("data_dir", "distort", "resize", "mixture_schedule")  # flags that a run has, too, beside the next ones
 _VIEW = (*VIEWS, "skip_steps")  # flags that only change the order if they are given
+_MOST_WORKERS = 16  # listed, half of them from the end
+_MOST_FILES = 3  # of a worker, listed
 _ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")  # flags
 
 
@@ -121,7 +125,7 @@ def _of_each(config: AuditConfig, sources: Sources, mixture: ResolvedInput | Non
 
 def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None) -> None:
     """Proves one source; `step_of` is as in `observed.read_run`."""
-    logs = key_log.find(config.observed) if config.observed is not None else []
+    logs = observed.find(config.observed) if config.observed is not None else []
     header = observed.header_of_run(logs) if logs else None
     source = _source(config, header)
     topologies = _topologies(config, source.spec.global_batch_size, header)
@@ -130,12 +134,13 @@ def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None
             proof.check_memory(source.order, topology)
     print("\n".join(_heading(source, config.epoch, topologies[0])), flush=True)
     epochs = _prove(config, source, topologies)
-    readings = [Reading(source, config.epoch, topology) for topology in topologies]
-    print("\n".join(reading.reading_lines(readings[0], config.list_all)))
+    of_source = source.order, source.spec, source.selection
+    readings = [Reading(*of_source, config.epoch, topology) for topology in topologies]
+    print("\n".join(reading_lines(readings[0], config.list_all)))
     if len(readings) > 1:
-        print("\n".join(reading.comparison_lines(readings)))
+        print("\n".join(comparison_lines(readings)))
     if config.png is not None:
-        _draw(config.png, readings[0])
+        _draw(config.png, readings[0], source.manifest.dataset)
     if header is not None:
         _observe(source, logs, step_of)
     print("\n" + _verdict(source.order, topologies[0], epochs) + ("; the run saw just that" if logs else ""))
@@ -211,12 +216,83 @@ def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[To
     return {**replayed, other: again.is_complete} if again.checks_again() else replayed
 
 
-def _draw(png: str, reading: Reading) -> None:
+def reading_lines(reading: Reading, list_all: bool) -> list[str]:
+    """Returns the table of what each worker reads, and the sums below it.
+
+    Args:
+      reading: of a topology.
+      list_all: whether to list every worker and every shard.
+    """
+    workers, half = reading.topology.workers, _MOST_WORKERS // 2
+    shown = [w for w in range(workers) if list_all or workers <= _MOST_WORKERS or not half <= w < workers - half]
+    rows = [_worker_row(reading, worker, list_all) for worker in shown]
+    if len(shown) < workers:
+        hidden = f"{workers - len(shown):,} more: --list_all"
+        rows.insert(half, [("worker", "..."), *[("", "")] * (len(rows[0]) - 2), ("shards", hidden)])
+    order = reading.order
+    # A worker that has all streams, each in one window, keeps them from epoch to epoch.
+    is_kept = order.windows == 1 and bool((np.diff(reading.streams) == order.streams).all())
+    once = ", once per run" if is_kept else ""
+    note = sharing_note(reading.spec, order, workers)
+    return [
+        "",
+        *table(rows, left=("shards",)),
+        f"read amplification {reading.amplification:.2f}: all workers together read "
+        f"{size_of(reading.worker_bytes.sum())} of a split of {size_of(reading.split_bytes)}; a "
+        f"worker reads {sizes_of(reading.worker_bytes)}{once}",
+        *([f"note: {note}"] if note else []),
+        f"memory: 2 x shuffle_bytes x a worker's streams / K, at most {size_of(reading.memory.max())} of decoded "
+        f"images; the two largest windows of each stream take {size_of(reading.windows_memory.max())}",
+        f"padding: {int(reading.padding.sum()):,} of the last step's {reading.spec.global_batch_size:,} rows "
+        f"have weight 0; a worker has {range_of(reading.padding)} of them",
+    ]
+
+
+def comparison_lines(readings: Sequence[Reading]) -> list[str]:
+    """Returns the table that compares topologies, one line each."""
+    rows = [
+        [
+            ("topology", str(r.topology)),
+            ("rows per replica", f"{r.topology.global_batch_size // r.topology.replicas:,}"),
+            ("streams per worker", range_of(np.diff(r.streams)[:, 0])),
+            ("shards per worker", range_of(np.diff(r.worker_shards)[:, 0])),
+            ("read per worker", sizes_of(r.worker_bytes)),
+            ("read in all", size_of(r.worker_bytes.sum())),
+            ("amplification", f"{r.amplification:.2f}"),
+            ("memory per worker", sizes_of(r.memory)),
+        ]
+        for r in readings
+    ]
+    return ["", *table(rows)]
+
+
+def _worker_row(reading: Reading, worker: int, list_all: bool) -> list[tuple[str, str]]:
+    files = [name.split("-of-")[0] for name in reading.shards_of(worker)]
+    listed = files if list_all else files[:_MOST_FILES]
+    more = f" and {len(files) - len(listed):,} more" if len(files) > len(listed) else ""
+    return [
+        ("worker", f"{worker:,}"),
+        ("rows", _span(*reading.topology.worker_rows()[worker])),
+        ("streams", _span(*reading.streams[worker])),
+        ("records", f"{np.diff(reading.positions[worker])[0]:,}"),
+        ("reads", size_of(reading.worker_bytes[worker])),
+        ("of the split", f"{reading.worker_bytes[worker] / reading.split_bytes:.1%}"),
+        ("memory", size_of(reading.memory[worker])),
+        ("padding", f"{reading.padding[worker]:,}"),
+        ("shards", f"{len(files):,}: {' '.join(listed)}{more}"),
+    ]
+
+
+def _span(first: int, stop: int) -> str:
+    return f"{first:,}" if stop == first + 1 else f"{first:,}-{stop - 1:,}"
+
+
+def _draw(png: str, reading: Reading, dataset: str) -> None:
     commandline.require("matplotlib")
     from pipeline.audit import picture  # noqa: PLC0415, here because it loads matplotlib
 
     with named(f"--png={png}", "cannot be written"):
-        picture.draw(reading, png)
+        picture.draw(reading, dataset, png)
     print(f"\n{png}: which worker reads what")
 
 

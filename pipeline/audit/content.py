@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Check, Fault
-from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, size_of
 from pipeline.decode import decode_file, resize
 from pipeline.errors import location
@@ -26,8 +25,9 @@ from pipeline.files.paths import folder
 from pipeline.graph_calls import error_of_input
 from pipeline.input import input_fn
 from pipeline.manifest import Feature
-from pipeline.records import framing, tf_example
-from pipeline.records.stream import RecordStream, forward
+from pipeline.order.reading import Topology
+from pipeline.records import tf_example
+from pipeline.records.stream import records_of
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
@@ -173,20 +173,17 @@ def _stored(
     """Yields (location, number, values) of a shard's records up to number `last`."""
     features, compression = source.manifest.features, source.manifest.compression
     path = folder(source.request.folder) / file
-    with path.open_file() as opened:
-        stream = RecordStream(forward(opened), compression)
-        found = framing.records(stream.read, path, is_compressed=bool(compression), advice="convert the data again")
-        for number, (offset, _, record) in enumerate(itertools.islice(found, last + 1)):
-            where = location(path, number, offset, bool(compression))
-            if not source.manifest.has_images:
-                yield where, number, {"record": record}
-                continue
-            try:
-                values = tf_example.example(record, features, decode_image=False)
-            except tf_example.BadExampleError as error:
-                raise error.at(path, number, offset, bool(compression)) from None
-            pixels = _pixels(values["image"], features["image"], source.manifest.pixels.dct, size)
-            yield where, number, {**values, "image": pixels}
+    for number, (offset, record) in enumerate(itertools.islice(records_of(path, compression), last + 1)):
+        where = location(path, number, offset, bool(compression))
+        if not source.manifest.has_images:
+            yield where, number, {"record": record}
+            continue
+        try:
+            values = tf_example.example(record, features, decode_image=False)
+        except tf_example.BadExampleError as error:
+            raise error.at(path, number, offset, bool(compression)) from None
+        pixels = _pixels(values["image"], features["image"], source.manifest.pixels.dct, size)
+        yield where, number, {**values, "image": pixels}
 
 
 def _pixels(data: bytes, feature: Feature, dct: str, size: tuple[int, int] | None) -> Any:

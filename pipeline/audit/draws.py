@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from pipeline.audit.content import next_element, rows_fed, undistorted
 from pipeline.audit.contract import Contract, draw, draw_key
 from pipeline.audit.proof import Check, Fault
-from pipeline.audit.reading import Topology
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of, parse_calls
 from pipeline.input import input_fn
+from pipeline.order.reading import Topology
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import itertools
 import math
+import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from pipeline.audit import key_log
 from pipeline.audit.contract import Bools, Contract
-from pipeline.audit.key_log import Entry, Header, Part, key_text
 from pipeline.commands.text import table
-from pipeline.errors import DataError
-from pipeline.files.paths import PathLike, StoragePath, folder
-from pipeline.manifest.splits import Segment, Selection
+from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import PathLike, folder
+from pipeline.manifest.splits import Selection
+from pipeline.order import key_log
+from pipeline.order.key_log import SUFFIX, Entry, Header, Part, key_text
 from pipeline.order.order import OrderSpec
 from pipeline.order.views import Intervals
-from pipeline.records import framing, tf_example
-from pipeline.records.stream import RecordStream, forward
+from pipeline.records.tf_example import keys_of
 
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
 NOT_LOGGED = -1
@@ -35,6 +36,27 @@ _UNITS = (
     "that, give all sources with their --mixture_schedule, or --model_dir"
 )
 _CLOSE = 1e-6  # relative: logged weights are float32
+
+
+def find(text: str) -> list[pathlib.Path]:
+    """Returns the log files that a flag names, sorted.
+
+    Args:
+      text: files, folders of *.jsonl and globs, separated by commas.
+
+    Raises:
+      UsageError: one of the names matches no file.
+    """
+    found: set[str] = set()
+    for name in text.split(","):
+        is_folder = os.path.isdir(name)
+        matches = [name] if os.path.isfile(name) else glob.glob(f"{glob.escape(name)}/*{SUFFIX}" if is_folder else name)
+        files = set(filter(os.path.isfile, matches))
+        if not files:
+            what = f"a folder without *{SUFFIX} files" if is_folder else "no such file, folder or glob"
+            raise UsageError(f"--observed={name}: {what}; it must be logs that the trainer wrote with --log_keys")
+        found |= files
+    return sorted(map(pathlib.Path, found))
 
 
 def read_keys(data_dir: PathLike, selection: Selection, compression: str) -> list[str]:
@@ -51,34 +73,10 @@ def read_keys(data_dir: PathLike, selection: Selection, compression: str) -> lis
     keys: list[str] = []
     with tqdm(total=selection.num_examples, unit=" keys", unit_scale=True, delay=_SHOW_AFTER, disable=None) as bar:
         for segment in selection.segments:
-            keys += keys_of(folder(data_dir) / segment.shard.file, segment, compression)
+            keys += map(key_text, keys_of(folder(data_dir) / segment.shard.file, segment, compression))
             bar.update(segment.num_examples)
     _check_unique(keys, selection)
     return keys
-
-
-def keys_of(file: StoragePath, segment: Segment, compression: str) -> Iterator[str]:
-    """Yields the keys of a segment's records, reading its shard from the beginning; raises as `read_keys`."""
-    count = 0
-    with file.open_file() as opened:
-        stream = RecordStream(forward(opened), compression)
-        found = framing.records(stream.read, file, is_compressed=bool(compression), advice="convert the data again")
-        for offset, _, record in found:
-            if segment.start <= count < segment.stop:
-                yield _key_of(record, file, count, offset)
-            count += 1
-    if count != segment.shard.num_examples:
-        raise DataError(f"{count} records, but the manifest says {segment.shard.num_examples}", path=file)
-
-
-def _key_of(record: bytes, file: StoragePath, number: int, offset: int) -> str:
-    try:
-        values = tf_example.decode(record, ["key"]).get("key", [])
-    except ValueError as error:
-        raise DataError(str(error), path=file, record=number, offset=offset) from None
-    if not isinstance(values, list) or len(values) != 1:
-        raise DataError("not an Example with one key", path=file, record=number, offset=offset)
-    return key_text(values[0])
 
 
 def _check_unique(keys: list[str], selection: Selection) -> None:

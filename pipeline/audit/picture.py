@@ -11,8 +11,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pipeline.audit.reading import Reading
 from pipeline.commands.text import count_of, scale_of, size_of
+from pipeline.order.reading import Reading
 
 _MOST_SHARDS = 300  # drawn in two greys; more would be as thin as pixels and show a pattern that is not there
 _MOST_NAMED = 12  # shards that have room for their name
@@ -20,8 +20,8 @@ _GREYS = ListedColormap(["#c9ced6", "#8d97a5"])
 _BLUE = "#5a7d9a"
 
 
-def draw(reading: Reading, png: str) -> None:
-    """Writes the picture.
+def draw(reading: Reading, dataset: str, png: str) -> None:
+    """Writes the picture, whose title names the data set.
 
     Raises:
       OSError: the file cannot be written.
@@ -43,17 +43,16 @@ def draw(reading: Reading, png: str) -> None:
     legend.set_axis_off()
     bar = legend.inset_axes((0.05, 0.2, 0.9, 0.25))
     figure.colorbar(streams, cax=bar, orientation="horizontal", label="stream", ticks=MaxNLocator(integer=True))
-    figure.suptitle(_title(reading), x=0.01, ha="left", fontsize=12)
+    figure.suptitle(_title(reading, dataset), x=0.01, ha="left", fontsize=12)
     figure.savefig(png)
 
 
-def _title(reading: Reading) -> str:
-    source = reading.source
+def _title(reading: Reading, dataset: str) -> str:
     return (
-        f"Who reads what in epoch {reading.epoch}: split {source.spec.split} of {source.manifest.dataset}, "
-        f"{source.order.num_records:,} records, {reading.topology}\n"
+        f"Who reads what in epoch {reading.epoch}: split {reading.spec.split} of {dataset}, "
+        f"{reading.order.num_records:,} records, {reading.topology}\n"
         f"The epoch lays the shards end to end and cuts them into "
-        f"{count_of(source.order.streams, 'stream')}; a worker reads the streams that have rows of its "
+        f"{count_of(reading.order.streams, 'stream')}; a worker reads the streams that have rows of its "
         f"replicas:\n{size_of(int(reading.worker_bytes.mean()))} of {size_of(reading.split_bytes)} on average; "
         f"together the workers read the split {reading.amplification:.2f} times"
     )
@@ -67,13 +66,13 @@ def _draw_shards(axes: Any, reading: Reading, scale: int) -> None:
     greys = np.arange(count) % 2 * (count <= _MOST_SHARDS)
     axes.pcolormesh(edges, [0, 1], [greys], cmap=_GREYS, vmin=0, vmax=1)
     for i, segment in enumerate(reading.segments.tolist() if count <= _MOST_NAMED else ()):
-        name = reading.source.selection.segments[segment].shard.file.split("-of-")[0]
+        name = reading.selection.segments[segment].shard.file.split("-of-")[0]
         axes.text(edges[i : i + 2].mean(), 0.5, name, ha="center", va="center", fontsize=8)
 
 
 def _draw_workers(axes: Any, reading: Reading, scale: int) -> PolyCollection:
     """Draws the part that each worker reads of each of its streams; returns the parts, coloured by stream."""
-    workers, order = reading.topology.workers, reading.source.order
+    workers, order = reading.topology.workers, reading.order
     ends = reading.bytes_before(order.stream_bounds()) / scale
     parts = [(worker, k) for worker, streams in enumerate(reading.streams.tolist()) for k in range(*streams)]
     corners = [
@@ -93,7 +92,7 @@ def _colours(streams: int) -> ListedColormap:
 
 
 def _draw_times(axes: Any, reading: Reading, scale: int) -> None:
-    order = reading.source.order
+    order = reading.order
     begun, ended = (np.bincount(side, minlength=order.streams + 1) for side in reading.streams.T)
     ends = reading.bytes_before(order.stream_bounds()) / scale
     axes.stairs(np.cumsum(begun - ended)[:-1], ends, fill=True, color=_BLUE)

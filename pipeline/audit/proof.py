@@ -14,12 +14,12 @@ import numpy as np
 from tqdm import tqdm
 
 from pipeline.audit.contract import I64, Bools, Contract
-from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, range_of, size_of
 from pipeline.errors import DataError, UsageError
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, WindowPlan, make_feed
 from pipeline.order.order import Order
+from pipeline.order.reading import Topology
 from pipeline.read import memory
 from pipeline.resolved import ResolvedRequest
 

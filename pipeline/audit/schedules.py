@@ -15,9 +15,9 @@ from fractions import Fraction
 import numpy as np
 
 from pipeline.audit.proof import Check, Fault
-from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of
 from pipeline.order import shares
+from pipeline.order.reading import Topology
 from pipeline.resolved import ResolvedInput, schedule_of
 
 _NEAR = 3  # steps before and after a change that are compared

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops  # datasets that only hand on are public nowhere
 
+from pipeline.batch.internals import UnaryUnchangedStructureDataset
 from pipeline.errors import UsageError
 from pipeline.request import HOST, Request
 
@@ -149,7 +149,7 @@ def _places(structure: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: tuple(leaf.shape), structure)
 
 
-class NotForKeras(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[misc]
+class NotForKeras(UnaryUnchangedStructureDataset):  # type: ignore[misc]
     """A dataset for loops: Keras' `fit` and `evaluate` refuse it, `predict` takes its first part.
 
     Methods that keep the elements as they are keep this, too.

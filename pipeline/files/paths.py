@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from pipeline.errors import UsageError, one_line
+from pipeline.errors import UsageError, named, one_line
 from pipeline.files.reading import Identity, OpenFile, opener, unreadable
 from pipeline.files.remote import RemotePath, TensorFlowPath, is_url, needs_arrow
 from pipeline.files.write import sync
@@ -186,3 +186,19 @@ def locked(descriptor: int) -> Iterator[bool]:
         yield is_free
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone_in(folder: pathlib.Path) -> Iterator[None]:
+    """Context that keeps other commands from writing to a data set, conversions too.
+
+    Raises:
+      DataError: the folder cannot be opened.
+      UsageError: another command is writing there.
+    """
+    with named(folder, "cannot be opened"):
+        descriptor = os.open(folder, os.O_RDONLY)
+    with locked(descriptor) as is_free:
+        if not is_free:
+            raise UsageError("another command is writing there; wait until it ends", path=folder)
+        yield

@@ -1,5 +1,7 @@
 """Writes files so that each is either complete or as it was before: under a temporary name beside it, then renamed.
 
+`Drafts` are several files of a folder that get their names together.
+
 Files of a data set are synced before the rename, and their folder after it, so that a crash of the machine leaves no
 partial file. Files that only report on a run are not synced.
 """
@@ -11,10 +13,15 @@ import io
 import os
 import pathlib
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import IO
 
+from pipeline.errors import named
 from pipeline.files.remote import RemotePath
+
+_HIDDEN = ".pipeline.index-"  # how the names of folders of drafts begin
 
 
 class Draft:
@@ -94,6 +101,80 @@ def replace(path: pathlib.Path, data: str | bytes, suffix: str = ".tmp") -> None
     """
     with replaced(path, f"{path.name}{suffix}", sync=False) as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+class Drafts:
+    """Files that are written but do not have their names yet. Several threads may add some.
+
+    Args:
+      folder: that they are for.
+      hidden: a folder in it, which holds them.
+    """
+
+    def __init__(self, folder: pathlib.Path, hidden: pathlib.Path) -> None:
+        self._folder, self._hidden = folder, hidden
+
+    def add(self, name: str, data: bytes) -> None:
+        """Writes a file and syncs it to the disk.
+
+        Raises:
+          DataError: it cannot be written.
+        """
+        path = self._hidden / name
+        with named(self._folder / name, "cannot be written"):
+            path.parent.mkdir(exist_ok=True)
+        with named(self._folder / name, "cannot be written"), open(path, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def publish(self, last: str) -> None:
+        """Moves the files into their folder, that of the name `last` after all others, which it lists.
+
+        If one cannot be moved, new files are removed again.
+
+        Raises:
+          DataError: a file cannot be moved.
+        """
+        found = [path.relative_to(self._hidden) for path in self._hidden.rglob("*") if path.is_file()]
+        names = sorted(found, key=lambda name: (name.name == last, name))
+        folders = {self._folder / name.parent for name in names}
+        new = [self._folder / name for name in names if not (self._folder / name).exists()]
+        new_folders = [path for path in folders if not path.exists()]
+        try:
+            for path in folders:
+                with named(path, "cannot be made"):
+                    path.mkdir(exist_ok=True)
+            for name in names:
+                with named(self._folder / name, "cannot be written"):
+                    if name.name == last:  # what it lists must be on the disk before it is
+                        for path in folders:
+                            sync(path)
+                    os.replace(self._hidden / name, self._folder / name)
+        except BaseException:
+            for path in new:
+                path.unlink(missing_ok=True)
+            for path in new_folders:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            raise
+        sync(self._folder)
+
+
+@contextlib.contextmanager
+def drafts_in(folder: pathlib.Path) -> Iterator[Drafts]:
+    """Context for the drafts of a folder. At its end, drafts that were not published are removed, killed runs' too.
+
+    Raises:
+      DataError: the folder cannot be written to.
+    """
+    with named(folder, "cannot be written to"):
+        hidden = pathlib.Path(tempfile.mkdtemp(prefix=_HIDDEN, dir=folder))
+    try:
+        yield Drafts(folder, hidden)
+    finally:
+        for path in folder.glob(f"{_HIDDEN}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sync(folder: pathlib.Path) -> None:

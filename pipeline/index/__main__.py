@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.split or config.add_columns is None:
         command.make_index(config.data_dir, config.split, config.compression, config.overwrite)
     if config.add_columns is not None:
-        from pipeline.index import columns  # noqa: PLC0415, like the other
+        from pipeline.records import columns  # noqa: PLC0415, like the other
 
         columns.add(config.data_dir, config.add_columns)
 

@@ -10,8 +10,6 @@ import contextlib
 import fnmatch
 import os
 import pathlib
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +23,8 @@ from numpy.typing import NDArray
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, name_of, named, to_run
-from pipeline.files.paths import StoragePath, folder, locked
-from pipeline.files.write import sync
+from pipeline.files.paths import StoragePath, alone_in, folder
+from pipeline.files.write import Drafts, drafts_in
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.read import sidecars
 from pipeline.read.shards import LOCAL_THREADS
@@ -37,7 +35,6 @@ from pipeline.records.stream import RecordStream, forward
 _MOST_NAMED = 3  # files in a message
 _NAMELESS = "records"  # the data set of a folder without a name
 _LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompressed
-_PREFIX = ".pipeline.index-"
 
 
 def make_index(data_dir: str, splits: Sequence[str], compression: str, overwrite: bool) -> None:
@@ -60,7 +57,7 @@ def _make_index(data_dir: str, splits: Sequence[str], compression: str, overwrit
     with drafts_in(place) as drafts:
         made = _manifest(data_dir, compression, chosen, drafts)
         drafts.add(naming.MANIFEST, made.to_bytes())
-        drafts.publish()
+        drafts.publish(naming.MANIFEST)
     for path in (place / naming.COLUMNS).glob("*.npy") if earlier else ():  # of the records as they were
         path.unlink(missing_ok=True)
     for name in _sidecars_of(earlier) - {name for shard in made.shards for name in shard.files}:
@@ -359,91 +356,3 @@ def _error(file: StoragePath, frame: Frame, compression: str) -> DataError:
     if compression and packing == "":
         advice = "the file is not compressed: leave out --compression"
     return frame.error(file, bool(compression), advice)
-
-
-class Drafts:
-    """Files that are written but do not have their names yet. Several threads may add some.
-
-    Args:
-      folder: that they are for.
-      hidden: a folder in it, which holds them.
-    """
-
-    def __init__(self, folder: pathlib.Path, hidden: pathlib.Path) -> None:
-        self._folder, self._hidden = folder, hidden
-
-    def add(self, name: str, data: bytes) -> None:
-        """Writes a file and syncs it to the disk.
-
-        Raises:
-          DataError: it cannot be written.
-        """
-        path = self._hidden / name
-        with named(self._folder / name, "cannot be written"):
-            path.parent.mkdir(exist_ok=True)
-        with named(self._folder / name, "cannot be written"), open(path, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def publish(self) -> None:
-        """Moves the files into their folder, the manifest last. If one cannot be moved, new files are removed again.
-
-        Raises:
-          DataError: a file cannot be moved.
-        """
-        found = [path.relative_to(self._hidden) for path in self._hidden.rglob("*") if path.is_file()]
-        names = sorted(found, key=lambda name: (name.name == naming.MANIFEST, name))
-        folders = {self._folder / name.parent for name in names}
-        new = [self._folder / name for name in names if not (self._folder / name).exists()]
-        new_folders = [path for path in folders if not path.exists()]
-        try:
-            for path in folders:
-                with named(path, "cannot be made"):
-                    path.mkdir(exist_ok=True)
-            for name in names:
-                with named(self._folder / name, "cannot be written"):
-                    if name.name == naming.MANIFEST:  # what it lists must be on the disk before it is
-                        for path in folders:
-                            sync(path)
-                    os.replace(self._hidden / name, self._folder / name)
-        except BaseException:
-            for path in new:
-                path.unlink(missing_ok=True)
-            for path in new_folders:
-                with contextlib.suppress(OSError):
-                    path.rmdir()
-            raise
-        sync(self._folder)
-
-
-@contextlib.contextmanager
-def alone_in(folder: pathlib.Path) -> Iterator[None]:
-    """Context that keeps other commands from writing to a data set, conversions too.
-
-    Raises:
-      DataError: the folder cannot be opened.
-      UsageError: another command is writing there.
-    """
-    with named(folder, "cannot be opened"):
-        descriptor = os.open(folder, os.O_RDONLY)
-    with locked(descriptor) as is_free:
-        if not is_free:
-            raise UsageError("another command is writing there; wait until it ends", path=folder)
-        yield
-
-
-@contextlib.contextmanager
-def drafts_in(folder: pathlib.Path) -> Iterator[Drafts]:
-    """Context for the drafts of a folder. At its end, drafts that were not published are removed, killed runs' too.
-
-    Raises:
-      DataError: the folder cannot be written to.
-    """
-    with named(folder, "cannot be written to"):
-        hidden = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
-    try:
-        yield Drafts(folder, hidden)
-    finally:
-        for path in folder.glob(f"{_PREFIX}*"):
-            shutil.rmtree(path, ignore_errors=True)

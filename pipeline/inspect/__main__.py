@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from pipeline import manifest
+from pipeline import manifest, step_rows
 from pipeline.commands import commandline, quiet, run_flags
 from pipeline.commands.flags import check_all, flag
 from pipeline.commands.text import count_of, range_of, size_of, table
@@ -179,10 +179,10 @@ def _contact_sheet(
     raw, labels, weights = next(batches(distort="none", resize=size).as_numpy_iterator())
     distorted, _, _ = next(batches(distort=distort).as_numpy_iterator())
     shown = int((weights > 0).sum())
-    names = [steps.name_of(label, made.class_names) for label in labels.tolist()]
-    tiles = [steps.Tile(raw[i], distorted[i], (names[i],)) for i in range(shown)]
+    names = [step_rows.name_of(label, made.class_names) for label in labels.tolist()]
+    tiles = [step_rows.Tile(raw[i], distorted[i], (names[i],)) for i in range(shown)]
     title = f"{made.dataset} {split}, step 0, seed {seed}: above as stored, below {distort}"
-    return steps.sheet(f"{title} (floats stretched to black..white)", {"": tiles})
+    return step_rows.sheet(f"{title} (floats stretched to black..white)", {"": tiles})
 
 
 def _show_run(config: InspectConfig) -> None:
@@ -230,23 +230,25 @@ def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int) ->
         import tensorflow  # noqa: F401, PLC0415, here, where its startup notes are hidden
 
     assert config.step is not None
-    rows, in_epoch = steps.rows_of_step(resolved, config.step, replicas), resolved.steps_per_epoch
+    rows, in_epoch = step_rows.rows_of_step(resolved, config.step, replicas), resolved.steps_per_epoch
     names = resolved.first.manifest.class_names
     epoch, step_of_epoch = divmod(config.step, in_epoch)
     title = f"step {config.step}: epoch {epoch}, its step {step_of_epoch} of {in_epoch}"
     if config.json:
         shown: dict[str, Any] = {"step": config.step, "epoch": epoch, "step_of_epoch": step_of_epoch}
         shown |= {"steps_per_epoch": in_epoch, "replicas": replicas, "order": resolved.spec.digest}
-        print(json.dumps({**shown, "rows": [steps.json_of(row, names) for row in rows]}))
+        print(json.dumps({**shown, "rows": [step_rows.json_of(row, names) for row in rows]}))
     else:
         real = sum(row.weight > 0 for row in rows)
         print(f"{title}; {count_of(real, 'real row')} of {len(rows)}, {count_of(replicas, 'replica')}", "", sep="\n")
-        print(*table([steps.cells_of(row, resolved) for row in rows], left=("key", "label", "shard")), sep="\n")
+        print(*table([step_rows.cells_of(row, resolved) for row in rows], left=("key", "label", "shard")), sep="\n")
         for problem in dict.fromkeys(row.problem for row in rows if row.problem):
             alike = [str(row.row) for row in rows if row.problem == problem]
             print(f"not shown as stored, {'rows' if alike[1:] else 'row'} {', '.join(alike)}: {problem}")
     if config.png is not None:
-        sheet = steps.sheet_of(rows, f"{title}: above as stored, below {resolved.request.distort or 'as read'}", names)
+        sheet = step_rows.sheet_of(
+            rows, f"{title}: above as stored, below {resolved.request.distort or 'as read'}", names
+        )
         _save(sheet, config.png)
         if not config.json:
             print(f"\n{config.png}: the rows of step {config.step}, as stored and as they are trained on")

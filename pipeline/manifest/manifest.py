@@ -6,25 +6,22 @@ The seal is a digest of the content, by which an edit is noticed. A conversion w
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
 import re
-import types
-import typing
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipeline.errors import DataError, UsageError, name_of, to_run, unknown
+from pipeline.files.fields import OPTIONAL, from_json
 from pipeline.files.paths import PathLike, folder
 from pipeline.files.reading import unreadable
 from pipeline.files.remote import RemotePath
 from pipeline.manifest import naming
 
 SEAL = "content_sha256"
-OPTIONAL = "optional"  # in a field's metadata: older manifests lack it
 FORMAT_VERSION = 2
 MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which version 2 does not have
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
@@ -343,7 +340,6 @@ def _text(content: dict[str, Any]) -> bytes:
 
 
 _WEIGHTED = re.compile(r"=\d*\.?\d+$")  # such as `a=0.7`, which in a mixture is a source and its weight
-_fields_of = functools.cache(typing.get_type_hints)
 DTYPES = ("uint8", "int64", "float32", "string")
 COLUMN_DTYPES = ("int8", "int16", "int32", "int64", "float32", "float64")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
@@ -424,45 +420,6 @@ def _check_version(content: Any, file: str) -> None:
             path=file,
             advice="upgrade it",
         )
-
-
-def from_json(kind: Any, value: Any, path: str = "") -> Any:
-    """Returns a JSON value as a dataclass, or as another type that its fields may have.
-
-    Args:
-      kind: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
-      value: the value. An object must have all fields of the dataclass except `OPTIONAL` ones, and no others.
-      path: of the value in the file.
-
-    Raises:
-      ValueError: a value has another type; the message names the first one, its place and its type.
-    """
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _object(kind, value, path)
-    if origin is tuple and isinstance(value, list):
-        is_plain = all(type(item) is parts[0] for item in value)
-        items = (from_json(parts[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-        return tuple(value if is_plain else items)
-    if origin is dict and isinstance(value, dict):
-        return {name: from_json(parts[1], item, f"{path}[{name!r}]") for name, item in value.items()}
-    if origin is types.UnionType:
-        return None if value is None else from_json(parts[0], value, path)
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is not Any and type(value) is not kind:
-        name = kind.__name__ if isinstance(kind, type) else kind
-        raise ValueError(f"{path or 'the value'} is {value!r}, not of type {name}")
-    return value
-
-
-def _object(kind: Any, value: dict[str, Any], path: str) -> Any:
-    fields = _fields_of(kind)
-    optional = {field.name for field in dataclasses.fields(kind) if OPTIONAL in field.metadata}
-    for name in sorted((fields.keys() ^ value.keys()) - (optional - value.keys())):
-        raise ValueError(f"{path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")
-    at = f"{path}." if path else ""
-    return kind(**{name: from_json(fields[name], part, f"{at}{name}") for name, part in value.items()})
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:

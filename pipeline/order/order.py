@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError, unknown
+from pipeline.files.fields import OPTIONAL
 from pipeline.order.sharding import (  # noqa: F401, some are imported from here
     REMAINDERS,
     SHUFFLE_BYTES,
@@ -36,7 +37,6 @@ MAX_STEP = 1 << 62  # at which an endless run ends
 I64 = NDArray[np.int64]
 _SKIPS = "skip_steps"
 AHEAD = (_SKIPS, "schedule")  # fields that may differ in steps that lie ahead
-_OPTIONAL = {"optional": True}  # as in a manifest: what is stored may lack the field
 _OMITTED = ("view", _SKIPS)  # fields that are not stored if they are empty
 MIXTURE_VERSION = 1  # of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
 
@@ -72,8 +72,8 @@ class OrderSpec:
     training: bool
     record_bytes: int = 0
     version: int = ORDER_VERSION
-    view: str = dataclasses.field(default="", metadata=_OPTIONAL)
-    skip_steps: Intervals = dataclasses.field(default=(), metadata=_OPTIONAL)
+    view: str = dataclasses.field(default="", metadata={OPTIONAL: True})
+    skip_steps: Intervals = dataclasses.field(default=(), metadata={OPTIONAL: True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip_steps", tuple((first, stop) for first, stop in self.skip_steps))  # of JSON, too

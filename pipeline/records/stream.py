@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import crc32c
 
+from pipeline.files.paths import StoragePath
 from pipeline.files.reading import OpenFile
+from pipeline.records import framing
 
 BLOCK = 1 << 20  # 1 MiB, read at a time: one request to an object store
 _PIECE = 16 << 10  # 16 KiB of compressed bytes per call; more would cost time, as zlib copies the rest with every call
@@ -149,3 +151,20 @@ def forward(file: OpenFile) -> Callable[[int], memoryview]:
         return data
 
     return read
+
+
+def records_of(file: StoragePath, compression: str) -> Iterator[tuple[int, bytes]]:
+    """Yields (byte offset, record) of every record of a data set's file.
+
+    Args:
+      file: local or remote.
+      compression: `GZIP`, or empty.
+
+    Raises:
+      DataError: the file cannot be read, or a record is cut or corrupt.
+    """
+    advice = "convert the data again"
+    with file.open_file() as opened:
+        read = RecordStream(forward(opened), compression).read
+        for offset, _, record in framing.records(read, file, is_compressed=bool(compression), advice=advice):
+            yield offset, record

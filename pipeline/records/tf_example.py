@@ -14,7 +14,7 @@ import functools
 import io
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +22,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 from numpy.typing import NDArray
 
 from pipeline.errors import DataError
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
+from pipeline.manifest.splits import Segment
+from pipeline.records.stream import records_of
 
 Value: TypeAlias = bytes | int | float | NDArray[np.int64] | NDArray[np.float32] | Sequence[bytes]
 Values: TypeAlias = list[bytes] | NDArray[np.int64] | NDArray[np.float32]
@@ -95,6 +98,36 @@ def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Value
         else:
             found[name] = []
     return found
+
+
+def keys_of(file: StoragePath, segment: Segment, compression: str) -> Iterator[bytes]:
+    """Yields the keys of a segment's records, reading its shard from the beginning.
+
+    Args:
+      file: of the shard.
+      segment: the records.
+      compression: of the shard: `GZIP`, or empty.
+
+    Raises:
+      DataError: the shard cannot be read, a record is cut or corrupt or has no key, or records are missing.
+    """
+    count = 0
+    for offset, record in records_of(file, compression):
+        if segment.start <= count < segment.stop:
+            yield _key_of(record, file, count, offset)
+        count += 1
+    if count != segment.shard.num_examples:
+        raise DataError(f"{count} records, but the manifest says {segment.shard.num_examples}", path=file)
+
+
+def _key_of(record: bytes, file: StoragePath, number: int, offset: int) -> bytes:
+    try:
+        values = decode(record, ["key"]).get("key", [])
+    except ValueError as error:
+        raise DataError(str(error), path=file, record=number, offset=offset) from None
+    if not isinstance(values, list) or len(values) != 1:
+        raise DataError("not an Example with one key", path=file, record=number, offset=offset)
+    return values[0]
 
 
 def _extend(entry: Any, name: str, value: Any) -> None:

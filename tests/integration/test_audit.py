@@ -11,9 +11,9 @@ import time
 import pytest
 
 from pipeline.audit.__main__ import main
-from pipeline.audit.key_log import Header, KeyLogWriter
 from pipeline.index import __main__ as index
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.order.key_log import Header, KeyLogWriter
 from pipeline.records import framing
 from pipeline.request import Request
 from pipeline.resolved import resolve
@@ -127,7 +127,7 @@ def test_ctrl_c_ends_a_long_count_with_one_line(tmp_path):
 RUN = """
 import os, signal, sys
 from pipeline import Shard, input_fn
-from pipeline.audit.key_log import Header, KeyLogWriter
+from pipeline.order.key_log import Header, KeyLogWriter
 from pipeline.request import Request
 from pipeline.resolved import resolve
 

@@ -22,8 +22,7 @@ from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import tf_example
 from tests.datasets import Kind, encoded, image_of, key_of, write_dataset
 from tests.runs import finish, start, start_workers, wait_for_step
-from trainer import run
-from trainer.cluster import failures
+from trainer import run, runtime
 
 SHAPE, CLASSES = (8, 6, 3), 3
 COUNTS = (11, 0, 29, 20)
@@ -188,7 +187,7 @@ def refusal(folder, way, **changes):
     except DataError as error:
         return str(error)
     except tf.errors.OpError as error:
-        return failures.first_line(error)
+        return runtime.first_line(error)
     return None
 
 

@@ -246,7 +246,7 @@ import os, sys, time
 from trainer import config, description, plan
 from trainer.cluster import rendezvous, tf_config
 parsed, cluster = config.parse(sys.argv[2:]), tf_config.from_environment()
-rendezvous.meet(cluster, description.of(parsed, plan.make(parsed, cluster)), 60)
+rendezvous.meet(cluster, description.of(parsed, plan.make(parsed, cluster.size)), 60)
 if sys.argv[1] == "hangs":
     time.sleep(600)
 if sys.argv[1] == "dies after joining":

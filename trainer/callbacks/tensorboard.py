@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import function_def_to_graph  # public nowhere
 
 from pipeline.errors import UsageError
 from pipeline.images import as_pixels
@@ -27,6 +26,7 @@ from trainer.config import TrainConfig
 from trainer.config.steps import Period, period_of
 from trainer.loop import Action, Progress
 from trainer.run_folder import EVENTS, FLAGS
+from trainer.runtime import function_def_to_graph
 from trainer.step.state import TrainState
 from trainer.step.summaries import (
     ACTIVATIONS,

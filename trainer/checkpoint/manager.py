@@ -16,12 +16,12 @@ import tensorflow as tf
 
 from pipeline import errors
 from pipeline.errors import DataError, UsageError
+from pipeline.resolved import ResolvedInput, ResolvedRequest
 from trainer.checkpoint import NotFiniteError, reader
 from trainer.checkpoint.best import BestCheckpoints, Ranking
 from trainer.checkpoint.files import ALL, PREFIX, CheckpointFiles, path_of
 from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
-from trainer.plan import Plan
 from trainer.run_folder import check_file
 
 _RANKING = "ranking"  # its name among the parts of a checkpoint
@@ -85,6 +85,11 @@ class EpochSums:
             self.variable.assign(stored["sums"])
 
 
+def parts_of(stepper: Any) -> dict[str, Any]:
+    """Returns the parts of a checkpoint that a `trainer.step.train_step.TrainStep` keeps beside the state, by name."""
+    return {"averages": LossAverages(stepper.averages), "epoch": EpochSums(stepper.epoch, stepper.steps_per_epoch)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Restored:
     """A checkpoint that was restored.
@@ -116,7 +121,8 @@ class CheckpointManager:
     def __init__(
         self,
         config: TrainConfig,
-        plan: Plan,
+        training: ResolvedInput,
+        evaluation: Mapping[str, ResolvedRequest],
         state: State,
         parts: Mapping[str, Stateful],
         *,
@@ -127,7 +133,8 @@ class CheckpointManager:
         """Removes what a killed process left in the run's folder.
 
         Args:
-          config, plan: of the run.
+          config: of the run.
+          training, evaluation: what it reads.
           state: as it is before a checkpoint is restored.
           parts: the parts of the state that are not variables, by name.
           is_chief: whether this worker writes to the run's folder.
@@ -136,15 +143,15 @@ class CheckpointManager:
         """
         folder = config.run.folder
         self._config, self._state, self._say, self._is_chief = config, state, say, is_chief
-        self._spec = RunSpec.of(state, plan.training, config)
-        in_epoch = plan.training.steps_per_epoch
+        self._spec = RunSpec.of(state, training, config)
+        in_epoch = training.steps_per_epoch
         period = config.steps.period("checkpoint", in_epoch)
         # The clock that nobody asked for must not push out the checkpoints of --checkpoint_every.
         counted = period if period.soonest else ALL
         self._files = CheckpointFiles(folder.path, config.steps.max_to_keep, in_epoch, counted)
         self._checkpoint = tf.train.Checkpoint(**state.trackable(), record=_Record(self._record_text))
         self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
-        flags, data = config.steps, {name: split.spec.manifest_digest for name, split in plan.evaluation.items()}
+        flags, data = config.steps, {name: split.spec.manifest_digest for name, split in evaluation.items()}
         ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode, data)
         self._ranking, self._saved = ranking, (0, 0)
         self._parts: dict[str, Stateful] = {**parts, _RANKING: ranking}  # a run that ranks nothing hands it on

@@ -1,4 +1,4 @@
-"""Reads a checkpoint without its run: step, flags, and the weights or their average into a model."""
+"""Reads a checkpoint without its run: step, flags, the weights or their average into a model, and which bits differ."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, line_of, name_of
-from trainer.checkpoint.files import path_of
-from trainer.cluster.failures import first_line
+from trainer.checkpoint.files import candidates, path_of
 from trainer.config import TrainConfig
 from trainer.config.run import AggregationFlags, ClusterFlags
 from trainer.run_folder import BEST
+from trainer.runtime import first_line
 
 _RECORD = "record/.ATTRIBUTES/py_state"  # where tf.train.Checkpoint(record=PythonState) puts it
-_STEP = "global_step/.ATTRIBUTES/VARIABLE_VALUE"
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of the names of variables' tensors
+_STEP = f"global_step{_SUFFIX}"
 _AVERAGES = "averages/"
 _MOST_NAMES = 3  # of variables in a message
+_KERAS_FILES = (".weights.h5", ".keras")
 _ONE_DEVICE: dict[str, Any] = {
     **{"strategy": "one_device", "num_replicas": None, "virtual_replicas": None},
     **{field.name: field.default for kind in (ClusterFlags, AggregationFlags) for field in dataclasses.fields(kind)},
@@ -128,6 +133,26 @@ def read(path: pathlib.Path) -> Record:
         return Record(path, int(reader.get_tensor(_STEP)), averaged, content)
 
 
+def load_first_weights(model: keras.Model, path: str) -> None:
+    """Loads the weights of a checkpoint (their average if it has one), or of a file that Keras has saved.
+
+    Args:
+      model: built.
+      path: a --model_dir, for its newest checkpoint; a checkpoint in it, such as run/ckpt-400; or a file.
+
+    Raises:
+      UsageError: there is no such checkpoint or file, or it has other variables than the model.
+    """
+    try:
+        if path.endswith(_KERAS_FILES):
+            model.load_weights(path)
+            return
+        stored = read(candidates(pathlib.Path(path), None)[0])
+        stored.load_weights(model, stored.averaged)
+    except (DataError, UsageError, OSError, ValueError) as error:
+        raise UsageError(f"--initialize_from={path}: {line_of(error)}") from None
+
+
 def best_first(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
     """Returns the best checkpoints of a run in the order of their ranking, then those that it does not name.
 
@@ -169,3 +194,63 @@ def mismatch(error: Exception) -> str:
     if names:
         return f"it lacks {', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''}"
     return line_of(error)[:300]
+
+
+class Difference(NamedTuple):
+    """A tensor that two checkpoints have in different bits.
+
+    Attributes:
+      tensor: the name of its variable, such as `dense/kernel`; else its own in the checkpoint.
+      problem: why it cannot be compared: it is missing, damaged, of another shape; empty: it can.
+      changed, size: how many of its values differ.
+      most: the largest difference of two of them; NaN where one of them is.
+    """
+
+    tensor: str
+    problem: str = ""
+    changed: int = 0
+    size: int = 0
+    most: float = 0.0
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.tensor} {self.problem}"
+        return f"{self.tensor} differs in {self.changed:,} of {count_of(self.size, 'value')}, by up to {self.most:.3g}"
+
+
+def compare(path: str, other: str, names_of_variables: Mapping[str, str]) -> tuple[int, list[Difference]]:
+    """Returns the number of tensors of a checkpoint, and those whose bits are others in another one; the weights first.
+
+    Args:
+      path: of the checkpoint; without the record of its run and the graph of its objects.
+      other: likewise.
+      names_of_variables: by the names of their tensors, in the order in which they are compared.
+    """
+    both = [tf.train.load_checkpoint(one) for one in (path, other)]
+    names = [{name for name in one.get_variable_to_shape_map() if name.endswith(_SUFFIX)} for one in both]
+    found, known = [], [f"{name}{_SUFFIX}" for name in names_of_variables]
+    union = names[0] | names[1]
+    for name in [*(one for one in known if one in union), *sorted(union.difference(known))]:
+        short = names_of_variables.get(name.removesuffix(_SUFFIX), name.removesuffix(_SUFFIX))
+        if not all(name in each for each in names):
+            found.append(Difference(short, f"is {'only ' if name in names[0] else 'not '}in the run's checkpoint"))
+            continue
+        try:
+            values, others = (np.asarray(one.get_tensor(name)) for one in both)
+        except (tf.errors.OpError, IndexError, ValueError) as error:
+            found.append(Difference(short, f"cannot be read: {' '.join(str(error).split())[:200]}"))
+            continue
+        if values.shape != others.shape or values.dtype != others.dtype:
+            was, now = (f"{one.dtype} {one.shape}" for one in (values, others))
+            found.append(Difference(short, f"is {was}, the replay's is {now}"))
+        elif values.tobytes() != others.tobytes():
+            found.append(_difference(short, values, others))
+    return len(names[0]), found
+
+
+def _difference(name: str, values: NDArray[Any], others: NDArray[Any]) -> Difference:
+    as_bytes = [one.reshape(-1, 1).view(np.uint8) for one in map(np.ascontiguousarray, (values, others))]
+    count = int((as_bytes[0] != as_bytes[1]).any(axis=1).sum())
+    with np.errstate(all="ignore"):
+        most = float(np.max(np.abs(values.astype(np.float64) - others.astype(np.float64))))
+    return Difference(name, "", count, values.size, most)

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Iterator
 import keras
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
-from tensorflow.python.distribute import multi_worker_util
-from tensorflow.python.eager import context
 
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, place_of_call
 from pipeline.order import order
-from trainer.cluster import algorithms, failures, tf_config
+from trainer import runtime
+from trainer.cluster import algorithms, tf_config
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.config.run import RunFlags
+from trainer.runtime import context, multi_worker_util
 
 _SMI_SECONDS = 10.0  # in which nvidia-smi answers, or the memory of GPUs is not told
 _first_uses: list[str | None] = []  # where an import began to use TensorFlow's devices
@@ -210,7 +210,7 @@ def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
             lost=[SOMEBODY],
         ) from None
     except tf.errors.UnknownError as error:
-        if failures.is_port_taken(error):
+        if runtime.is_port_taken(error):
             address, name = cluster.addresses[cluster.rank], cluster.name(cluster.rank)
             reason = "was taken by another process; end that process or use another port"
             raise tf_config.unusable_port(address, name, cluster.source, reason) from None

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
-from trainer.cluster import failures
+from trainer import runtime
 from trainer.cluster.rendezvous import LostError
 from trainer.cluster.stops import Stops
 from trainer.cluster.tf_config import Cluster
+from trainer.runtime import context
 
 _TICK = 0.5  # seconds between two looks, unless the timeout asks for more
 _LOOKS = 10  # at least, within the timeout
@@ -73,11 +73,11 @@ class Watchdog:
             return
         self._thread.join()
         stopped = self._stops.recent(min(self._timeout, _MISSED))
-        if stopped and isinstance(error, tf.errors.OpError) and not failures.is_own(error):
+        if stopped and isinstance(error, tf.errors.OpError) and not runtime.is_own(error):
             name = self._cluster.name(self._cluster.rank)
             raise LostError(
                 f"{name} was stopped, or stuck, for {stopped:.0f} s, and has lost the "
-                f"others since ({failures.first_line(error)}); rerun the same commands on all {self._cluster.size} to "
+                f"others since ({runtime.first_line(error)}); rerun the same commands on all {self._cluster.size} to "
                 "resume from the last checkpoint"
             ) from None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, UsageError, line_of, of_user
-from trainer.cluster import failures
+from trainer import runtime
 from trainer.config.model import WITH_DROPOUT, ModelFlags, load_code
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num
     except PipelineError:
         raise
     except Exception as error:
-        failures.raise_if_of_others(error)
+        runtime.raise_if_of_others(error)
         raise UsageError(f"--model={name}: the function fails: {of_user(error)}") from error
     if not isinstance(model, keras.Model):
         raise UsageError(f"--model={name}: must return a Keras model, returned {model!r}")

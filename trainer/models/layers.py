@@ -9,11 +9,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.api_export import REGISTERED_OBJS_TO_NAMES  # public nowhere, like the next two
-from tensorflow.python.framework.config import is_op_determinism_enabled
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from pipeline.errors import UsageError
+from trainer.runtime import REGISTERED_OBJS_TO_NAMES, GraphOrParentsInXlaContext, is_op_determinism_enabled
 
 _RANK = 4  # of a batch of images
 _RADIUS = 4  # channels on either side that normalise a channel

@@ -17,14 +17,13 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf.tensorflow_server_pb2 import ServerDef  # type: ignore[import-untyped]
-from tensorflow.python.distribute.coordinator import cluster_coordinator
-from tensorflow.python.eager import context, remote
 
 from pipeline.errors import RerunError, UsageError
 from trainer.cluster import tf_config
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 from trainer.parameter_server.worker_client import start_server
+from trainer.runtime import cluster_coordinator, context, remote
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 _POLL_SECONDS = 0.1

@@ -9,7 +9,8 @@ from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from trainer.cluster import tf_config
 from trainer.config import TrainConfig
-from trainer.config.run import PARAMETER_SERVER, ClusterFlags
+from trainer.config.meaning import PARAMETER_SERVER
+from trainer.config.run import ClusterFlags
 
 CHIEF, WORKER, PS = "chief", "worker", "ps"
 _JOBS = (CHIEF, WORKER, PS)

@@ -19,7 +19,7 @@ from trainer.callbacks.base import Callbacks, Phase
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint import files, fresh
-from trainer.cluster import rendezvous, tf_config
+from trainer.cluster import rendezvous
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
 from trainer.parameter_server import roles as processes
@@ -137,7 +137,7 @@ def _serve(
 def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
     """Returns the plan, checked for this strategy, and the task."""
     found = task or lazy_imports.load_task(config.model.task)
-    plan = plans.make(config, tf_config.ALONE, found.parse if found else None)
+    plan = plans.make(config, parse=found.parse if found else None)
     _check_windows(plan.training.first)
     return plan, found
 

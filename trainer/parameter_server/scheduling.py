@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError, ClosureInputError
 
-from trainer.cluster import failures
+from trainer import runtime
 from trainer.config.steps import Period
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Row, Tally
+from trainer.runtime import cluster_coordinator
 
 _ROOT_SECONDS = 1.0  # in which the error comes that had others cancelled
-_WRAPPERS = (ClosureAbortedError, ClosureInputError)  # around the error of what a function needed, such as its input
+# Around the error of what a function needed, such as its input.
+_WRAPPERS = (cluster_coordinator.ClosureAbortedError, cluster_coordinator.ClosureInputError)
 _MOST_RETRIES = 5  # after losses of workers, without a result in between
 
 
@@ -137,7 +138,7 @@ class Closures:
         errors = [problem for _, problem in failed if not isinstance(problem, tf.errors.CancelledError)]
         root = errors[0] if errors else error
         self._retries += 1
-        if not isinstance(root, tf.errors.OpError) or failures.is_own(root) or self._retries > _MOST_RETRIES:
+        if not isinstance(root, tf.errors.OpError) or runtime.is_own(root) or self._retries > _MOST_RETRIES:
             raise root
         self._check_lost()
         for other, result in arrived:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled  # public nowhere
+
+from trainer.runtime import is_op_determinism_enabled
 
 
 def timed(sum_all: Callable[[Any], Any], own: Any) -> tuple[Any, tf.Tensor]:

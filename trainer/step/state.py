@@ -17,9 +17,9 @@ from pipeline.order.hashing import Domain
 from trainer import models
 from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags, dtype_policy
+from trainer.runtime import keep_order_of_sums
 from trainer.step import optimizers
-from trainer.task import WEIGHT, ClassLosses, CompiledMeasure, Measure, RowMeasure, Sums, Task
-from trainer.topology import keep_order_of_sums
+from trainer.task import WEIGHT, ClassLosses, CompiledMeasure, DataSpec, Measure, RowMeasure, Sums, Task
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
 
@@ -203,6 +203,25 @@ def _shape(flags: OptimizerFlags, steps_per_epoch: int, warmup: int, last_step: 
     if flags.schedule == "linear":
         return lambda step: end + (1 - end) * (1 - progress(step))
     return tf.ones_like
+
+
+def build(
+    config: TrainConfig,
+    data: DataSpec,
+    strategy: tf.distribute.Strategy,
+    task: type[Task],
+    steps: tuple[int, int] | None = None,
+) -> TrainState:
+    """Returns the state at step 0 with which runs, replays, evaluations and exports begin; see `create`.
+
+    Args:
+      config, data, strategy, task: as of the run.
+      steps: per epoch, and the last one; None: nothing is trained, so the flags of the optimizer are not used.
+    """
+    made = task(config, data)
+    if steps is None:
+        config = dataclasses.replace(config, optimizer=OptimizerFlags())
+    return create(strategy, config, made, schedule(config.optimizer, *(steps or (1, 1))))
 
 
 def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, schedule: Schedule) -> TrainState:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.audit.reading import Reading, Topology
 from pipeline.errors import PipelineError, UsageError
 from pipeline.files.paths import folder
 from pipeline.order import shares
+from pipeline.order.reading import Reading, Topology
 from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all, schedule_of
 from trainer import plan
 from trainer.config import TrainConfig
@@ -95,7 +95,7 @@ def _read(part: ResolvedRequest, step: int, workers: Sequence[str], replicas: in
     epoch, done = divmod(step, order.steps_per_epoch)
     if is_end and epoch and not done:  # no further epoch begins
         epoch, done = epoch - 1, order.steps_per_epoch
-    reading = Reading(part, epoch, Topology(len(workers), replicas, size))
+    reading = Reading(order, part.spec, part.selection, epoch, Topology(len(workers), replicas, size))
     laid = reading.laid.astype(np.float64)
     shards = [part.selection.segments[i].shard.file for i in reading.segments.tolist()]
     group = max(1, -(-len(shards) // _MOST_BINS))

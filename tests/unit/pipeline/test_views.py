@@ -20,8 +20,8 @@ from pipeline import skipped_records
 from pipeline.audit.__main__ import main as audit
 from pipeline.batch import compose
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import alone_in
 from pipeline.index.__main__ import main as index
-from pipeline.index.command import alone_in
 from pipeline.input import input_fn, order_spec, steps_per_epoch
 from pipeline.inspect import steps
 from pipeline.manifest.columns import Columns
@@ -642,7 +642,7 @@ def test_one_command_writes_to_a_folder_at_a_time(tmp_path):
 
 def test_columns_of_too_many_strings_are_left_out_or_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pipeline.manifest.columns.MOST_STRINGS", 10)
-    monkeypatch.setattr("pipeline.index.columns.MOST_STRINGS", 10)
+    monkeypatch.setattr("pipeline.records.columns.MOST_STRINGS", 10)
     folder = tmp_path / "data"
     write_dataset(folder, (6, 5), classes=5, kind=Kind(extra=True))
     (tmp_path / "of.py").write_text("import zlib\ndef name(record): return {'name': str(zlib.crc32(record))}")

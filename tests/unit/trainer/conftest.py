@@ -110,9 +110,8 @@ def make_checkpoints(tmp_path, spec, config_of):
         )
         training = types.SimpleNamespace(spec=order, steps_per_epoch=10, parts=(part,))
         evaluation = {flags.get("eval_split", "test"): types.SimpleNamespace(spec=spec)}
-        plan = types.SimpleNamespace(last_step=30, training=training, evaluation=evaluation)
         config = config_of(**{"model_dir": tmp_path, **flags})
-        return CheckpointManager(config, plan, state, {}, is_chief=is_chief, say=print)
+        return CheckpointManager(config, training, evaluation, state, {}, is_chief=is_chief, say=print)
 
     return make
 

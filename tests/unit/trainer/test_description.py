@@ -27,7 +27,7 @@ def described(tmp_path, config_of):
     def described(data_dir=tmp_path / "data", **flags):
         flags = {"global_batch_size": 4, "strategy": "multiworker", **flags}
         config = config_of(data_dir=data_dir, **flags)
-        return description.of(config, plan.make(config, TWO))
+        return description.of(config, plan.make(config, TWO.size))
 
     return described
 
@@ -180,7 +180,7 @@ def test_who_runs_the_chiefs_graphs_is_compared_by_folder_and_code(tmp_path, con
 
     def described(folder):
         config = config_of(data_dir=tmp_path / folder, global_batch_size=4, strategy="multiworker")
-        return description.of_graph_reader(config, plan.make(config, TWO))
+        return description.of_graph_reader(config, plan.make(config, TWO.size))
 
     chief = described("data")
     assert f"worker 1 has --data_dir={tmp_path}/link, the chief" in difference(chief, {"worker 1": described("link")})

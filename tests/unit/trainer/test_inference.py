@@ -10,7 +10,6 @@ from pipeline.errors import DataError, UsageError
 from tests.datasets import edit_manifest, write_dataset
 from trainer import inference, plan
 from trainer.checkpoint.reader import Record
-from trainer.cluster.tf_config import ALONE
 from trainer.config.trained import CheckpointFlags
 from trainer.task import Task
 
@@ -33,7 +32,7 @@ def record_of(data, config_of):
 
     def record_of(data_dir, distort="normalize"):
         config = config_of(data_dir=data_dir, distort=distort, global_batch_size=4)
-        order = json.loads(plan.make(config, ALONE).training.spec.to_json())
+        order = json.loads(plan.make(config).training.spec.to_json())
         return Record(data / "run" / "ckpt-3", 3, False, {"config": dataclasses.asdict(config), "order": order})
 
     return record_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.audit.key_log import Header, KeyLogWriter
 from pipeline.errors import PipelineError
+from pipeline.order.key_log import Header, KeyLogWriter
 from trainer import loop
 from trainer.loop import Action, NotFiniteError
 

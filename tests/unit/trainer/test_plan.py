@@ -7,7 +7,6 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
 from trainer import plan
-from trainer.cluster.tf_config import ALONE, Cluster
 
 
 def split(name, examples):
@@ -27,7 +26,7 @@ def data_dir(tmp_path):
 
 @pytest.mark.parametrize(("remainder", "steps", "last_step"), [("pad", 13, 52), ("drop", 12, 48)])
 def test_numbers(remainder, steps, last_step, data_dir, config_of):
-    made = plan.make(config_of(data_dir=data_dir, epochs=4, global_batch_size=20, remainder=remainder), ALONE)
+    made = plan.make(config_of(data_dir=data_dir, epochs=4, global_batch_size=20, remainder=remainder))
     assert (made.training.steps_per_epoch, made.last_step) == (steps, last_step)
     evaluation, spec = made.evaluation["test"], made.training.spec
     assert (evaluation.order.num_records, evaluation.order.steps_per_epoch, made.may_skip) == (33, 2, 0)
@@ -37,7 +36,7 @@ def test_numbers(remainder, steps, last_step, data_dir, config_of):
 def test_a_source_of_a_mixture_has_its_own_view_by_a_flag(data_dir, config_of):
     a, b = f"{data_dir}:train", f"{data_dir}:test"
     given = {"data_dir": f"{a}=1,{b}=1", "global_batch_size": 20, "eval_split": "none"}
-    made = plan.make(config_of(**given, limit=f"{b}: 10", where=f"{a}: width > 3"), ALONE).training
+    made = plan.make(config_of(**given, limit=f"{b}: 10", where=f"{a}: width > 3")).training
     assert [part.order.num_records for part in made.parts] == [250, 10]
     assert [part.spec.view for part in made.parts] == ["where: width > 3", "limit: 10"]
     for wrong, message in (
@@ -50,42 +49,41 @@ def test_a_source_of_a_mixture_has_its_own_view_by_a_flag(data_dir, config_of):
 
 
 def test_workers_that_share_streams_are_told_what_it_costs(data_dir, config_of):
-    four = Cluster(tuple(f"{name}:1" for name in "abcd"), 0)
     for flags, note in (
         ({"streams": 2, "shuffle_bytes": 320}, r"4 workers .*--streams=2 .*2\.00 times .* --streams=4 "),
         ({"streams": 4, "shuffle_bytes": 320}, None),
         ({}, None),  # in memory
     ):
-        made = plan.make(config_of(data_dir=data_dir, global_batch_size=20, **flags), four)
+        made = plan.make(config_of(data_dir=data_dir, global_batch_size=20, **flags), 4)
         assert (note is None and not made.notes) or re.search(note, *made.notes), made.notes
 
 
 def test_a_split_that_is_not_shuffled_as_one_has_many_streams(data_dir, config_of):
     """Its 250 images take 4,000 bytes."""
-    made = [plan.make(config_of(data_dir=data_dir, global_batch_size=20, shuffle_bytes=b), ALONE) for b in (None, 2000)]
+    made = [plan.make(config_of(data_dir=data_dir, global_batch_size=20, shuffle_bytes=b)) for b in (None, 2000)]
     assert [each.training.spec.streams for each in made] == [1, 20]
 
 
 def test_every_worker_may_skip_corrupt_records(data_dir, config_of):
     config = config_of(data_dir=data_dir, on_corrupt="skip", max_corrupt=3, global_batch_size=20)
-    assert plan.make(config, Cluster(("a:1", "b:2"), 1)).may_skip == 6
+    assert plan.make(config, 2).may_skip == 6
 
 
 def test_what_an_example_takes_in_memory_is_part_of_the_order(data_dir, config_of):
     """The windows are cut by it, so that a resume with another --resize is refused."""
-    made = [plan.make(config_of(data_dir=data_dir, resize=resize), ALONE) for resize in (None, "4x4", "8x6")]
+    made = [plan.make(config_of(data_dir=data_dir, resize=resize)) for resize in (None, "4x4", "8x6")]
     assert [each.training.spec.record_bytes for each in made] == [16, 16, 48]
     assert list(made[0].training.spec.differences(dataclasses.asdict(made[2].training.spec))) == ["record_bytes"]
 
 
 def test_raw_images_are_not_cropped_while_they_are_decoded(data_dir, config_of):
     with pytest.raises(UsageError, match="random_crop"):
-        plan.make(config_of(data_dir=data_dir, distort="random_crop(size=3)"), ALONE)
+        plan.make(config_of(data_dir=data_dir, distort="random_crop(size=3)"))
 
 
 @pytest.mark.parametrize("name", ["none", ""])
 def test_no_evaluation(name, data_dir, config_of):
-    assert plan.make(config_of(data_dir=data_dir, eval_split=name), ALONE).evaluation == {}
+    assert plan.make(config_of(data_dir=data_dir, eval_split=name)).evaluation == {}
 
 
 def renamed(data_dir, test):
@@ -98,7 +96,7 @@ def renamed(data_dir, test):
 
 @pytest.mark.parametrize(("test", "notes"), [("test", 0), ("validation", 1), ("held_out", 1)])
 def test_the_split_to_evaluate_on_is_one_that_is_there(test, notes, data_dir, config_of):
-    made = plan.make(config_of(data_dir=renamed(data_dir, test)), ALONE)
+    made = plan.make(config_of(data_dir=renamed(data_dir, test)))
     assert list(made.evaluation) == [test]
     assert len(made.notes) == notes
     assert all(repr(test) in note and "--eval_split" in note for note in made.notes)
@@ -107,31 +105,31 @@ def test_the_split_to_evaluate_on_is_one_that_is_there(test, notes, data_dir, co
 def test_a_split_that_is_given_is_not_replaced(data_dir, config_of):
     renamed(data_dir, "validation")
     with pytest.raises(UsageError, match="--eval_split=test: .*validation"):
-        plan.make(config_of(data_dir=data_dir, eval_split="test"), ALONE)
+        plan.make(config_of(data_dir=data_dir, eval_split="test"))
     with pytest.raises(UsageError, match="--eval_split=test: .*--eval_split=none"):
-        plan.make(config_of(data_dir=data_dir, train_split="train+validation[:9]"), ALONE)  # none is left
+        plan.make(config_of(data_dir=data_dir, train_split="train+validation[:9]"))  # none is left
 
 
 def test_an_unknown_split_to_evaluate_on(data_dir, config_of):
     with pytest.raises(UsageError, match=r"--eval_split=validation: .*test, train.*--eval_split=none"):
-        plan.make(config_of(data_dir=data_dir, eval_split="validation"), ALONE)
+        plan.make(config_of(data_dir=data_dir, eval_split="validation"))
 
 
 @pytest.mark.parametrize(
-    ("values", "cluster"),
+    ("values", "workers"),
     [
-        ({"strategy": "mirrored", "num_replicas": 3}, ALONE),
-        ({"strategy": "multiworker"}, Cluster(("a:1", "b:2", "c:3"), 1)),
+        ({"strategy": "mirrored", "num_replicas": 3}, 1),
+        ({"strategy": "multiworker"}, 3),
     ],
 )
-def test_replicas_have_to_divide_the_batch(values, cluster, data_dir, config_of):
+def test_replicas_have_to_divide_the_batch(values, workers, data_dir, config_of):
     with pytest.raises(UsageError, match=r"global_batch_size=100 .* 3 replicas.* 99 and 102"):
-        plan.make(config_of(data_dir=data_dir, **values), cluster)
+        plan.make(config_of(data_dir=data_dir, **values), workers)
 
 
 def test_no_data(tmp_path, config_of):
     with pytest.raises(DataError) as caught:
-        plan.make(config_of(data_dir=tmp_path), ALONE)
+        plan.make(config_of(data_dir=tmp_path))
     assert caught.value.path == f"{tmp_path}/manifest.json"
 
 
@@ -151,7 +149,7 @@ def test_a_folder_that_cannot_be(name, tmp_path):
 def test_sources_with_the_same_records_are_noted(data_dir, config_of):
     for other, noted in ((data_dir, True), (f"{data_dir}/", True), (f"{data_dir}:train[:100]", False)):
         mixture = f"{data_dir}:train=0.6,{other}=0.4"
-        notes = plan.make(config_of(data_dir=mixture, global_batch_size=20), ALONE).notes
+        notes = plan.make(config_of(data_dir=mixture, global_batch_size=20)).notes
         assert len(notes) == noted
         assert all(f"{data_dir}:train and " in note for note in notes)
-    assert not plan.make(config_of(data_dir=data_dir, global_batch_size=20), ALONE).notes
+    assert not plan.make(config_of(data_dir=data_dir, global_batch_size=20)).notes

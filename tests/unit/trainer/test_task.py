@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import UsageError
+from trainer.checkpoint.reader import load_first_weights
 from trainer.task import (
     DataSpec,
     RowMeasure,
     Task,
     classes_of,
     gives_probabilities,
-    load_first_weights,
     shape_of,
     uncalled,
 )

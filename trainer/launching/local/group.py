@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from pipeline.errors import EXIT_RERUN, name_of
-from trainer.launching.job import PARAMETER_SERVER
+from trainer.config.meaning import PARAMETER_SERVER
 from trainer.launching.local.guardian import Guardian
 from trainer.launching.local.placement import Placement, Ports
 from trainer.launching.local.process import ExitStatus, Process, Task

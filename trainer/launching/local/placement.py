@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pipeline.commands.text import count_of
 from pipeline.errors import RerunError, UsageError
 from trainer.cluster import tf_config
-from trainer.launching.job import CLUSTERS, PARAMETER_SERVER, Job
+from trainer.config.meaning import PARAMETER_SERVER
+from trainer.launching.job import CLUSTERS, Job
 from trainer.launching.job import tf_config as tf_config_of
 from trainer.launching.local.process import Task
 

@@ -14,11 +14,10 @@ from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
 from trainer import plan, run_folder
 from trainer.checkpoint import files, fresh
 from trainer.cluster import tf_config
-from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, sharing
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
-from trainer.launching.local.placement import HOST, Placement, Ports, divide_gpus, visible_gpus
+from trainer.launching.local.placement import Placement, Ports, divide_gpus, visible_gpus
 from trainer.launching.local.process import PAGE, Process, Task
 from trainer.launching.local.restarts import AsynchronousWorkers, Records, Reporter, WorkerPool
 from trainer.launching.local.screen import FILE, Screen, State, TableScreen
@@ -77,7 +76,7 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
         if job.num_workers not in counts:
             check_sharing(job.config.order, job.num_workers, each)
     if not job.config.model.task:  # a task may parse its data, which takes TensorFlow
-        plan.make(job.config, Cluster((HOST,) * job.num_workers) if job.strategy == MULTIWORKER else ALONE)
+        plan.make(job.config, job.num_workers if job.strategy == MULTIWORKER else 1)
     folder = job.folder.launch
     files.check_to_train(job.folder, job.config.run.fresh)
     plan.prepare_folder("--model_dir", job.folder.path)

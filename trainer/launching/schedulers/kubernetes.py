@@ -20,8 +20,9 @@ from pipeline.manifest.sources import parse_sources, sources_of
 from trainer.callbacks import heartbeat
 from trainer.checkpoint import fresh
 from trainer.cluster.tf_config import VARIABLE
+from trainer.config.meaning import PARAMETER_SERVER
 from trainer.launching.flags import PAGE_PORT, KubernetesFlags, Mount
-from trainer.launching.job import PARAMETER_SERVER, Job
+from trainer.launching.job import Job
 
 Manifest = dict[str, Any]
 

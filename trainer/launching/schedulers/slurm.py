@@ -9,8 +9,9 @@ import shlex
 
 from pipeline.errors import UsageError
 from trainer.checkpoint import fresh
+from trainer.config.meaning import PARAMETER_SERVER
 from trainer.launching.flags import SlurmFlags
-from trainer.launching.job import PARAMETER_SERVER, Job
+from trainer.launching.job import Job
 
 # Why the script is as it is, from Slurm's sources and manuals:
 # - SIGTERM to srun kills the tasks at once ("forcing job termination"), so scancel passes the warning on to them.

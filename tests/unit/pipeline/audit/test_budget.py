@@ -8,8 +8,8 @@ from pipeline.audit import __main__ as audit
 from pipeline.audit import proof
 from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Runs
-from pipeline.audit.reading import Reading, Topology
 from pipeline.errors import UsageError
+from pipeline.order.reading import Reading, Topology
 from pipeline.read import memory
 from pipeline.request import Request
 from pipeline.resolved import resolve
@@ -93,7 +93,7 @@ def test_a_window_of_more_records_than_are_replayed_is_open(data, monkeypatch, c
 def test_the_memory_of_many_windows_is_found_without_listing_them(data):
     source = source_of(data, 1, shuffle_bytes=6)
     assert source.order.windows == 99
-    reading = Reading(source, 0, Topology(1, 1, 1))
+    reading = Reading(source.order, source.spec, source.selection, 0, Topology(1, 1, 1))
     assert reading.windows_memory.tolist() == [12]
 
 

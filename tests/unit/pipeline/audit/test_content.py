@@ -7,9 +7,9 @@ import tensorflow as tf
 from pipeline.audit import __main__ as audit
 from pipeline.audit import content
 from pipeline.audit.proof import Fault
-from pipeline.audit.reading import Topology
 from pipeline.errors import DataError
 from pipeline.index import __main__ as index
+from pipeline.order.reading import Topology
 from pipeline.records import framing
 from tests.datasets import Kind, write_dataset
 from tests.raised import at

@@ -6,8 +6,8 @@ import pytest
 from pipeline import input_fn, order_spec
 from pipeline.audit import __main__ as audit
 from pipeline.audit.contract import Contract
-from pipeline.audit.key_log import SourceLogs
 from pipeline.errors import DataError, UsageError
+from pipeline.order.key_log import SourceLogs
 from pipeline.order.shares import rows_in_blocks
 from pipeline.request import Request
 from pipeline.resolved import resolve_all

@@ -7,9 +7,10 @@ import re
 import pytest
 
 from pipeline.audit import __main__ as audit
+from pipeline.audit import observed
 from pipeline.audit.contract import Contract
-from pipeline.audit.key_log import Header, KeyLogWriter
 from pipeline.errors import DataError, UsageError
+from pipeline.order.key_log import Header, KeyLogWriter
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import write_dataset
@@ -242,9 +243,7 @@ def test_the_log_says_what_the_run_was(data, tmp_path, capsys):
 
 
 def test_two_records_of_one_key_cannot_be_told_apart(data, tmp_path, monkeypatch):
-    from pipeline.audit import observed
-
-    monkeypatch.setattr(observed, "_key_of", lambda *record: "same")
+    monkeypatch.setattr(observed, "keys_of", lambda file, segment, packing: [b"same"] * segment.num_examples)
     with pytest.raises(DataError, match="'same'.* 0 of train-00000.* 1 of train-00000"):
         observed.read_keys(data, source_of(data).selection, "")
 
@@ -252,7 +251,6 @@ def test_two_records_of_one_key_cannot_be_told_apart(data, tmp_path, monkeypatch
 def test_keys_of_compressed_shards_are_read(data, tmp_path):
     import gzip
 
-    from pipeline.audit import observed
     from pipeline.manifest.splits import Segment, Selection
 
     source = source_of(data)
@@ -290,3 +288,18 @@ def test_a_header_of_a_later_order_is_refused(data, tmp_path):
         path.write_text(json.dumps(content) + "\n" + "".join(rest))
     with pytest.raises(UsageError, match="version=2, not 1"):
         run(data, tmp_path / "logs")
+
+
+def test_files_folders_and_globs_are_found(tmp_path):
+    paths = [tmp_path / f"worker-{i}.jsonl" for i in range(3)]
+    for path in paths:
+        path.touch()
+    (tmp_path / "other.txt").touch()
+    assert observed.find(str(tmp_path)) == paths
+    assert observed.find(f"{tmp_path}/worker-[02].jsonl") == [paths[0], paths[2]]
+    assert observed.find(f"{paths[2]},{paths[0]},{paths[0]}") == [paths[0], paths[2]]
+    with pytest.raises(UsageError, match=r"^--observed=.*/no-\*:"):
+        observed.find(f"{paths[0]},{tmp_path}/no-*")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"^--observed=.*/empty: .*\*.jsonl"):
+        observed.find(str(tmp_path / "empty"))

@@ -9,10 +9,10 @@ import pytest
 from pipeline.audit import proof
 from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Runs, check_all, order_checks, replay
-from pipeline.audit.reading import Topology
 from pipeline.errors import DataError, UsageError
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, WindowPlan, make_feed
+from pipeline.order.reading import Topology
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import write_dataset

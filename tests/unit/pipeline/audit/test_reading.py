@@ -9,19 +9,25 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from pipeline.audit import picture
+from pipeline.audit.command import reading_lines
 from pipeline.audit.contract import Contract
-from pipeline.audit.reading import Reading, Topology, reading_lines
 from pipeline.commands.text import size_of
+from pipeline.order.reading import Reading, Topology
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import edit_manifest, write_dataset
 
 
-def reading_of(folder, topology, counts=(30, 0, 25, 44), epoch=0, split="train", **changes):
+def source_of(folder, counts=(30, 0, 25, 44), split="train", **changes):
     if not (folder / "manifest.json").exists():
         write_dataset(folder, counts, (2, 3, 1))
     arguments = {"global_batch_size": 12, "training": True, "streams": 4, "shuffle_bytes": 240, "seed": 3}
-    return Reading(resolve(Request(folder, split, **(arguments | changes))), epoch, topology)
+    return resolve(Request(folder, split, **(arguments | changes)))
+
+
+def reading_of(folder, topology, counts=(30, 0, 25, 44), epoch=0, **changes):
+    source = source_of(folder, counts, **changes)
+    return Reading(source.order, source.spec, source.selection, epoch, topology)
 
 
 @pytest.mark.parametrize("split", ["train", "train[10:80]", "train[50:]+test"])
@@ -31,7 +37,7 @@ def test_bytes_and_shards_are_those_of_the_records_of_the_streams(tmp_path, spli
     for workers, epoch in itertools.product((1, 2, 3, 4, 6, 12), (0, 5)):
         topology = Topology(workers, workers, 12)
         reading = reading_of(tmp_path, topology, epoch=epoch, split=split, streams=streams, training=training)
-        source = reading.source
+        source = source_of(tmp_path, split=split, streams=streams, training=training)
         sizes = np.concatenate([np.full(s.num_examples, s.shard.stride) for s in source.selection.segments])
         bounds, q = source.order.stream_bounds(), source.order.rows_per_stream
         contract = Contract.of(source).epoch(epoch)
@@ -77,7 +83,7 @@ def test_memory_is_what_the_design_promises(tmp_path):
 def test_padding_is_counted_by_worker(tmp_path):
     for workers, streams in itertools.product((1, 2, 3, 4, 12), (1, 2, 4)):
         reading = reading_of(tmp_path, Topology(workers, workers, 12), streams=streams)
-        _, real = Contract.of(reading.source).batch(reading.source.order.steps_per_epoch - 1)
+        _, real = Contract.of(source_of(tmp_path, streams=streams)).batch(reading.order.steps_per_epoch - 1)
         assert reading.padding.tolist() == (~real).reshape(workers, -1).sum(1).tolist()
         assert reading.padding.sum() == 9
 
@@ -131,7 +137,7 @@ def colours_of(path: pathlib.Path) -> np.ndarray:
 def test_the_picture_has_a_colour_for_every_stream(tmp_path, streams, workers):
     reading = reading_of(tmp_path, Topology(workers, workers, 12), streams=streams)
     path = tmp_path / "who.png"
-    picture.draw(reading, str(path))
+    picture.draw(reading, "made", str(path))
     found = colours_of(path).astype(int)
     for colour in picture._colours(streams)(range(streams))[:, :3] * 255:
         assert (abs(found - colour) <= 1).all(axis=1).any()

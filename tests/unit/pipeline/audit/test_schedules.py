@@ -12,11 +12,11 @@ from pipeline import input_fn
 from pipeline.audit import __main__ as audit
 from pipeline.audit import schedules
 from pipeline.audit.contract import Contract
-from pipeline.audit.key_log import SourceLogs
 from pipeline.audit.proof import Fault
-from pipeline.audit.reading import Topology
 from pipeline.errors import DataError, UsageError
 from pipeline.order import shares
+from pipeline.order.key_log import SourceLogs
+from pipeline.order.reading import Topology
 from pipeline.request import Request
 from pipeline.resolved import resolve_all
 from tests.datasets import write_dataset

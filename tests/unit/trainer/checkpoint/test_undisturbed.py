@@ -208,8 +208,10 @@ class Runs(RuleBasedStateMachine):
         state.reach(99, 99)
         spec = OrderSpec("d" * 64, "train", 0, 8, 1, 1 << 20, "pad", True)
         training = SimpleNamespace(spec=spec, steps_per_epoch=self.steps_per_epoch, parts=())
-        plan = SimpleNamespace(training=training, evaluation={"test": SimpleNamespace(spec=spec)})
-        self.manager = CheckpointManager(self.config, plan, state, {}, is_chief=True, say=lambda line: None)
+        evaluation = {"test": SimpleNamespace(spec=spec)}
+        self.manager = CheckpointManager(
+            self.config, training, evaluation, state, {}, is_chief=True, say=lambda line: None
+        )
         if self.manager.restore():
             self.manager.complete_best()
         else:

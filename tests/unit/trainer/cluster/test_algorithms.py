@@ -9,7 +9,6 @@ from tests.datasets import write_dataset
 from trainer import description, plan
 from trainer.cluster import algorithms
 from trainer.cluster.messages import difference
-from trainer.cluster.tf_config import Cluster
 from trainer.run_folder import RunFolder
 
 KEPT = "--xla_gpu_exclude_nondeterministic_ops=true"
@@ -70,7 +69,7 @@ def test_a_users_own_flags_come_last_and_so_decide(folder):
 def test_workers_with_other_algorithms_are_told(folder, tmp_path, config_of):
     write_dataset(tmp_path / "data", (11, 9))
     config = config_of(data_dir=tmp_path / "data", model_dir=folder.path, global_batch_size=4, strategy="multiworker")
-    planned = plan.make(config, Cluster(("a:1", "b:2")))
+    planned = plan.make(config, 2)
     without = description.of(config, planned)
     folder.algorithms.write_text(CHOSEN)
     said = difference(description.of(config, planned), {"worker 1": without})

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, RerunError, UsageError
+from trainer import runtime
 from trainer.cluster import failures
 
 MESSAGE = """Graph execution error:
@@ -52,7 +53,7 @@ FULL = "/runs/ckpt-10_temp/part-00000-of-00001.data-00000-of-00001; No space lef
     ],
 )
 def test_the_line_that_says_what_happened(kind, message, line):
-    assert failures.first_line(getattr(tf.errors, kind)(None, None, message)) == line
+    assert runtime.first_line(getattr(tf.errors, kind)(None, None, message)) == line
 
 
 @pytest.mark.parametrize(
@@ -117,8 +118,8 @@ def test_what_a_step_of_two_replicas_raises(fails, line, only, in_a_loop):
     )
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         (loop if in_a_loop else step)(numbers)
-    assert failures.first_line(caught.value) == line
-    assert failures.is_own(caught.value)
+    assert runtime.first_line(caught.value) == line
+    assert runtime.is_own(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ The error could be from a previous operation. Restart your program to reset. [Op
 
 def test_models_of_other_shapes_are_no_fault_of_the_users_function():
     error = tf.errors.InvalidArgumentError(None, None, OTHER_SHAPE)
-    for caught in (lambda: failures.raise_if_of_others(error), lambda: in_one_line(error)):
+    for caught in (lambda: runtime.raise_if_of_others(error), lambda: in_one_line(error)):
         with pytest.raises(UsageError, match=r"\[144,9\] .*\[144,3\] "):
             caught()
 

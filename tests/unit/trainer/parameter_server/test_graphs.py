@@ -13,7 +13,6 @@ from pipeline.index.__main__ import main as index
 from tests.datasets import write_dataset
 from trainer import plan
 from trainer.callbacks import tensorboard
-from trainer.cluster.tf_config import ALONE
 from trainer.config.steps import Period
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
 from trainer.parameter_server.compute import ColumnBatches, Compute
@@ -52,7 +51,7 @@ def job(config, make_strategy, make_state, monkeypatch):
     def make(shares=0, shown=NEVER):
         strategy = make_strategy(1, "one_device")
         state = make_state(strategy, **FLAGS)
-        batches = ColumnBatches(plan.make(config, ALONE).training.first, shares or 1)
+        batches = ColumnBatches(plan.make(config).training.first, shares or 1)
         with strategy.scope():
             ledger = Ledger()
         columns, rows = iter(batches.dataset()), Rows(state.measure)
@@ -85,9 +84,7 @@ def weights(state):
 def plain(config, make_stepper):
     """The weights after the steps of one process without parameter servers, loss and histograms of each step."""
     stepper = make_stepper(1, name="one_device", **FLAGS)
-    batches = iter(
-        stepper.strategy.experimental_distribute_dataset(make_dataset(plan.make(config, ALONE).training.request))
-    )
+    batches = iter(stepper.strategy.experimental_distribute_dataset(make_dataset(plan.make(config).training.request)))
     losses, histograms = [], []
     for _ in range(STEPS):
         result = stepper.run(batches, 1, frozenset({"histograms"}))
@@ -166,7 +163,7 @@ def of_view(config, config_of, make_strategy):
             "distort": "shift",
             **flags,
         }
-        training = plan.make(config_of(**given), ALONE).training
+        training = plan.make(config_of(**given)).training
         return ColumnBatches(training.first, shares), make_dataset(training.request)
 
     return make
@@ -206,7 +203,7 @@ def test_each_graph_has_four_bytes_of_each_record_of_a_view(tmp_path, config_of,
     sizes = {}
     for where, count in (("label == 1", 400), ("label in (1, 3)", 800)):  # of 5 labels in turns: each apart
         training = plan.make(
-            config_of(data_dir=tmp_path / "data", model_dir="M", global_batch_size=4, where=where), ALONE
+            config_of(data_dir=tmp_path / "data", model_dir="M", global_batch_size=4, where=where)
         ).training
         assert training.first.order.times.num_chosen == count
         batches = ColumnBatches(training.first)
@@ -227,7 +224,7 @@ def test_a_skipped_step_changes_nothing(shares, config, config_of, job, monkeypa
     plain = job(shares)
     run(plain, 0, 2)
     flags = {"data_dir": config.data.data_dir, "model_dir": "M", "global_batch_size": 4, "distort": "none"}
-    training = plan.make(config_of(**flags, skip_steps="2:4"), ALONE).training
+    training = plan.make(config_of(**flags, skip_steps="2:4")).training
     monkeypatch.setattr(plan, "make", lambda *_: types.SimpleNamespace(training=training))
     made = job(shares)
     rows = {step: row for report in run(made, 0, 4) for step, row in report.rows.items()}

@@ -12,7 +12,6 @@ from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 from tests.datasets import Kind, write_dataset
 from trainer import plan
-from trainer.cluster.tf_config import ALONE
 from trainer.config.model import OptimizerFlags
 from trainer.step import state
 from trainer.step.state import Forward
@@ -104,7 +103,7 @@ def test_the_seed_gives_the_weights_of_any_task(make_strategy, make_state):
 def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, inputs, dtype, tmp_path, config_of):
     write_dataset(tmp_path, (8,), (28, 28, 1), kind=stored)
     config = config_of(model=model, data_dir=tmp_path, distort=distort, resize=resize, global_batch_size=4)
-    task = Task(config, data_spec_of(plan.make(config, ALONE).training.first))
+    task = Task(config, data_spec_of(plan.make(config).training.first))
     made = state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, task, lambda step: 0.1)
     arguments = {"global_batch_size": 4, "training": True, "distort": distort, "resize": resize}
     images = input_fn(tmp_path, **arguments).element_spec[0]

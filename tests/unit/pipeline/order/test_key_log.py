@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from pipeline.audit import key_log
-from pipeline.audit.key_log import Entry, Header, KeyLogWriter, SourceLogs
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
+from pipeline.order import key_log
+from pipeline.order.key_log import Entry, Header, KeyLogWriter, SourceLogs
 from pipeline.order.order import MixtureSpec, OrderSpec
 from tests.raised import at
 
@@ -154,21 +154,6 @@ def test_a_log_begins_with_a_header(tmp_path):
     (tmp_path / "log.jsonl").write_text(json.dumps(GOOD) + "\n")
     with pytest.raises(DataError, check=at("log.jsonl", "header", part="line 1")):
         list(key_log.read(tmp_path / "log.jsonl"))
-
-
-def test_files_folders_and_globs_are_found(tmp_path):
-    paths = [tmp_path / f"worker-{i}.jsonl" for i in range(3)]
-    for path in paths:
-        path.touch()
-    (tmp_path / "other.txt").touch()
-    assert key_log.find(str(tmp_path)) == paths
-    assert key_log.find(f"{tmp_path}/worker-[02].jsonl") == [paths[0], paths[2]]
-    assert key_log.find(f"{paths[2]},{paths[0]},{paths[0]}") == [paths[0], paths[2]]
-    with pytest.raises(UsageError, match=r"^--observed=.*/no-\*:"):
-        key_log.find(f"{paths[0]},{tmp_path}/no-*")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=r"^--observed=.*/empty: .*\*.jsonl"):
-        key_log.find(str(tmp_path / "empty"))
 
 
 def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path):

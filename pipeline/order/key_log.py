@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import glob
 import json
 import math
 import mmap
@@ -26,9 +25,9 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, Self
 
-from pipeline.errors import DataError, UsageError, named
+from pipeline.errors import DataError, named
+from pipeline.files.fields import OPTIONAL, from_json
 from pipeline.files.reading import opened
-from pipeline.manifest.manifest import OPTIONAL, from_json
 from pipeline.order.order import MAX_STEP, MixtureSpec, OrderSpec, Spec
 from pipeline.order.shares import rows_in_blocks, units_at
 
@@ -174,27 +173,6 @@ def _cut_torn_line(path: pathlib.Path) -> None:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 end = content.rfind(b"\n") + 1
             file.truncate(end)
-
-
-def find(text: str) -> list[pathlib.Path]:
-    """Returns the log files that a flag names, sorted.
-
-    Args:
-      text: files, folders of *.jsonl and globs, separated by commas.
-
-    Raises:
-      UsageError: one of the names matches no file.
-    """
-    found: set[str] = set()
-    for name in text.split(","):
-        is_folder = os.path.isdir(name)
-        matches = [name] if os.path.isfile(name) else glob.glob(f"{glob.escape(name)}/*{SUFFIX}" if is_folder else name)
-        files = set(filter(os.path.isfile, matches))
-        if not files:
-            what = f"a folder without *{SUFFIX} files" if is_folder else "no such file, folder or glob"
-            raise UsageError(f"--observed={name}: {what}; it must be logs that the trainer wrote with --log_keys")
-        found |= files
-    return sorted(map(pathlib.Path, found))
 
 
 def read(path: pathlib.Path) -> Iterator[tuple[str, Header, Entry | None]]:

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, of_user, unknown
-from pipeline.files.paths import folder
-from pipeline.index.command import alone_in, drafts_in
+from pipeline.files.paths import alone_in, folder
+from pipeline.files.write import drafts_in
 from pipeline.manifest import Column, Manifest, naming
 from pipeline.manifest.columns import FROM_RECORDS, LONGEST_STRING, MOST_STRINGS, column_name, column_names, encode
-from pipeline.records import framing, tf_example
-from pipeline.records.stream import RecordStream, forward
+from pipeline.records import tf_example
+from pipeline.records.stream import records_of
 
 OfRecord = Callable[[bytes], Mapping[str, Any]]
 Values: TypeAlias = list[Any] | NDArray[Any]
@@ -140,7 +140,7 @@ def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, An
                 drafts.add(naming.column_name(split, name, columns[name].files[split]), data)
         made = Manifest(**{**_fields(manifest), "columns": columns})
         drafts.add(naming.MANIFEST, made.to_bytes())
-        drafts.publish()
+        drafts.publish(naming.MANIFEST)
     listed = {naming.column_name(split, name, crc) for name, c in columns.items() for split, crc in c.files.items()}
     for path in (place / naming.COLUMNS).glob("*.npy"):
         if f"{naming.COLUMNS}/{path.name}" not in listed:
@@ -170,26 +170,21 @@ def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[s
             count, gathered = 0, {name: Gathered() for name in found}
             for shard in info.shards:
                 file = folder(data_dir) / shard.file
-                with file.open_file() as opened:
-                    stream = RecordStream(forward(opened), manifest.compression)
-                    compressed = bool(manifest.compression)
-                    for number, (offset, _, record) in enumerate(
-                        framing.records(stream.read, file, is_compressed=compressed, advice="convert the data again")
-                    ):
-                        values = _values(of_record, record, file, number, offset)
-                        if count == 0 and not gathered:
-                            gathered = {name: Gathered() for name in values}
-                        if values.keys() != gathered.keys():
-                            odd = sorted(values.keys() ^ gathered.keys())[0]
-                            raise DataError(
-                                f"has no value {odd!r}, or is the first that has one; every record needs one",
-                                path=file,
-                                record=number,
-                                offset=offset,
-                            )
-                        for name, value in values.items():
-                            gathered[name].append(value)
-                        count += 1
+                for number, (offset, record) in enumerate(records_of(file, manifest.compression)):
+                    values = _values(of_record, record, file, number, offset)
+                    if count == 0 and not gathered:
+                        gathered = {name: Gathered() for name in values}
+                    if values.keys() != gathered.keys():
+                        odd = sorted(values.keys() ^ gathered.keys())[0]
+                        raise DataError(
+                            f"has no value {odd!r}, or is the first that has one; every record needs one",
+                            path=file,
+                            record=number,
+                            offset=offset,
+                        )
+                    for name, value in values.items():
+                        gathered[name].append(value)
+                    count += 1
                 bar.update(shard.num_examples)
             if count != info.num_examples:
                 raise DataError(f"split {split!r} has {count} records, but the manifest says {info.num_examples}")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import manifest as manifests
-from pipeline.index.columns import Gathered, Scalars, of_records
 from pipeline.manifest.columns import encode
+from pipeline.records.columns import Gathered, Scalars, of_records
 from tests.datasets import write_dataset
 
 NUMBERS = st.one_of(

@@ -1,25 +1,24 @@
-"""Which worker reads what: its streams, shards and bytes, computed from the manifest alone, and tables of these."""
+"""Which worker reads what: its streams, shards and bytes, computed from the manifest alone."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.commands.text import count_of, range_of, size_of, sizes_of, table
 from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import LaidShards
-from pipeline.order.order import I64, sharing_note
+from pipeline.order.order import I64, Order, OrderSpec
 from pipeline.order.sharding import Shard, check_replicas
-from pipeline.resolved import ResolvedRequest
+
+if TYPE_CHECKING:
+    from pipeline.manifest.splits import Selection
 
 _MOST_REPLICAS = 1 << 20
 _WINDOWS_IN_MEMORY = 2  # this one and the next
-_MOST_WORKERS = 16  # listed, half of them from the end
-_MOST_FILES = 3  # of a worker, listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,8 @@ class Topology:
         return self.replicas // self.workers
 
     def __str__(self) -> str:
-        return f"{count_of(self.workers, 'worker')}, {count_of(self.replicas, 'replica')}"
+        workers, replicas = ("" if count == 1 else "s" for count in (self.workers, self.replicas))
+        return f"{self.workers:,} worker{workers}, {self.replicas:,} replica{replicas}"
 
     def shard(self, worker: int) -> Shard:
         """Returns a worker's shard, as the input gets it."""
@@ -80,22 +80,31 @@ class Reading:
     A worker opens the streams that overlap its replicas' rows, and reads each of them from its first position to its
     last. If these are all streams, and each has one window, it reads them once per run and keeps them in memory. The
     bytes of a part of a shard are its share of the file, which is exact if all records have the same length.
+
+    Attributes:
+      order: order of the records.
+      spec: arguments of the order.
+      selection: the records.
+      epoch: epoch that is read.
+      topology: workers and replicas of the job.
     """
 
-    source: ResolvedRequest
+    order: Order
+    spec: OrderSpec
+    selection: Selection
     epoch: int
     topology: Topology
 
     @cached_property
     def streams(self) -> I64:
         """First stream of each worker and the one after its last: int64 (W, 2)."""
-        rows, q = self.topology.worker_rows(), self.source.order.rows_per_stream
+        rows, q = self.topology.worker_rows(), self.order.rows_per_stream
         return np.stack([rows[:, 0] // q, -(-rows[:, 1] // q)], axis=1)
 
     @cached_property
     def positions(self) -> I64:
         """First position of each worker and the one after its last: int64 (W, 2)."""
-        return self.source.order.stream_bounds()[self.streams]
+        return self.order.stream_bounds()[self.streams]
 
     @cached_property
     def laid(self) -> I64:
@@ -104,7 +113,7 @@ class Reading:
 
     @cached_property
     def _shards(self) -> LaidShards:
-        return LaidShards.of(self.source.order, self.epoch, NumpyArrays())
+        return LaidShards.of(self.order, self.epoch, NumpyArrays())
 
     @cached_property
     def segments(self) -> I64:
@@ -113,7 +122,7 @@ class Reading:
 
     @cached_property
     def _laid_bytes(self) -> I64:
-        segments = [self.source.selection.segments[i] for i in self.segments.tolist()]
+        segments = [self.selection.segments[i] for i in self.segments.tolist()]
         read = self._records_read[self.segments].tolist()
         sizes = [s.shard.num_bytes * n // s.shard.num_examples for s, n in zip(segments, read, strict=True)]
         return np.cumsum([0, *sizes])
@@ -121,7 +130,7 @@ class Reading:
     @cached_property
     def _records_read(self) -> I64:
         """Records of each segment that are read, of a view those that the epoch has: int64 (S,)."""
-        order = self.source.order
+        order = self.order
         if order.times is None:
             return order.count_array
         read = order.times.ids(np.flatnonzero(order.times.of(self.epoch)))
@@ -156,7 +165,7 @@ class Reading:
     def shards_of(self, worker: int) -> list[str]:
         """Returns the names of the files that a worker opens, in the epoch's order."""
         first, stop = self.worker_shards[worker].tolist()
-        segments = self.source.selection.segments
+        segments = self.selection.segments
         return list(dict.fromkeys(segments[i].shard.file for i in self.segments[first:stop].tolist()))
 
     @cached_property
@@ -165,96 +174,25 @@ class Reading:
 
         It is 2 x shuffle_bytes x its streams / K: a window and the next one of each of its streams.
         """
-        spec = self.source.spec
+        spec = self.spec
         return _WINDOWS_IN_MEMORY * (spec.shuffle_bytes // spec.streams) * np.diff(self.streams)[:, 0]
 
     @cached_property
     def windows_memory(self) -> I64:
         """Decoded bytes of the two largest windows of each worker's streams: int64 (W,)."""
-        order = self.source.order
+        order = self.order
         least, larger = np.divmod(np.diff(order.stream_bounds()), order.windows)  # records; windows that have one more
         in_memory = min(_WINDOWS_IN_MEMORY, order.windows)
         largest = in_memory * least + np.minimum(larger, in_memory)
-        sums = np.concatenate([[0], np.cumsum(largest)]) * self.source.spec.record_bytes
+        sums = np.concatenate([[0], np.cumsum(largest)]) * self.spec.record_bytes
         return np.diff(sums[self.streams])[:, 0]
 
     @cached_property
     def padding(self) -> I64:
         """Rows of weight 0 of each worker in the epoch's last step: int64 (W,)."""
-        order, width = self.source.order, self.source.order.rows_per_stream
+        order, width = self.order, self.order.rows_per_stream
         left = np.diff(order.stream_bounds()) - (order.steps_per_epoch - 1) * width
         real = np.append(np.clip(left, 0, width), width)  # of each stream's rows; padding comes after them
         stream, row = np.divmod(self.topology.worker_rows(), width)
         before = np.concatenate([[0], np.cumsum(width - real)])[stream] + np.maximum(row - real[stream], 0)
         return np.diff(before)[:, 0]
-
-
-def reading_lines(reading: Reading, list_all: bool) -> list[str]:
-    """Returns the table of what each worker reads, and the sums below it.
-
-    Args:
-      reading: of a topology.
-      list_all: whether to list every worker and every shard.
-    """
-    workers, half = reading.topology.workers, _MOST_WORKERS // 2
-    shown = [w for w in range(workers) if list_all or workers <= _MOST_WORKERS or not half <= w < workers - half]
-    rows = [_worker_row(reading, worker, list_all) for worker in shown]
-    if len(shown) < workers:
-        hidden = f"{workers - len(shown):,} more: --list_all"
-        rows.insert(half, [("worker", "..."), *[("", "")] * (len(rows[0]) - 2), ("shards", hidden)])
-    order = reading.source.order
-    # A worker that has all streams, each in one window, keeps them from epoch to epoch.
-    is_kept = order.windows == 1 and bool((np.diff(reading.streams) == order.streams).all())
-    once = ", once per run" if is_kept else ""
-    note = sharing_note(reading.source.spec, order, workers)
-    return [
-        "",
-        *table(rows, left=("shards",)),
-        f"read amplification {reading.amplification:.2f}: all workers together read "
-        f"{size_of(reading.worker_bytes.sum())} of a split of {size_of(reading.split_bytes)}; a "
-        f"worker reads {sizes_of(reading.worker_bytes)}{once}",
-        *([f"note: {note}"] if note else []),
-        f"memory: 2 x shuffle_bytes x a worker's streams / K, at most {size_of(reading.memory.max())} of decoded "
-        f"images; the two largest windows of each stream take {size_of(reading.windows_memory.max())}",
-        f"padding: {int(reading.padding.sum()):,} of the last step's {reading.source.spec.global_batch_size:,} rows "
-        f"have weight 0; a worker has {range_of(reading.padding)} of them",
-    ]
-
-
-def comparison_lines(readings: Sequence[Reading]) -> list[str]:
-    """Returns the table that compares topologies, one line each."""
-    rows = [
-        [
-            ("topology", str(r.topology)),
-            ("rows per replica", f"{r.topology.global_batch_size // r.topology.replicas:,}"),
-            ("streams per worker", range_of(np.diff(r.streams)[:, 0])),
-            ("shards per worker", range_of(np.diff(r.worker_shards)[:, 0])),
-            ("read per worker", sizes_of(r.worker_bytes)),
-            ("read in all", size_of(r.worker_bytes.sum())),
-            ("amplification", f"{r.amplification:.2f}"),
-            ("memory per worker", sizes_of(r.memory)),
-        ]
-        for r in readings
-    ]
-    return ["", *table(rows)]
-
-
-def _worker_row(reading: Reading, worker: int, list_all: bool) -> list[tuple[str, str]]:
-    files = [name.split("-of-")[0] for name in reading.shards_of(worker)]
-    listed = files if list_all else files[:_MOST_FILES]
-    more = f" and {len(files) - len(listed):,} more" if len(files) > len(listed) else ""
-    return [
-        ("worker", f"{worker:,}"),
-        ("rows", _span(*reading.topology.worker_rows()[worker])),
-        ("streams", _span(*reading.streams[worker])),
-        ("records", f"{np.diff(reading.positions[worker])[0]:,}"),
-        ("reads", size_of(reading.worker_bytes[worker])),
-        ("of the split", f"{reading.worker_bytes[worker] / reading.split_bytes:.1%}"),
-        ("memory", size_of(reading.memory[worker])),
-        ("padding", f"{reading.padding[worker]:,}"),
-        ("shards", f"{len(files):,}: {' '.join(listed)}{more}"),
-    ]
-
-
-def _span(first: int, stop: int) -> str:
-    return f"{first:,}" if stop == first + 1 else f"{first:,}-{stop - 1:,}"

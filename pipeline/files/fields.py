@@ -1,0 +1,51 @@
+"""JSON objects as dataclasses, of whose fields each must be there and have its type."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from typing import Any
+
+OPTIONAL = "optional"  # in a field's metadata: files of earlier releases lack it
+_fields_of = functools.cache(typing.get_type_hints)
+
+
+def from_json(kind: Any, value: Any, path: str = "") -> Any:
+    """Returns a JSON value as a dataclass, or as another type that its fields may have.
+
+    Args:
+      kind: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
+      value: the value. An object must have all fields of the dataclass except `OPTIONAL` ones, and no others.
+      path: of the value in the file.
+
+    Raises:
+      ValueError: a value has another type; the message names the first one, its place and its type.
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _object(kind, value, path)
+    if origin is tuple and isinstance(value, list):
+        is_plain = all(type(item) is parts[0] for item in value)
+        items = (from_json(parts[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+        return tuple(value if is_plain else items)
+    if origin is dict and isinstance(value, dict):
+        return {name: from_json(parts[1], item, f"{path}[{name!r}]") for name, item in value.items()}
+    if origin is types.UnionType:
+        return None if value is None else from_json(parts[0], value, path)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is not Any and type(value) is not kind:
+        name = kind.__name__ if isinstance(kind, type) else kind
+        raise ValueError(f"{path or 'the value'} is {value!r}, not of type {name}")
+    return value
+
+
+def _object(kind: Any, value: dict[str, Any], path: str) -> Any:
+    fields = _fields_of(kind)
+    optional = {field.name for field in dataclasses.fields(kind) if OPTIONAL in field.metadata}
+    for name in sorted((fields.keys() ^ value.keys()) - (optional - value.keys())):
+        raise ValueError(f"{path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")
+    at = f"{path}." if path else ""
+    return kind(**{name: from_json(fields[name], part, f"{at}{name}") for name, part in value.items()})

@@ -1,0 +1,104 @@
+"""TensorFlow itself: its names and those of Keras that are public nowhere, and what errors of its operations say.
+
+A new release may move such names without notice. Other modules of the trainer import them from here.
+"""
+
+from __future__ import annotations
+
+import re
+
+import tensorflow as tf
+from keras.src.api_export import REGISTERED_OBJS_TO_NAMES
+from tensorflow.python.distribute import multi_worker_util
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.eager import context, remote
+from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.framework.config import is_op_determinism_enabled
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from pipeline.errors import UsageError, root_cause
+from pipeline.graph_calls import message_of_input
+
+# Errors of this worker itself. The others mean a lost peer: Unavailable, DeadlineExceeded (the collective timeout),
+# Cancelled, Aborted, Internal, FailedPrecondition, Unknown.
+OWN = (
+    tf.errors.DataLossError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnimplementedError,
+)
+_OTHER_SHAPE = re.compile(r"expected shape (\[[\d,]*\]) but another member in the group expected shape (\[[\d,]*\])")
+_PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
+_ABORTED = "Collective ops is aborted by: "  # before the reason: common_runtime/base_collective_executor.cc
+
+
+def is_of_xla(error: tf.errors.OpError) -> bool:
+    """Returns whether XLA could not compile a function: it names itself in whatever it says of that."""
+    return isinstance(error, OWN) and "xla" in error.message.lower()
+
+
+def said_by_xla(error: tf.errors.OpError) -> str:
+    """Returns in one line what XLA cannot compile."""
+    return first_line(error).partition("The op is created at")[0].strip()
+
+
+def raise_if_of_others(error: Exception) -> None:
+    """Raises an error in the user's function if another worker caused it: one that is lost, or builds another model."""
+    if isinstance(error, tf.errors.OpError):
+        if not is_own(error):
+            raise error
+        raise_if_other_model(error)
+
+
+def raise_if_other_model(error: tf.errors.OpError) -> None:
+    """Raises UsageError if the error is that a variable has another shape on another worker, where it was sent."""
+    if shapes := _OTHER_SHAPE.search(error.message):
+        raise UsageError(
+            f"the workers build different models: a variable has shape {shapes[1]} on one and {shapes[2]} on another; "
+            "start all workers with the same flags, data, code and versions"
+        ) from error
+
+
+def is_port_taken(error: tf.errors.OpError) -> bool:
+    """Returns whether TensorFlow's server could not get its port."""
+    return _PORT_TAKEN in error.message
+
+
+def is_own(error: tf.errors.OpError) -> bool:
+    """Returns whether an error is this worker's own; in a job of several workers, others mean a lost peer."""
+    return issubclass(kind(error), OWN)
+
+
+def kind(error: tf.errors.OpError) -> type[tf.errors.OpError]:
+    """Returns the class of an error; if it lists several, that of the root cause."""
+    code = getattr(tf.errors, root_cause(error.message)[0] or "", None)
+    return type(error) if code is None else tf.compat.v1.errors.exception_type_from_error_code(code)
+
+
+def first_line(error: tf.errors.OpError) -> str:
+    """Returns what an error says happened, in one line, without its place in the graph and the Python code."""
+    if said := message_of_input(error.message):
+        return " ".join(said.split("] ["))  # tf.debugging.assert_* adds values to its message
+    said = root_cause(error.message)[1].removeprefix(_ABORTED)
+    return said or kind(error).__name__
+
+
+def keep_order_of_sums() -> None:
+    """Has TensorFlow sum three tensors and more in the order of the graph, in each function that is called from now on.
+
+    Otherwise Grappler adds each of them as soon as it is computed, where a function seems to need four fifths of its
+    device's memory; a CPU is taken to have 256 MiB. Then the bits of a sum, such as the gradient of a layer that is
+    used three times, differ from step to step, even under op determinism.
+    """
+    eager = context.context()
+    settings = tf.compat.v1.ConfigProto()
+    if eager._config is not None:
+        settings.CopyFrom(eager._config)
+    options = settings.graph_options.rewrite_options
+    # All that the default does, but for its "scheduling"; tf.config.optimizer has no option for it.
+    options.memory_optimization = options.SWAPPING_HEURISTICS
+    eager._config = settings
+    eager.function_call_options = None  # they are made of the settings once, for each thread
