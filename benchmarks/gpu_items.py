@@ -68,7 +68,7 @@ _VIRTUAL = ("ours", "ours V=4", "ours input")
 _BITS = ("default", "V=4", "jit", "nojit", "V=4 mirrored", "V=4 jit", "V=4 nojit")
 ITEMS: dict[str, Item] = {  # in the order of their importance; XLA compiles resnet50 for 77 s, fast_cifar for 33
     "resnet50": Item(220, "train", "resnet50", "photos", 128, "bfloat16", 10, _OURS, is_profiled=True),
-    "torch": Item(60, "torch", contestants=("torch", "torch rows=32", "torch compile", "torch rows=256")),
+    "torch": Item(60, "torch", contestants=("torch", "torch compile", "torch rows=32", "torch rows=256")),
     "fast_cifar": Item(150, "train", "fast_cifar", "cifar", 512, "bfloat16", 100, _SMALL),
     "cifar10_cnn": Item(90, "train", steps=200, contestants=_SMALL),
     "cifar10_cnn V=4": Item(60, "train", steps=200, contestants=_VIRTUAL, is_deterministic=True),
