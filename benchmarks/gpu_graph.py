@@ -173,12 +173,22 @@ def repeated(step: Any, batch: Any) -> Any:
 
 
 def fed(step: Any, batch: Any) -> Any:
-    """Returns the traced `TrainStep.train`: updates with the batches of an iterator."""
+    """Returns the traced `TrainStep.train`: updates with the batches of an iterator, which are on the GPU."""
     import tensorflow as tf  # noqa: PLC0415, as above
 
     batches = tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda one: tf.zeros(one.shape, one.dtype), batch))
+
+    class OnGpu(Iterator[Any]):
+        def __init__(self) -> None:
+            self._batches = iter(batches.repeat())
+
+        def __next__(self) -> Any:
+            batch = next(self._batches)
+            with tf.device("GPU:0"):
+                return tf.nest.map_structure(tf.negative, batch)  # an identity would be removed
+
     with virtual_gpu():
-        return step.train.get_concrete_function(iter(batches.repeat()), tf.TensorSpec([], tf.int64))
+        return step.train.get_concrete_function(OnGpu(), tf.TensorSpec([], tf.int64))
 
 
 def optimized(concrete: Any) -> Any:
@@ -274,6 +284,8 @@ class Counts:
       host: operations that are meant for the host, with their number per step.
       copied: tensors that are copied to the host's memory in each step.
       conditions: copied tensors on which the condition of a loop depends: the host waits for them before each pass.
+      waits: nodes of the host that wait for a node of the GPU without taking anything from it, each with that node. A
+        tensor is copied for it, so that it waits for all that the GPU was told before.
     """
 
     parts: Mapping[str, Part]
@@ -283,6 +295,7 @@ class Counts:
     host: Mapping[str, int]
     copied: Sequence[Copied]
     conditions: Sequence[Copied]
+    waits: Mapping[str, str]
 
     @property
     def total(self) -> Part:
@@ -315,7 +328,8 @@ def lines(counts: Counts) -> list[str]:
     largest = sorted(counts.copied, key=lambda one: -one.size * one.times)
     found += [f"    {one.size:,} bytes x {one.times:g}: {one.name} for {one.reader}" for one in largest[:8]]
     conditions = ", ".join(one.name for one in counts.conditions)
-    return [*found, f"  conditions of loops that the GPU computes: {conditions or 'none'}"]
+    found.append(f"  conditions of loops that the GPU computes: {conditions or 'none'}")
+    return [*found, *(f"  {name} waits for {source}" for name, source in counts.waits.items())]
 
 
 class Graph:
@@ -363,7 +377,8 @@ class Graph:
                 part.moved += times * self._moved(node)
         copied = [one for one, _ in self._copies()]
         conditions = self._conditions()
-        return Counts(dict(parts), operations, without_kernel, uncompiled, host, copied, conditions)
+        waits = dict(self._waits())
+        return Counts(dict(parts), operations, without_kernel, uncompiled, host, copied, conditions, waits)
 
     def times(self, name: str) -> int:
         """Returns how often a node runs per step; 0: once per call, where the graph has the loop over the steps."""
@@ -441,6 +456,14 @@ class Graph:
                     continue
                 found[source, port] = Copied(source, name, self._size_of(source, port), times)
         return [(one, port) for (_, port), one in found.items()]
+
+    def _waits(self) -> Iterator[tuple[str, str]]:
+        for name, node in self.nodes.items():
+            if self.places[name].device == _CPU and self.times(name):
+                for given in node.input:
+                    source = given.removeprefix("^")
+                    if given.startswith("^") and self.places[source].device == _GPU:
+                        yield name, source
 
     def _never_moves(self, name: str) -> bool:
         """Returns whether a node's outputs are handles or lists, whose place says nothing about that of the data."""

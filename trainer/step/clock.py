@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,24 @@ def timed(sum_all: Callable[[Any], Any], own: Any) -> tuple[Any, tf.Tensor]:
     # collective operations are over only when they have the sum.
     with tf.device("CPU:0"), tf.control_dependencies(tf.nest.flatten(total)):
         return total, clock()() - began
+
+
+def begun(values: Sequence[tf.Tensor], variable: tf.Variable, device: str) -> tf.Operation:
+    """Returns an operation on the host that runs as soon as a GPU has been told to compute some values.
+
+    Whoever waits for the values themselves waits for all that the GPU was told before, too: a whole update.
+
+    Args:
+      values: tensors on the GPU.
+      variable: any variable there.
+      device: the GPU.
+    """
+    # A GPU has this in the host's memory. What stands between must take it: to wait for it without taking it is to wait
+    # for the GPU, and TensorFlow makes that of whatever only passes it on.
+    with tf.device(device), tf.control_dependencies(values):
+        is_there = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+    with tf.device("CPU:0"):
+        return tf.raw_ops.Assert(condition=is_there, data=[is_there], summarize=1)
 
 
 def clock() -> Callable[[], tf.Tensor]:

@@ -350,8 +350,17 @@ class TrainStep:
                 ended = self._clock()
             with tf.device(None):
                 batch = next(iterator)
-            with tf.control_dependencies(tf.nest.flatten(self._local(batch), expand_composites=True)):
+            with tf.control_dependencies(self._taken(batch)):
                 return batch, tf.maximum(self._clock() - ended, 0.0)
+
+    def _taken(self, batch: Any) -> list[tf.Tensor | tf.Operation]:
+        """Returns what the host has once a batch is there, without waiting for what GPUs compute before it."""
+        parts = list(zip(*map(self._local, tf.nest.flatten(batch, expand_composites=True)), strict=True))
+        devices = self.strategy.extended.worker_devices
+        if not any("GPU" in device for device in devices):
+            return tf.nest.flatten(parts)
+        variables = self._local(self.state.model.trainable_variables[0].value)
+        return [clock.begun(*one) for one in zip(parts, variables, devices, strict=True)]
 
     def _start(self) -> _Carried:
         """Returns what the last loop has passed on to the first update of this one."""
@@ -556,12 +565,20 @@ class TrainStep:
 def is_compiled(config: TrainConfig) -> bool:
     """Returns whether XLA compiles the step: as --jit_compile says, or where this process has GPUs.
 
-    On CPUs convolutions are slower in XLA. Workers of parameter servers are asked for it by name alone: the chief,
-    which makes their graphs, does not know their devices.
+    On CPUs convolutions are slower in XLA, and so they are on GPUs under op determinism: XLA then takes the first
+    kernel for each of them instead of the fastest (benchmarks/RESULTS.md, "A GPU"). Workers of parameter servers are
+    asked for it by name alone: the chief, which makes their graphs, does not know their devices.
     """
     if config.model.jit_compile != "auto":
         return config.model.jit_compile == "on"
-    return config.run.strategy != PARAMETER_SERVER and bool(tf.config.list_physical_devices("GPU"))
+    if config.run.strategy == PARAMETER_SERVER or repeats_bits(config):
+        return False
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def repeats_bits(config: TrainConfig) -> bool:
+    """Returns whether a run has op determinism on GPUs."""
+    return bool(config.run.deterministic or config.order.virtual_replicas)
 
 
 def create(

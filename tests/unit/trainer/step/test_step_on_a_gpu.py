@@ -5,12 +5,14 @@ import functools
 import pytest
 
 from benchmarks import gpu_graph
+from trainer.config import TrainConfig
+from trainer.step import train_step
 
 SIDE, ROWS = 28, 8
 VARIANTS = {
     "plain": ("--model=lenet", "--nojit_compile"),
     "bfloat16, ema, clip": ("--model=lenet", "--nojit_compile", "--precision=bfloat16", "--ema=0.9", "--clip_norm=1"),
-    "virtual": ("--model=lenet", "--virtual_replicas=4", "--ema=0.9", "--clip_norm=1"),
+    "virtual": ("--model=lenet", "--jit_compile", "--virtual_replicas=4", "--ema=0.9", "--clip_norm=1"),
 }
 
 
@@ -43,6 +45,31 @@ def test_batches_and_the_clock_alone_are_the_hosts():
     assert counts.host.keys() <= gpu_graph.HOST_OPS
     assert not counts.without_kernel
     assert not counts.conditions
+
+
+@pytest.mark.parametrize("variant", ["plain", "virtual"])
+def test_the_wait_for_a_batch_is_measured_without_waiting_for_the_update_before_it(variant):
+    """A wait by control alone would be for all that the GPU was told before."""
+    counts = counted(*VARIANTS[variant], how=gpu_graph.fed)
+    assert not [node for node in counts.waits if "/while/input/" in node]
+    assert counts.waits  # there are others: at the end of a pass, the host waits for its update
+
+
+@pytest.mark.parametrize(
+    ("flags", "compiled"),
+    [
+        ({}, True),
+        ({"jit_compile": "off"}, False),
+        ({"deterministic": True}, False),
+        ({"virtual_replicas": 4}, False),
+        ({"deterministic": True, "jit_compile": "on"}, True),
+    ],
+)
+def test_xla_is_on_by_default_where_it_is_faster(flags, compiled):
+    config = TrainConfig.of(data_dir="d", model_dir="m", model="lenet", global_batch_size=8, **flags)
+    assert train_step.is_compiled(config) is (flags.get("jit_compile") == "on")
+    with gpu_graph.virtual_gpu():
+        assert train_step.is_compiled(config) is compiled
 
 
 def test_each_virtual_replica_is_a_call_of_one_program():
