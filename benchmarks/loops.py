@@ -60,7 +60,7 @@ def make(flags: Sequence[str]) -> Made:
     from trainer.task import data_spec_of  # noqa: PLC0415
 
     config = configs.parse([*flags, "--model_dir=unused", "--eval_split=none"])
-    plan = plans.make(config, tf_config.ALONE)
+    plan = plans.make(config)
     strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
     return Made(config, plan, strategy, data_spec_of(plan.training.first))
 

@@ -17,9 +17,9 @@ from pipeline.order.hashing import Domain
 from trainer import models
 from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags, dtype_policy
-from trainer.runtime import keep_order_of_sums
 from trainer.step import optimizers
 from trainer.task import WEIGHT, ClassLosses, CompiledMeasure, DataSpec, Measure, RowMeasure, Sums, Task
+from trainer.topology import keep_order_of_sums
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
 
