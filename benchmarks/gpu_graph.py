@@ -159,7 +159,7 @@ def made(flags: Sequence[str], side: int, rows: int) -> tuple[Any, Any]:
     spec = DataSpec(tf.TensorSpec([None, side, side, 3]), tf.TensorSpec([None], tf.int64), tuple("0123456789"))
     with virtual_gpu():
         strategy = strategies.create(config.run, rows, tf_config.ALONE)
-        trained = state.create(strategy, config, Task(config, spec), lambda step: tf.constant(0.1))
+        trained = state.build(config, spec, strategy, Task, lambda step: tf.constant(0.1))
         step = train_step.create(strategy, trained, config, None)
     return step, (images, labels, tf.TensorSpec(of_rows))
 

@@ -37,7 +37,7 @@ class Made:
 
         config, plan = self.config, self.plan
         schedule = state.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
-        trained = state.create(self.strategy, config, Task(config, self.spec), schedule)
+        trained = state.build(config, self.spec, self.strategy, Task, schedule)
         return train_step.create(self.strategy, trained, config, plan.training)
 
     @property

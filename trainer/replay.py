@@ -165,8 +165,9 @@ class Replay:
         self.strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
         place = best_place(plan.training, not replicas_are_on_cpus(self.strategy))
         config, plan = self.config, self.plan = plans.settled(config, plan, place)
-        data, steps = data_spec_of(plan.training.first), (plan.training.steps_per_epoch, plan.last_step)
-        self.state = state.build(config, data, self.strategy, task, steps)
+        data, in_epoch = data_spec_of(plan.training.first), plan.training.steps_per_epoch
+        schedule = state.schedule(config.optimizer, in_epoch, plan.last_step)
+        self.state = state.build(config, data, self.strategy, task, schedule)
         self.stepper = train_step.create(self.strategy, self.state, config, plan.training)
         say, parts = functools.partial(print, file=sys.stderr), parts_of(self.stepper)
         # As a worker that is not the chief: it writes nothing.

@@ -84,21 +84,3 @@ def first_line(error: tf.errors.OpError) -> str:
         return " ".join(said.split("] ["))  # tf.debugging.assert_* adds values to its message
     said = root_cause(error.message)[1].removeprefix(_ABORTED)
     return said or kind(error).__name__
-
-
-def keep_order_of_sums() -> None:
-    """Has TensorFlow sum three tensors and more in the order of the graph, in each function that is called from now on.
-
-    Otherwise Grappler adds each of them as soon as it is computed, where a function seems to need four fifths of its
-    device's memory; a CPU is taken to have 256 MiB. Then the bits of a sum, such as the gradient of a layer that is
-    used three times, differ from step to step, even under op determinism.
-    """
-    eager = context.context()
-    settings = tf.compat.v1.ConfigProto()
-    if eager._config is not None:
-        settings.CopyFrom(eager._config)
-    options = settings.graph_options.rewrite_options
-    # All that the default does, but for its "scheduling"; tf.config.optimizer has no option for it.
-    options.memory_optimization = options.SWAPPING_HEURISTICS
-    eager._config = settings
-    eager.function_call_options = None  # they are made of the settings once, for each thread

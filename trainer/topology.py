@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.errors import PipelineError, UsageError
+from trainer.runtime import context
 
 _Summands: TypeAlias = "tf.Tensor | Sequence[tf.Tensor]"  # n of a variable, float32: (n, *shape), or n times (*shape)
 _ALL_REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers under tf.distribute
@@ -76,6 +77,24 @@ def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> keras.optimizer
         raise PipelineError(f"Keras {keras.__version__}: its optimizers have no {_ALL_REDUCE}; use another release")
     optimizer.__dict__[_ALL_REDUCE] = list
     return optimizer
+
+
+def keep_order_of_sums() -> None:
+    """Has TensorFlow sum three tensors and more in the order of the graph, in each function that is called from now on.
+
+    Otherwise Grappler adds each of them as soon as it is computed, where a function seems to need four fifths of its
+    device's memory; a CPU is taken to have 256 MiB. Then the bits of a sum, such as the gradient of a layer that is
+    used three times, differ from step to step, even under op determinism.
+    """
+    eager = context.context()
+    settings = tf.compat.v1.ConfigProto()
+    if eager._config is not None:
+        settings.CopyFrom(eager._config)
+    options = settings.graph_options.rewrite_options
+    # All that the default does, but for its "scheduling"; tf.config.optimizer has no option for it.
+    options.memory_optimization = options.SWAPPING_HEURISTICS
+    eager._config = settings
+    eager.function_call_options = None  # they are made of the settings once, for each thread
 
 
 def _sum(variables: Sequence[_Summands], num_summands: int, is_compiled: bool) -> list[tf.Tensor]:

@@ -174,8 +174,9 @@ class Run(abc.ABC):
         place = best_place(self.plan.training, self.on_gpus)
         config, plan = self.config, self.plan = plans.settled(self.config, self.plan, place)
         self.callbacks.phase("building the model")
-        data, steps = data_spec_of(plan.training.first), (plan.training.steps_per_epoch, plan.last_step)
-        self.state = state.build(config, data, self.strategy, task, steps)
+        data, in_epoch = data_spec_of(plan.training.first), plan.training.steps_per_epoch
+        schedule = state.schedule(config.optimizer, in_epoch, plan.last_step)
+        self.state = state.build(config, data, self.strategy, task, schedule)
         self.task = self.state.task
         self.build_step()
 

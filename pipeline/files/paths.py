@@ -18,7 +18,6 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 from pipeline.errors import UsageError, named, one_line
 from pipeline.files.reading import Identity, OpenFile, opener, unreadable
 from pipeline.files.remote import RemotePath, TensorFlowPath, is_url, needs_arrow
-from pipeline.files.write import sync
 
 if TYPE_CHECKING:
     import pyarrow
@@ -146,6 +145,15 @@ def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: boo
         return
     with ThreadPoolExecutor(_REQUESTS) as pool:
         yield from pool.map(function, items)
+
+
+def sync(folder: pathlib.Path) -> None:
+    """Syncs renames and removals in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def try_lock(descriptor: int, shared: bool = False) -> bool:

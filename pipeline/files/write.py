@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from pipeline.errors import named
+from pipeline.files.paths import sync
 from pipeline.files.remote import RemotePath
 
 _HIDDEN = ".pipeline.index-"  # how the names of folders of drafts begin
@@ -175,15 +176,6 @@ def drafts_in(folder: pathlib.Path) -> Iterator[Drafts]:
     finally:
         for path in folder.glob(f"{_HIDDEN}*"):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def sync(folder: pathlib.Path) -> None:
-    """Syncs renames and removals in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def temporary_name(name: str) -> str:

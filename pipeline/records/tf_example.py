@@ -101,12 +101,7 @@ def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Value
 
 
 def keys_of(file: StoragePath, segment: Segment, compression: str) -> Iterator[bytes]:
-    """Yields the keys of a segment's records, reading its shard from the beginning.
-
-    Args:
-      file: of the shard.
-      segment: the records.
-      compression: of the shard: `GZIP`, or empty.
+    """Yields the keys of a segment's records, reading its shard `file` from the beginning.
 
     Raises:
       DataError: the shard cannot be read, a record is cut or corrupt or has no key, or records are missing.

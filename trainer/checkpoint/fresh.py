@@ -14,8 +14,9 @@ import shutil
 from collections.abc import Iterator
 
 from pipeline.errors import RerunError, UsageError, named
+from pipeline.files.paths import sync
 from pipeline.files.reading import content_of, opened
-from pipeline.files.write import replaced, sync
+from pipeline.files.write import replaced
 from trainer import run_folder
 from trainer.checkpoint.files import FILE, LIST, SCRATCH
 from trainer.config import TrainConfig, file

@@ -13,8 +13,9 @@ import os
 
 from pipeline.errors import named
 from pipeline.files.code import versions
+from pipeline.files.paths import sync
 from pipeline.files.reading import content_of
-from pipeline.files.write import replaced, sync
+from pipeline.files.write import replaced
 from trainer.run_folder import RunFolder, check_file
 
 VARIABLE = "XLA_FLAGS"  # XLA reads it once, when it first compiles; an unknown flag there ends the process

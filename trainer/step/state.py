@@ -17,9 +17,9 @@ from pipeline.order.hashing import Domain
 from trainer import models
 from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags, dtype_policy
-from trainer.runtime import keep_order_of_sums
 from trainer.step import optimizers
 from trainer.task import WEIGHT, ClassLosses, CompiledMeasure, DataSpec, Measure, RowMeasure, Sums, Task
+from trainer.topology import keep_order_of_sums
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
 
@@ -210,53 +210,45 @@ def build(
     data: DataSpec,
     strategy: tf.distribute.Strategy,
     task: type[Task],
-    steps: tuple[int, int] | None = None,
+    schedule: Schedule | None = None,
 ) -> TrainState:
-    """Returns the state at step 0 with which runs, replays, evaluations and exports begin; see `create`.
+    """Returns the state at step 0 with which runs, replays, evaluations and exports begin.
 
     Args:
-      config, data, strategy, task: as of the run.
-      steps: per epoch, and the last one; None: nothing is trained, so the flags of the optimizer are not used.
-    """
-    made = task(config, data)
-    if steps is None:
-        config = dataclasses.replace(config, optimizer=OptimizerFlags())
-    return create(strategy, config, made, schedule(config.optimizer, *(steps or (1, 1))))
-
-
-def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, schedule: Schedule) -> TrainState:
-    """Returns the state at step 0, its variables on the strategy's devices.
-
-    Args:
-      strategy: in whose scope the variables are made.
       config: of the run.
-      task: builds the model.
-      schedule: of the learning rate; a compiled model does not use it.
+      data: shapes of the batches.
+      strategy: in whose scope the variables are made.
+      task: class that builds the model.
+      schedule: of the learning rate, which a compiled model does not use; None: nothing is trained, and the flags of
+        the optimizer are not looked at.
 
     Raises:
       UsageError: the model cannot take the data, or a flag contradicts it.
     """
+    made = task(config, data)
+    if schedule is None:
+        config = dataclasses.replace(config, optimizer=OptimizerFlags())
     keep_order_of_sums()
     keras.config.set_dtype_policy(dtype_policy(config.model.precision))
     keras.utils.set_random_seed(config.order.seed)
     with strategy.scope():
-        model = task.build_model()
-        _check_model(model, task)
-        _check_mirrored(task)
+        model = made.build_model()
+        _check_model(model, made)
+        _check_mirrored(made)
         flag = f"--task={config.model.task}" if config.model.task else f"--model={config.model.model}"
         _check_central(strategy, flag, model)
-        _check_inputs(flag, model, task)
+        _check_inputs(flag, model, made)
         if model.compiled:
             _check_compiled(flag, model, config)
-            measure: Measure = CompiledMeasure(model, task.data, flag, ClassLosses.of(task))
+            measure: Measure = CompiledMeasure(model, made.data, flag, ClassLosses.of(made))
             optimizer, own_schedule = model.optimizer, None
         else:
-            measure, own_schedule = RowMeasure(task, ClassLosses.of(task)), schedule
+            measure, own_schedule = RowMeasure(made, ClassLosses.of(made)), schedule
             optimizer = optimizers.create(config.optimizer, config.model.precision)
         optimizers.build(optimizer, model.trainable_variables)
         step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="global_step")
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema else None
-    return TrainState(task, model, measure, optimizer, step, own_schedule, averages)
+    return TrainState(made, model, measure, optimizer, step, own_schedule, averages)
 
 
 def _check_model(model: Any, task: Task) -> None:

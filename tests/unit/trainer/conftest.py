@@ -70,9 +70,7 @@ def make_state(config_of):
         config = config_of(optimizer=optimizer, seed=seed, **flags)
         images = tf.TensorSpec([None, *shape], tf.float32)
         spec = DataSpec(images, labels or tf.TensorSpec([None], tf.int64), tuple(map(str, range(CLASSES))))
-        return state.create(
-            strategy, config, Given(config, spec), rate if callable(rate) else lambda step: tf.constant(rate)
-        )
+        return state.build(config, spec, strategy, Given, rate if callable(rate) else lambda step: tf.constant(rate))
 
     return make
 

@@ -90,9 +90,8 @@ def test_a_step_of_its_own(make_strategy, config_of, batch):
     config = config_of(optimizer="sgd")
     spec = DataSpec(tf.TensorSpec([None, 4, 3, 1]), tf.TensorSpec([None], tf.int64), tuple("abcde"))
     strategy = make_strategy(2)
-    stepper = train_step.create(
-        strategy, state.create(strategy, config, Twice(config, spec), lambda step: 0.1), config, None
-    )
+    made = state.build(config, spec, strategy, Twice, lambda step: 0.1)
+    stepper = train_step.create(strategy, made, config, None)
     model = stepper.state.model
     losses = [
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(sign * images)).numpy()[:3] for sign in (1, -1)

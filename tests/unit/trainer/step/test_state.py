@@ -103,8 +103,8 @@ def test_the_seed_gives_the_weights_of_any_task(make_strategy, make_state):
 def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, inputs, dtype, tmp_path, config_of):
     write_dataset(tmp_path, (8,), (28, 28, 1), kind=stored)
     config = config_of(model=model, data_dir=tmp_path, distort=distort, resize=resize, global_batch_size=4)
-    task = Task(config, data_spec_of(plan.make(config).training.first))
-    made = state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, task, lambda step: 0.1)
+    data = data_spec_of(plan.make(config).training.first)
+    made = state.build(config, data, tf.distribute.OneDeviceStrategy("/cpu:0"), Task)
     arguments = {"global_batch_size": 4, "training": True, "distort": distort, "resize": resize}
     images = input_fn(tmp_path, **arguments).element_spec[0]
     assert made.model.input_shape == (None, *inputs) == (None, *images.shape[1:])
@@ -122,7 +122,7 @@ def test_only_images_are_mirrored(config_of):
         config = config_of(eval_flip=flag)
         refused = pytest.raises(UsageError, match="--eval_flip: ")
         with refused if flag == "true" else contextlib.nullcontext():
-            state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, Rows(config, rows), lambda step: 0.1)
+            state.build(config, rows, tf.distribute.OneDeviceStrategy("/cpu:0"), Rows)
 
 
 def outputs(training, eval_flip):
