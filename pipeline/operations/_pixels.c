@@ -781,9 +781,10 @@ static Sizes sizes_of(const Program *program) {
     Sizes sizes = {0};
     for (int i = 0; i < program->count; i++) {
         const Pass *pass = &program->passes[i];
+        Size size = pass->before;
         int64_t after = volume(pass->after) * (pass->floats || pass->kind->gives_floats ? (int64_t)sizeof(float) : 1);
         sizes.image = larger(sizes.image, after);
-        sizes.lines = larger(sizes.lines, OF_LINE * (int64_t)sizeof(int32_t) * in_vectors(lanes_of(pass->before)));
+        sizes.lines = larger(sizes.lines, OF_LINE * (int64_t)sizeof(int32_t) * in_vectors(lanes_of(size)));
         if (pass->kind->needs) pass->kind->needs(pass, &sizes);
     }
     return (Sizes){aligned(sizes.image), aligned(sizes.frame), aligned(sizes.lines)};

@@ -355,7 +355,7 @@ def defaults_of(model: str | None, optimizer: str | None = None) -> dict[str, An
       model: a name in MODELS; anything else, or None, is a user's model.
       optimizer: as in --optimizer, with or without arguments; None: the model's own.
     """
-    of_model = MODELS[model].defaults if model in MODELS else {}
+    of_model = MODELS[model].defaults if model and model in MODELS else {}
     own = of_model.get("optimizer", "momentum")
     name = own if optimizer is None else optimizer.partition("(")[0].strip()
     if name == own:
