@@ -21,70 +21,27 @@ _MAX_SEED = 2**63 - 1
 _LARGEST_SHARD = 256 << 20  # 256 MiB: a size that object stores and page caches read well
 
 
+def _text_flag(option: dataclasses.Field[Any]) -> tuple[str, type, Any]:
+    """Returns the name, type and field of the flag for an option of sources, which is a text or a switch."""
+    is_text = not isinstance(option.default, bool)
+    default = "" if is_text and option.default is not dataclasses.MISSING else option.default
+    return option.name, str if is_text else bool, flag(default, option.metadata["text"])
+
+
+_OPTIONS = dataclasses.fields(SourceOptions)
+_dataset, *_others = map(_text_flag, _OPTIONS)
+_data_dir = ("data_dir", str, flag(text="folder for the shards and manifest.json; made if missing"))
+_Flags: Any = dataclasses.make_dataclass("_Flags", [_dataset, _data_dir, *_others], frozen=True)
+
+
 @dataclasses.dataclass(frozen=True)
-class ConvertConfig:
+class ConvertConfig(_Flags):
     """Every other flag goes to Beam: --runner (default FnApiRunner), --direct_num_workers, --direct_running_mode, ...
 
     Raises:
       UsageError: a value that cannot work, with the bound that it broke.
     """
 
-    dataset: str = flag(
-        text="what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, "
-        "mnist), cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, parquet, "
-        "tfrecord, idx; or "
-        "tfds:NAME"
-    )
-    data_dir: str = flag(text="folder for the shards and manifest.json; made if missing")
-    source: str = flag(
-        "", "the data set's files: a folder, an archive, a file or a glob; mnist and cifar are downloaded without it"
-    )
-    splits: str = flag("", "the source's splits to convert: train,test; default: all that it has")
-    image_column: str = flag(
-        "",
-        "parquet: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of their "
-        "paths; default: file_name, path, file, image, ...",
-    )
-    label_column: str = flag(
-        "",
-        "parquet, image_table: the column of labels, integers or strings; default: label, in image_table also class, "
-        "category or target",
-    )
-    key_column: str = flag(
-        "", "parquet, image_table: the column of unique keys; default: <file>#<row>, in image_table the path"
-    )
-    split_column: str = flag(
-        "",
-        "parquet, image_table: the column of splits; default: split, if there is one; none: names of files and folders "
-        "tell the splits, also of tfrecord, whatever columns there are",
-    )
-    image_dir: str = flag(
-        "",
-        "image_table: the folder that the paths begin in; default: the table's; with {} for the path also what "
-        "follows it: images/{}.jpg",
-    )
-    na_is_class: bool = flag(
-        False,
-        "parquet, image_table, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
-        "values, and the rows are invalid",
-    )
-    delimiter: str = flag(
-        "",
-        "image_table: the character between the columns of CSV and TSV, or tab; default: a tab in .tsv, else that of "
-        "',', tab, ';' and '|' that the first line has most often",
-    )
-    keep_columns: str = flag(
-        "",
-        "parquet, image_table, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet, image_table: "
-        "NAME:TYPE converts to float32 (rounded), int64 or string (text)",
-    )
-    feature_map: str = flag("", "tfrecord: the names of the features in foreign records: image:image_raw,label:label")
-    image_shape: str = flag("", "tfrecord: HxWxC of raw pixels in foreign records")
-    follow_links: bool = flag(
-        False,
-        "image_folder: follow links to folders, and links that lead out of the source; image_table: links and paths "
-        "that lead out of the images' folder",
-    )
     image_encoding: str = flag(
         "source",
         "of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg",
@@ -199,8 +156,8 @@ class ConvertConfig:
     @property
     def source_options(self) -> SourceOptions:
         """What concerns the source."""
-        parsed = {field.name: field.metadata["parse"](field.name, getattr(self, field.name)) for field in _OF_SOURCES}
-        return SourceOptions(self.dataset, self.source, **parsed)
+        parsed = {option.name: option.metadata["parse"](option.name, getattr(self, option.name)) for option in _OPTIONS}
+        return SourceOptions(**parsed)
 
     @property
     def shaping_flags(self) -> dict[str, Any]:
@@ -208,9 +165,8 @@ class ConvertConfig:
         return {name: getattr(self, name) for name in _SHAPING if getattr(self, name) != _defaults[name]}
 
 
-_OF_SOURCES = [field for field in dataclasses.fields(SourceOptions) if field.metadata]
 _SHAPING = (
-    *(field.name for field in _OF_SOURCES if field.metadata["shapes"]),
+    *(option.name for option in _OPTIONS if option.metadata["shapes"]),
     *("image_encoding", "resize", "scaled_decoding", "channels", "compression", "split", "passes"),
 )
 _defaults = {field.name: field.default for field in dataclasses.fields(ConvertConfig)}

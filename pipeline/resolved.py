@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pipeline import manifest as manifests
-from pipeline.distort import recipes
+from pipeline.distort import RECIPES
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.manifest.columns import Columns
@@ -178,7 +178,7 @@ def _check(request: Request, manifest: Manifest) -> None:
     elif not request.crops and not request.size and None in manifest.features["image"].shape[:2]:
         raise UsageError(
             f"{manifest.dataset}: its images differ in size; give resize (such as 224x224), or a recipe that crops "
-            f"all to one size: {', '.join(sorted(recipes.CROPPING))}"
+            f"all to one size: {', '.join(sorted(name for name, recipe in RECIPES.items() if recipe.decodes_part))}"
         )
 
 

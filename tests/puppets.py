@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from pipeline.commands import commandline
-from trainer.launching.flags import LaunchFlags
+from trainer.launching.flags import launch_flags
 from trainer.launching.job import Job
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
@@ -43,7 +43,7 @@ class Puppets:
     def __init__(self, folder: pathlib.Path, *flags: str, shares: Sequence[Sequence[str]] = ((),) * 4) -> None:
         """Makes a job of trainer.launch with some flags, in a folder; starts nothing."""
         self.job = Job.of(
-            commandline.parse("launch", "", LaunchFlags, flags),
+            commandline.parse("launch", "", launch_flags(), flags),
             ("--data_dir=D", f"--model_dir={folder}", "--global_batch_size=24"),
         )
         launch = self.job.folder.launch

@@ -13,7 +13,7 @@ from pipeline.commands import commandline
 from pipeline.errors import name_of
 from trainer import lazy_imports
 from trainer.checkpoint import files
-from trainer.config.trained import LIBRARIES, ExportConfig
+from trainer.config.trained import FORMATS, ExportConfig
 
 COMMAND = "trainer.export"
 _DESCRIPTION = (
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       PipelineError: whatever a user can cause.
     """
     config = commandline.parse(COMMAND, _DESCRIPTION, ExportConfig, argv)
-    commandline.require("tensorflow", *(library for name in config.formats for library in LIBRARIES[name]))
+    commandline.require("tensorflow", *(library for name in config.formats for library in FORMATS[name].libraries))
     found = files.candidates(config.folder.path, config.checkpoint)
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # one kind of device for both sides of the comparison, and any machine
     with lazy_imports.loading():

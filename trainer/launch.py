@@ -5,7 +5,6 @@ Exit codes: those of trainer.run; the job's is that of the process that failed f
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -14,15 +13,10 @@ from pipeline.commands import commandline
 from pipeline.commands.flags import Mistakes, flags_of
 from pipeline.errors import UsageError, name_of
 from trainer.config import TrainConfig
-from trainer.launching.flags import LaunchFlags
+from trainer.launching.flags import SCHEDULERS, launch_flags
 from trainer.launching.job import Job, check_flags
 
 COMMAND = "trainer.launch"
-_DESCRIPTION = (
-    f"Starts a job of several processes of {name_of('trainer.run')}, and starts again what fails: "
-    f"{name_of('trainer.launch')} --num_workers=2 -- <flags of {name_of('trainer.run')}>. "
-    "--target=kubernetes and --target=slurm print what starts the same job there."
-)
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None) -> None:
@@ -38,7 +32,7 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None
     own, trainer_flags = _split(sys.argv[1:] if argv is None else argv)
     with Mistakes() as mistakes:
         with mistakes.noted():
-            flags = commandline.parse(COMMAND, _DESCRIPTION, LaunchFlags, own, others=_refuse)
+            flags = commandline.parse(COMMAND, _description(), launch_flags(), own, others=_refuse)
         if trainer_flags is None:
             text = f"-- is missing: the flags of {_trainer()} follow it, as in {_example()}"
             mistakes.found.append(UsageError(text))
@@ -52,8 +46,15 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None
 
         run.run(job, program)
         return
-    target = importlib.import_module(f"trainer.launching.schedulers.{flags.job.target}")
-    print(target.render(job), end="", flush=True)
+    print(SCHEDULERS[flags.job.target].render(job), end="", flush=True)
+
+
+def _description() -> str:
+    return (
+        f"Starts a job of several processes of {name_of('trainer.run')}, and starts again what fails: "
+        f"{name_of('trainer.launch')} --num_workers=2 -- <flags of {name_of('trainer.run')}>. "
+        f"{' and '.join(f'--target={name}' for name in SCHEDULERS)} print what starts the same job there."
+    )
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:

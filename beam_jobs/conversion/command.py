@@ -25,6 +25,11 @@ from pipeline.manifest import naming
 from pipeline.records import columns as stored_columns
 
 
+def _check_source(config: ConvertConfig) -> None:
+    commandline.require("apache_beam")  # brings pyarrow, which sources import
+    sources.check(config.source_options)
+
+
 def convert(command: str, argv: Sequence[str] | None) -> None:
     """Converts as the flags say.
 
@@ -42,7 +47,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         description,
         ConvertConfig,
         arguments,
-        check=lambda config: sources.check(config.source_options),
+        check=_check_source,
         others=entry.check_beam_flags,
     )
     commandline.require("apache_beam", *sources.packages_needed(config.dataset))

@@ -1,51 +1,17 @@
-"""The data sets and layouts that can be converted, by name. A source's module is imported only when it is used."""
+"""The data sets and layouts that can be converted, by name: each module registers its own in `base.SOURCES`."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import TYPE_CHECKING
 
-from beam_jobs.sources import splits
+from beam_jobs.sources import base, splits
 from pipeline.errors import DataError, UsageError, reason_of, unknown
 from pipeline.files.paths import path_of
 from pipeline.files.remote import is_url
 
 if TYPE_CHECKING:
-    from beam_jobs.sources.base import Source, SourceOptions
-
-TFDS_PREFIX = "tfds:"  # precedes the name of a data set prepared by TensorFlow Datasets
-_ANY_TFDS = f"{TFDS_PREFIX}NAME"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """How to open a source. `SourceOptions` says which flags it takes in addition to --source.
-
-    Attributes:
-      module: its module in this package.
-      packages: the packages that it needs in addition to Beam.
-      remote: whether --source may be in an object store or HDFS.
-    """
-
-    module: str
-    packages: tuple[str, ...] = ()
-    remote: bool = False
-
-
-_KINDS = {
-    **dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), _Kind("mnist")),
-    **{f"emnist_{part}": _Kind("mnist") for part in ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")},
-    "cifar10": _Kind("cifar"),
-    "cifar100": _Kind("cifar"),
-    "digits": _Kind("digits", packages=("sklearn",)),
-    "parquet": _Kind("parquet", remote=True),
-    "idx": _Kind("idx"),
-    "image_folder": _Kind("image_folder"),
-    "image_table": _Kind("image_table"),
-    "tfrecord": _Kind("tfrecord", remote=True),
-}
-_TFDS = _Kind("tfds", packages=("tensorflow_datasets",))
+    from beam_jobs.sources.base import Source, SourceKind, SourceOptions
 
 
 def packages_needed(dataset: str) -> tuple[str, ...]:
@@ -63,8 +29,7 @@ def check(options: SourceOptions) -> None:
     Raises:
       UsageError: the name is unknown, a flag does not apply to it, or its source must be local.
     """
-    kind = _kind(options.dataset)
-    name = _ANY_TFDS if kind is _TFDS else options.dataset
+    name, kind = _registered_name(options.dataset), _kind(options.dataset)
     for field in sorted(dataclasses.fields(options), key=lambda field: field.name):
         takers = field.metadata.get("takers", (name,))
         if getattr(options, field.name) and name not in takers:
@@ -72,7 +37,7 @@ def check(options: SourceOptions) -> None:
                 f"--{field.name}: does not apply to --dataset={options.dataset}, only to {', '.join(takers)}"
             )
     if is_url(options.source) and not kind.remote:
-        others = " and ".join(name for name, other in _KINDS.items() if other.remote)
+        others = " and ".join(name for name, other in base.SOURCES.items() if other.remote)
         raise UsageError(
             f"--source={path_of(options.source)}: {options.dataset} is read from local or mounted folders; "
             f"{others} from object stores too"
@@ -87,9 +52,8 @@ def open_source(options: SourceOptions) -> Source:
       DataError: a file is missing, cannot be read, or is invalid.
     """
     check(options)
-    module = importlib.import_module(f"beam_jobs.sources.{_kind(options.dataset).module}")
     try:
-        opened: Source = module.open_source(options)
+        opened = _kind(options.dataset).open(options)
     except DataError:
         raise
     except OSError as error:  # a parent folder cannot be searched, a name is too long
@@ -107,9 +71,13 @@ def open_source(options: SourceOptions) -> Source:
     return opened
 
 
-def _kind(dataset: str) -> _Kind:
-    if dataset.startswith(TFDS_PREFIX):
-        return _TFDS
-    if dataset not in _KINDS:
-        raise unknown("--dataset", dataset, [*_KINDS, _ANY_TFDS])
-    return _KINDS[dataset]
+def _kind(dataset: str) -> SourceKind:
+    name = _registered_name(dataset)
+    if name not in base.SOURCES:
+        raise unknown("--dataset", dataset, base.SOURCES)
+    return base.SOURCES[name]
+
+
+def _registered_name(dataset: str) -> str:
+    prefix, colon, _ = dataset.partition(":")
+    return f"{prefix}:NAME" if colon else dataset

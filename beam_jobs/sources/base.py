@@ -22,6 +22,7 @@ from pipeline.errors import DataError, UsageError, to_run
 from pipeline.manifest import Feature, SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain, splitmix64
+from pipeline.registry import Registry
 
 OWN_FEATURES = ("image", "label", "key")  # of every example
 # Advice for data that is not one labelled image per row; errors about a missing image or label end with it.
@@ -43,24 +44,29 @@ _IMAGE_STARTS = {
 IMAGE_START = 16  # bytes by which `image_format` tells the format
 
 
-def _flag(
-    default: Any, *takers: str, parse: Callable[[str, Any], Any] = lambda _, value: value, shapes: bool = True
+def _option(
+    default: Any,
+    text: str,
+    *takers: str,
+    parse: Callable[[str, Any], Any] = lambda _, value: value,
+    shapes: bool = True,
 ) -> Any:
     """Returns a field of `SourceOptions` for a flag that some sources take.
 
     Args:
       default: its value if the flag is not given.
-      *takers: the data sets that take it, by the names of `beam_jobs.sources`; none: all do.
+      text: for --help.
+      *takers: the data sets that take it, by the names of `SOURCES`; none: all do.
       parse: gets the flag's name and its value on the command line.
       shapes: whether it shapes the bytes of the shards, so that the manifest's options have it.
     """
     metadata = {"takers": takers} if takers else {}
-    return dataclasses.field(default=default, metadata={**metadata, "parse": parse, "shapes": shapes})
+    return dataclasses.field(default=default, metadata={**metadata, "text": text, "parse": parse, "shapes": shapes})
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:
-    """The flags that concern the source, parsed. `beam_jobs.config.ConvertConfig` has and documents each, as text.
+    """The flags that concern the source, parsed. `beam_jobs.config.ConvertConfig` has them as texts.
 
     Attributes:
       dataset: the name that --dataset gives (`mnist`, `parquet`, `tfds:imagenette`).
@@ -69,24 +75,109 @@ class SourceOptions:
       image_shape: (height, width, channels) of raw pixels in foreign records.
     """
 
-    dataset: str
-    source: str = ""
-    image_column: str = _flag("", "parquet", "image_table")
-    label_column: str = _flag("", "parquet", "image_table")
-    key_column: str = _flag("", "parquet", "image_table")
-    keep_columns: tuple[str, ...] = _flag(
-        (), "parquet", "image_table", "tfrecord", "tfds:NAME", parse=flag_values.names
+    dataset: str = _option(
+        dataclasses.MISSING,
+        "what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist), "
+        "cifar10, cifar100, digits; or a layout of your own data: image_folder, image_table, parquet, tfrecord, idx; "
+        "or tfds:NAME",
+        shapes=False,
     )
-    feature_map: tuple[tuple[str, str], ...] = _flag((), "tfrecord", parse=flag_values.pairs)
-    image_shape: tuple[int, int, int] | None = _flag(
-        None, "tfrecord", parse=functools.partial(flag_values.sizes, count=3)
+    source: str = _option(
+        "",
+        "the data set's files: a folder, an archive, a file or a glob; mnist and cifar are downloaded without it",
+        shapes=False,
     )
-    follow_links: bool = _flag(False, "image_folder", "image_table", shapes=False)
-    split_column: str = _flag("", "parquet", "image_table", "tfrecord")
-    image_dir: str = _flag("", "image_table", shapes=False)
-    splits: tuple[str, ...] = _flag((), parse=flag_values.names)
-    na_is_class: bool = _flag(False, "parquet", "image_table", "tfrecord")
-    delimiter: str = _flag("", "image_table", parse=flag_values.delimiter)
+    splits: tuple[str, ...] = _option(
+        (), "the source's splits to convert: train,test; default: all that it has", parse=flag_values.names
+    )
+    image_column: str = _option(
+        "",
+        "parquet: the column of images, bytes or Hugging Face's struct; default: image or img; image_table: of their "
+        "paths; default: file_name, path, file, image, ...",
+        *("parquet", "image_table"),
+    )
+    label_column: str = _option(
+        "",
+        "parquet, image_table: the column of labels, integers or strings; default: label, in image_table also class, "
+        "category or target",
+        *("parquet", "image_table"),
+    )
+    key_column: str = _option(
+        "",
+        "parquet, image_table: the column of unique keys; default: <file>#<row>, in image_table the path",
+        *("parquet", "image_table"),
+    )
+    split_column: str = _option(
+        "",
+        "parquet, image_table: the column of splits; default: split, if there is one; none: names of files and folders "
+        "tell the splits, also of tfrecord, whatever columns there are",
+        *("parquet", "image_table", "tfrecord"),
+    )
+    image_dir: str = _option(
+        "",
+        "image_table: the folder that the paths begin in; default: the table's; with {} for the path also what "
+        "follows it: images/{}.jpg",
+        "image_table",
+        shapes=False,
+    )
+    na_is_class: bool = _option(
+        False,
+        "parquet, image_table, tfrecord: labels such as NA, nan, None and null name a class; default: they are missing "
+        "values, and the rows are invalid",
+        *("parquet", "image_table", "tfrecord"),
+    )
+    delimiter: str = _option(
+        "",
+        "image_table: the character between the columns of CSV and TSV, or tab; default: a tab in .tsv, else that of "
+        "',', tab, ';' and '|' that the first line has most often",
+        "image_table",
+        parse=flag_values.delimiter,
+    )
+    keep_columns: tuple[str, ...] = _option(
+        (),
+        "parquet, image_table, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet, image_table: "
+        "NAME:TYPE converts to float32 (rounded), int64 or string (text)",
+        *("parquet", "image_table", "tfrecord", "tfds:NAME"),
+        parse=flag_values.names,
+    )
+    feature_map: tuple[tuple[str, str], ...] = _option(
+        (),
+        "tfrecord: the names of the features in foreign records: image:image_raw,label:label",
+        "tfrecord",
+        parse=flag_values.pairs,
+    )
+    image_shape: tuple[int, int, int] | None = _option(
+        None,
+        "tfrecord: HxWxC of raw pixels in foreign records",
+        "tfrecord",
+        parse=functools.partial(flag_values.sizes, count=3),
+    )
+    follow_links: bool = _option(
+        False,
+        "image_folder: follow links to folders, and links that lead out of the source; image_table: links and paths "
+        "that lead out of the images' folder",
+        *("image_folder", "image_table"),
+        shapes=False,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceKind:
+    """How to open sources of a kind. `SourceOptions` says which flags they take in addition to --source.
+
+    Attributes:
+      open: opens one, and checks its files.
+      packages: the packages that it needs in addition to Beam.
+      remote: whether --source may be in an object store or HDFS.
+    """
+
+    open: Callable[[SourceOptions], Source]
+    packages: tuple[str, ...] = ()
+    remote: bool = False
+
+
+# By the names of data sets and layouts; one that ends with `:NAME` stands for all that begin alike.
+SOURCES: Registry[SourceKind] = Registry("beam_jobs.sources", SourceKind)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base, published, row_files, streams
-from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
 from beam_jobs.sources.row_files import RowFile
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands.text import count_of
@@ -174,6 +174,7 @@ def interleave(planes: NDArray[np.uint8], before: int, images: NDArray[np.uint8]
         images[:, :, channel] = planes[:, begin : begin + images.shape[1]]
 
 
+@SOURCES.named("cifar10", "cifar100")
 def open_source(options: SourceOptions) -> CifarSource:
     """Opens and checks the files of `options.source`; without one, downloads the archive.
 

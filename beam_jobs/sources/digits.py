@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base
-from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
 
@@ -54,6 +54,7 @@ class DigitsSource(Source):
         return _rows_of_split(self._array.num_rows)[split]
 
 
+@SOURCES.named("digits", packages=("sklearn",))
 def open_source(options: SourceOptions) -> DigitsSource:
     """Opens the digits of the installed scikit-learn.
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base, listing, splits, streams
-from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
 from beam_jobs.sources.labels import LABELS_FILE, read_labels
 from beam_jobs.sources.row_files import RowFile
 from pipeline.commands.text import count_of, shape_of
@@ -56,6 +56,7 @@ class IdxSource(Source):
         return Block(pixels, labels.astype(np.int64) - self.first_label, self.parts[split].keys(rows))
 
 
+@SOURCES.named("idx")
 def open_source(options: SourceOptions) -> IdxSource:
     """Opens and checks the pairs of files in the folder `options.source`.
 

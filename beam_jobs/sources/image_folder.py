@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base, labels, splits, streams
-from beam_jobs.sources.base import Block, Source, SourceOptions
+from beam_jobs.sources.base import SOURCES, Block, Source, SourceOptions
 from beam_jobs.sources.streams import Advance
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
@@ -93,6 +93,7 @@ class ImageFolderSource(Source):
         return listed(self.folder, self.listing_digest, listing).splits[split]
 
 
+@SOURCES.named("image_folder")
 def open_source(options: SourceOptions) -> ImageFolderSource:
     """Lists a folder and digests its images.
 

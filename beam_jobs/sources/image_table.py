@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from beam_jobs.sources import image_folder, labels, listing, parquet_columns, parquet_reader, splits, streams, tables
-from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
 from beam_jobs.sources.labels import LABELS_FILE
 from beam_jobs.sources.parquet_columns import Columns
 from beam_jobs.sources.parquet_reader import BatchedBuilder
@@ -183,6 +183,7 @@ class _Rows:
         return self.refused(row, "", "").where
 
 
+@SOURCES.named("image_table")
 def open_source(options: SourceOptions) -> ImageTableSource:
     """Reads the tables, and looks up and digests the files that they name.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import string
 
 from beam_jobs.sources import idx, listing, published
-from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.base import SOURCES, SourceOptions
 from beam_jobs.sources.idx import IdxSource
 from beam_jobs.sources.row_files import RowFile
 from pipeline.commands.text import shape_of
@@ -36,6 +36,7 @@ _ZIP_FOLDER = "gzip"  # in EMNIST's archive
 _FIRST_LABEL = {"emnist_letters": 1}  # in the files; 0 for the others
 
 
+@SOURCES.named(*_CLASS_NAMES)
 def open_source(options: SourceOptions) -> IdxSource:
     """Opens and checks the four files in the folder `options.source`; downloads them if it is "".
 

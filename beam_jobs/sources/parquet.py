@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base, listing, parquet_columns, parquet_reader, splits, streams
-from beam_jobs.sources.base import Block, DealtSource, Files, Source, SourceOptions
+from beam_jobs.sources.base import SOURCES, Block, DealtSource, Files, Source, SourceOptions
 from beam_jobs.sources.parquet_columns import Columns
 from beam_jobs.sources.parquet_reader import BatchedBuilder, OpenFile, ParquetFile
 from pipeline.errors import DataError, UsageError
@@ -101,6 +101,7 @@ class ColumnSplitSource(DealtSource):
         return _rows_by_split(self.files_in_order, self.column, self.is_given)[split]
 
 
+@SOURCES.named("parquet", remote=True)
 def open_source(options: SourceOptions) -> Source:
     """Opens files, finds their columns, splits and classes.
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs.sources import TFDS_PREFIX, record_files, splits, streams
-from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SourceOptions
+from beam_jobs.sources import record_files, splits, streams
+from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SOURCES, SourceOptions
 from beam_jobs.sources.record_files import ARRAY_RECORD, Columns, RecordFile, RecordSource
 from pipeline.commands import commandline
 from pipeline.commands.text import count_of
@@ -28,8 +28,10 @@ from pipeline.manifest import Feature, naming
 _DTYPES = {**dict.fromkeys("biu", "int64"), "f": "float32"}  # {kind of NumPy's dtype: dtype of a feature}
 _INFO = "dataset_info.json"
 _MOST_LISTED = 8
+_PREFIX = "tfds:"  # precedes the name of the data set
 
 
+@SOURCES.named(f"{_PREFIX}NAME", packages=("tensorflow_datasets",))
 def open_source(options: SourceOptions) -> RecordSource:
     """Opens a prepared data set.
 
@@ -42,7 +44,7 @@ def open_source(options: SourceOptions) -> RecordSource:
       DataError: it is not prepared there, has no image or class label, has another format, or a file is corrupt.
     """
     commandline.require("tensorflow_datasets")
-    builder = _builder(options.dataset.removeprefix(TFDS_PREFIX), options.source)
+    builder = _builder(options.dataset.removeprefix(_PREFIX), options.source)
     root = LocalPath(str(builder.data_dir))
     features = builder.info.features
     image, label = _image_and_label(features, root)
@@ -61,12 +63,12 @@ def open_source(options: SourceOptions) -> RecordSource:
 
 def _builder(name: str, data_dir: str) -> Any:
     if not name:
-        raise UsageError(f"--dataset={TFDS_PREFIX}: the name is missing, as in {TFDS_PREFIX}mnist")
+        raise UsageError(f"--dataset={_PREFIX}: the name is missing, as in {_PREFIX}mnist")
     if data_dir and not os.path.isdir(data_dir):
         raise DataError(
             "no such folder",
             path=os.path.abspath(data_dir),
-            advice=f"--source of {TFDS_PREFIX}{name} is TFDS's data_dir",
+            advice=f"--source of {_PREFIX}{name} is TFDS's data_dir",
         )
     from tensorflow_datasets.core import constants, read_only_builder, registered  # noqa: PLC0415 (optional, slow)
 
@@ -91,7 +93,7 @@ def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
     own, known = re.split("[/:]", name)[0], {*present, *tfds.list_builders(with_community_datasets=False)}
     near = [] if own in known else difflib.get_close_matches(own, sorted(known), n=1)
     if near and near[0] in present:
-        advice = f"did you mean {TFDS_PREFIX}{near[0]}?"
+        advice = f"did you mean {_PREFIX}{near[0]}?"
     else:
         build = f"tfds build {near[0] if near else name}" + (f" --data_dir={data_dir}" if data_dir else "")
         advice = (f"did you mean {near[0]!r}? " if near else "") + f"prepare it with: {build}"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from beam_jobs.sources import joined, labels, listing, record_files, splits, streams
-from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, Source, SourceOptions, image_format
+from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SOURCES, Source, SourceOptions, image_format
 from beam_jobs.sources.labels import SeenLabels
 from beam_jobs.sources.record_files import DTYPES, Columns, RecordFile, RecordSource, kind
 from pipeline import manifest
@@ -44,6 +44,7 @@ _RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz)?)", re.IGN
 _BESIDE = (".offsets", ".crcs", ".index", ".idx", ".crc", ".json", ".txt")  # added to the name of a file of records
 
 
+@SOURCES.named("tfrecord", remote=True)
 def open_source(options: SourceOptions) -> Source:
     """Opens TFRecords: by the manifest if their folder has one, else by what their first records hold.
 

@@ -6,13 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import tensorflow as tf
-
-from pipeline import graph_calls
+from pipeline.distort import RECIPES
 from pipeline.distort.passes import Pass
 from pipeline.errors import UsageError
-
-_NOT_NUMBERS = (tf.string, tf.variant, tf.resource)
+from pipeline.lazily import tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +36,16 @@ class Recipe:
       hands_on: whether the result may be the images that were given, in the same memory.
       takes_floats: whether it also takes floats that a recipe before it has normalised; else only uint8.
       sets_size: whether it decides the height and width of the result.
+      decodes_part: whether it chooses a part of each PNG or JPEG, which alone is decoded; a `CroppingRecipe`.
+      mixes_rows: whether it mixes the rows of a batch, and their labels; a `MixingRecipe`.
     """
 
     compiled: ClassVar[bool] = True
     hands_on: ClassVar[bool] = False
     takes_floats: ClassVar[bool] = False
     sets_size: ClassVar[bool] = False
+    decodes_part: ClassVar[bool] = False
+    mixes_rows: ClassVar[bool] = False
 
     @property
     def mixing(self) -> Mixing | None:
@@ -135,6 +136,7 @@ class Mixing(Protocol):
         """
 
 
+@RECIPES.named("none")
 @dataclasses.dataclass(frozen=True)
 class Undistorted(Recipe):
     """No distortion: uint8 of the images' shape, in training and evaluation."""
@@ -164,9 +166,15 @@ class UserDistorted(Recipe):
         Raises:
           UsageError: the function fails, or does not return a tensor of numbers with as many rows.
         """
+        from pipeline import graph_calls  # noqa: PLC0415, here because it loads TensorFlow
+
         del statistics
         given, rows = graph_calls.call_user("distort", self.function, images, keys), images.shape[0]
-        if not isinstance(given, tf.Tensor) or given.dtype in _NOT_NUMBERS or given.shape[:1] != [rows]:
+        if (
+            not isinstance(given, tf.Tensor)
+            or given.dtype in (tf.string, tf.variant, tf.resource)
+            or given.shape[:1] != [rows]
+        ):
             got = tf.nest.map_structure(
                 lambda leaf: f"{leaf.dtype.name} {leaf.shape}" if tf.is_tensor(leaf) else leaf, given
             )

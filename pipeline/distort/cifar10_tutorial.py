@@ -10,18 +10,17 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
-
-from pipeline.distort import kernels
+from pipeline.distort import RECIPES, kernels
 from pipeline.distort.base import ImageStatistics, check_argument
 from pipeline.distort.geometry import CropFirst
+from pipeline.lazily import tf, xla
 from pipeline.order import tensors
 
 _EXACT = 1 << 24  # float32 has all whole numbers below it
 _TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; to change them changes the images of a seed
 
 
+@RECIPES.named("cifar10_tutorial")
 @dataclasses.dataclass(frozen=True)
 class Cifar10Tutorial(CropFirst):
     """Random crop, flip, brightness, contrast, standardisation; float32 (rows, crop, crop, channels).

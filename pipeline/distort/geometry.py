@@ -6,12 +6,11 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import tensorflow as tf
-
-from pipeline.distort import kernels, passes
+from pipeline.distort import RECIPES, kernels, passes
 from pipeline.distort.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument
-from pipeline.distort.passes import Kind, Pass
+from pipeline.distort.passes import Pass
 from pipeline.distort.pixels import Normalize
+from pipeline.lazily import tf
 from pipeline.order import tensors
 
 _TOP, _LEFT, _FLIP = range(3)  # draws of shifts
@@ -185,6 +184,7 @@ class _RandomShift(CropFirst):
         return top, kernels.random_below(2 * self.padding + 1, keys, _LEFT)
 
 
+@RECIPES.named("shift")
 @dataclasses.dataclass(frozen=True)
 class Shift(_RandomShift):
     """Shifts by up to `pixels` in each direction, filled with zeros; float32 in [0, 1]. A 6 never becomes a 9."""
@@ -220,6 +220,7 @@ class Shift(_RandomShift):
         return kernels.normalise(images, (0.0,), (255.0,))
 
 
+@RECIPES.named("pad_crop_flip")
 @dataclasses.dataclass(frozen=True)
 class PadCropFlip(_FlippedNormalised, _RandomShift):
     """Pads with zeros, crops to the image's own size, flips, normalises by the training images' statistics.
@@ -256,6 +257,7 @@ class PadCropFlip(_FlippedNormalised, _RandomShift):
         return self._flipped(crops, keys, statistics)
 
 
+@RECIPES.named("flip")
 @dataclasses.dataclass(frozen=True)
 class Flip(Augmentation):
     """Mirrors some of the images, left to right.
@@ -283,6 +285,7 @@ class Flip(Augmentation):
         return tensors.uniform(keys, 0) < self.prob
 
 
+@RECIPES.named("affine")
 @dataclasses.dataclass(frozen=True)
 class Affine(Augmentation):
     """Rotates, scales, shears and shifts each image in one bilinear interpolation; uint8.
@@ -309,7 +312,7 @@ class Affine(Augmentation):
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         del statistics
-        move = Pass(Kind.MOVE, (self.fill,), lambda keys: [self._places(keys, image_shape[:2])])
+        move = Pass("move", (self.fill,), lambda keys: [self._places(keys, image_shape[:2])])
         return [move] if training else []
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -344,6 +347,7 @@ def about_the_middle(matrix: list[list[tf.Tensor]], shift: list[tf.Tensor], size
     return tf.stack(lines, axis=1)
 
 
+@RECIPES.named("resize")
 @dataclasses.dataclass(frozen=True)
 class Resize(Recipe):
     """Stretches images to one size, uint8: bilinear, antialiased if they are made smaller.
@@ -385,6 +389,7 @@ class CroppingRecipe(_FlippedNormalised):
     """
 
     sets_size: ClassVar[bool] = True
+    decodes_part: ClassVar[bool] = True
     name: ClassVar[str]
 
     size: int = 224
@@ -433,6 +438,7 @@ def _box(
     return tf.stack([top, left, tall, wide], axis=-1)
 
 
+@RECIPES.named("random_crop")
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(CroppingRecipe):
     """Crops a random part of the size of the result, without resizing, flips, normalises; in evaluation, the middle.
@@ -459,6 +465,7 @@ class _SquareCrop:
         return _box(height, width, side, side, key if self.training else None)
 
 
+@RECIPES.named("random_resized_crop")
 @dataclasses.dataclass(frozen=True)
 class RandomResizedCrop(CroppingRecipe):
     """Crops a part of random size and shape, resizes, flips, normalises.

@@ -14,11 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.compiler.tf2xla.python import xla
-from tensorflow.compiler.xla import xla_data_pb2
 
+from pipeline.lazily import tf, xla, xla_data_pb2
 from pipeline.order import tensors
 
 _PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit 31 bits

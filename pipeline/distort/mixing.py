@@ -10,12 +10,11 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import tensorflow as tf
-
-from pipeline.distort import kernels
+from pipeline.distort import RECIPES, kernels
 from pipeline.distort.base import Augmentation, ImageStatistics, Mixing, Shares, check_argument
-from pipeline.distort.passes import Kind, Pass
+from pipeline.distort.passes import Pass
 from pipeline.errors import UsageError
+from pipeline.lazily import tf
 from pipeline.order import tensors
 
 _MOST_ALPHA = 100.0
@@ -33,6 +32,7 @@ class MixingRecipe(Augmentation):
     compiled: ClassVar[bool] = False  # `distort` only hands images on, which XLA would copy; `mix_images` is compiled
     hands_on: ClassVar[bool] = True
     takes_floats: ClassVar[bool] = True
+    mixes_rows: ClassVar[bool] = True
     name: ClassVar[str]
 
     prob: float = 1.0
@@ -105,12 +105,13 @@ def mixing_pass(shares: Shares) -> Pass:
         of_floats = tf.bitcast(tf.cast(shares.blended, tf.float32), tf.int32)
         return [*box, kernels.fixed(shares.blended, kernels.SHARE_BITS), of_floats]
 
-    return Pass(Kind.MIX, (), parameters)
+    return Pass("mix", (), parameters)
 
 
 _PROB, _RADIUS, _ANGLE, _TOP, _LEFT, _WHICH = range(6)  # draws
 
 
+@RECIPES.named("mixup")
 @dataclasses.dataclass(frozen=True)
 class Mixup(MixingRecipe):
     """The weighted mean of two images and of their labels. Source: Zhang et al., mixup (2017).
@@ -133,6 +134,7 @@ class Mixup(MixingRecipe):
         return Shares(share, None, share)
 
 
+@RECIPES.named("cutmix")
 @dataclasses.dataclass(frozen=True)
 class CutMix(MixingRecipe):
     """Pastes a rectangle of the partner into each image; mixes labels by area. Source: Yun et al., CutMix (2019).
@@ -153,6 +155,7 @@ class CutMix(MixingRecipe):
         return _pasted(size, keys, tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0))
 
 
+@RECIPES.named("mixup_or_cutmix")
 @dataclasses.dataclass(frozen=True)
 class MixupOrCutMix(MixingRecipe):
     """Mixup or cutmix, drawn for each image.

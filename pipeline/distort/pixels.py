@@ -7,12 +7,12 @@ import math
 from typing import ClassVar
 
 import numpy as np
-import tensorflow as tf
 
-from pipeline.distort import kernels, passes
+from pipeline.distort import RECIPES, kernels, passes
 from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, check_argument
-from pipeline.distort.passes import Kind, Pass
+from pipeline.distort.passes import Pass
 from pipeline.errors import UsageError
+from pipeline.lazily import tf
 from pipeline.order import tensors
 
 GREY = (0.299, 0.587, 0.114)  # the luma of ITU-R BT.601, which is Pillow's and torchvision's grey
@@ -23,6 +23,7 @@ _TO_GREY = np.tile(GREY, (3, 1))
 _TURN = np.array([np.diag([1.0, 0, 0]), np.diag([0, 1.0, 1.0]), [[0, 0, 0], [0, 0, -1.0], [0, 1.0, 0]]])
 
 
+@RECIPES.named("normalize")
 @dataclasses.dataclass(frozen=True)
 class Normalize(Recipe):
     """Normalises by the training images' mean and standard deviation, channel by channel; float32."""
@@ -46,6 +47,7 @@ class Normalize(Recipe):
     evaluate = distort
 
 
+@RECIPES.named("color_jitter")
 @dataclasses.dataclass(frozen=True)
 class ColorJitter(Augmentation):
     """Changes brightness, contrast, saturation, then hue at random; uint8, clipped once at the end.
@@ -85,7 +87,7 @@ class ColorJitter(Augmentation):
             factors, of_mean = self._drawn(keys, image_shape[2])
             return [factors, passes.halves(of_mean)]
 
-        return [Pass(Kind.RECOLOUR, (), parameters)] if training else []
+        return [Pass("recolour", (), parameters)] if training else []
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
@@ -135,6 +137,7 @@ def mean_grey(images: tf.Tensor) -> tf.Tensor:
     return tf.cast(weighted, tf.float64) / (1000 * height * width)
 
 
+@RECIPES.named("cutout")
 @dataclasses.dataclass(frozen=True)
 class Cutout(Augmentation):
     """Covers a square with the training images' mean colour, which is 0 if images are normalised.
@@ -156,7 +159,7 @@ class Cutout(Augmentation):
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         numbers = (self.size, self.size, *_mean_colour(statistics))
-        cover = Pass(Kind.COVER, numbers, lambda keys: self._corner(image_shape[:2], keys))
+        cover = Pass("cover", numbers, lambda keys: self._corner(image_shape[:2], keys))
         return [cover] if training else []
 
     def _corner(self, size: tuple[int, int], keys: tf.Tensor) -> list[tf.Tensor]:
@@ -176,6 +179,7 @@ def _mean_colour(statistics: ImageStatistics) -> list[int]:
     return [round(mean) for mean in statistics.mean]
 
 
+@RECIPES.named("random_erasing")
 @dataclasses.dataclass(frozen=True)
 class RandomErasing(Augmentation):
     """Covers a rectangle of random size and shape with noise in some of the images; uint8.
@@ -207,7 +211,7 @@ class RandomErasing(Augmentation):
             covered, top, left, tall, wide = self._box(keys, image_shape[:2])
             return [top, left, tf.where(covered, tall, 0), wide, passes.halves(_noise_key(keys))]
 
-        return [Pass(Kind.NOISE, (), parameters)] if training else []
+        return [Pass("noise", (), parameters)] if training else []
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics

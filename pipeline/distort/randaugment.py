@@ -13,17 +13,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.compiler.tf2xla.python import xla
 
-from pipeline.distort import kernels
+from pipeline.distort import RECIPES, kernels
 from pipeline.distort.base import Augmentation, ImageStatistics, check_argument
-from pipeline.distort.passes import Kind, Pass
+from pipeline.distort.passes import Pass
 from pipeline.distort.pixels import GREY, check_channels, mean_grey
+from pipeline.lazily import tf, xla
 from pipeline.order import tensors
 
-Distortion: TypeAlias = Callable[..., tf.Tensor]
+Distortion: TypeAlias = "Callable[..., tf.Tensor]"
 
 _LEAST_BLOCK = 16  # images to compute together; fewer cost as much
 _BLOCKS = 16  # of a batch
@@ -84,6 +83,7 @@ def _in_blocks(
     return tf.while_loop(lambda first, _: first < stop, one, (first, done))[1]
 
 
+@RECIPES.named("randaugment")
 @dataclasses.dataclass(frozen=True)
 class RandAugment(Augmentation):
     """Applies `n` operations to each image, each drawn from the fourteen; uint8.
@@ -113,7 +113,7 @@ class RandAugment(Augmentation):
         numbers = self._numbers(image_shape[:2])
 
         def of_operation(number: int) -> Pass:
-            return Pass(Kind.AUGMENT, numbers, lambda keys: [_choice(*_drawn(number, keys))])
+            return Pass("augment", numbers, lambda keys: [_choice(*_drawn(number, keys))])
 
         return [of_operation(number) for number in range(self.n)] if training else []
 

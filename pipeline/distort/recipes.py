@@ -9,54 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.commands.text import parse_calls
+from pipeline.distort import RECIPES
 from pipeline.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from pipeline.distort.base import Recipe
-
-RECIPES = {  # name: (module, class)
-    "affine": ("geometry", "Affine"),
-    "cifar10_tutorial": ("cifar10_tutorial", "Cifar10Tutorial"),
-    "color_jitter": ("pixels", "ColorJitter"),
-    "cutmix": ("mixing", "CutMix"),
-    "cutout": ("pixels", "Cutout"),
-    "flip": ("geometry", "Flip"),
-    "mixup": ("mixing", "Mixup"),
-    "mixup_or_cutmix": ("mixing", "MixupOrCutMix"),
-    "none": ("base", "Undistorted"),
-    "normalize": ("pixels", "Normalize"),
-    "pad_crop_flip": ("geometry", "PadCropFlip"),
-    "randaugment": ("randaugment", "RandAugment"),
-    "random_crop": ("geometry", "RandomCrop"),
-    "random_erasing": ("pixels", "RandomErasing"),
-    "random_resized_crop": ("geometry", "RandomResizedCrop"),
-    "resize": ("geometry", "Resize"),
-    "shift": ("geometry", "Shift"),
-}
-ARGUMENTS = {  # the fields of these classes, to notice a misspelt argument before TensorFlow is loaded
-    "affine": ("rotate", "scale", "shift", "shear", "fill"),
-    "cifar10_tutorial": ("crop", "flip", "brightness", "contrast_low", "contrast_high", "standardize"),
-    "color_jitter": ("brightness", "contrast", "saturation", "hue"),
-    "cutmix": ("prob", "until_epoch", "alpha"),
-    "cutout": ("size",),
-    "flip": ("prob",),
-    "mixup": ("prob", "until_epoch", "alpha"),
-    "mixup_or_cutmix": ("prob", "until_epoch", "mixup_alpha", "cutmix_alpha", "cutmix_prob"),
-    "none": (),
-    "normalize": (),
-    "pad_crop_flip": ("pad", "flip", "normalize"),
-    "randaugment": ("n", "m", "fill"),
-    "random_crop": ("size", "flip", "normalize"),
-    "random_erasing": ("prob", "min_area", "max_area", "max_shape"),
-    "random_resized_crop": ("size", "flip", "normalize", "min_area", "max_shape", "central", "scaled_decoding"),
-    "resize": ("height", "width"),
-    "shift": ("pixels",),
-}
-CROPPING = ("random_crop", "random_resized_crop")  # the CroppingRecipes
-MIXING = ("cutmix", "mixup", "mixup_or_cutmix")  # the MixingRecipes
 
 
 def make_recipe(text: str, flag: str = "distort") -> Recipe:
@@ -74,12 +34,13 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
     recipes = [_made(name, arguments, flag) for name, arguments in calls]
     if len(recipes) == 1:
         return recipes[0]
-    composed: Recipe = _class("composed", "Composed")(tuple(name for name, _ in calls), tuple(recipes))
-    return composed
+    composed = importlib.import_module(f"{__package__}.composed")  # not at the top: it loads TensorFlow
+    made: Recipe = composed.Composed(tuple(name for name, _ in calls), tuple(recipes))
+    return made
 
 
 def check_names(text: str, flag: str) -> list[tuple[str, dict[str, object]]]:
-    """Returns the calls in a text, (name, arguments) each. Checks the names, without loading the recipes.
+    """Returns the calls in a text, (name, arguments) each. Checks the names, without loading TensorFlow.
 
     Raises:
       UsageError: it is not a recipe, or there is no such recipe or argument (the nearest is suggested).
@@ -88,25 +49,25 @@ def check_names(text: str, flag: str) -> list[tuple[str, dict[str, object]]]:
     for name, arguments in calls:
         if name not in RECIPES:
             raise unknown(flag, name, RECIPES)
+        known = _defaults(name)
         for argument in arguments:
-            if not ARGUMENTS[name]:
+            if not known:
                 raise UsageError(f"{flag}: {name} takes no arguments; got {argument!r}")
-            if argument not in ARGUMENTS[name]:
-                raise unknown(f"{flag}: argument of {name}", argument, ARGUMENTS[name])
+            if argument not in known:
+                raise unknown(f"{flag}: argument of {name}", argument, known)
     return calls
 
 
-def _class(module: str, name: str) -> Any:
-    """Loads a class by name, because its module loads TensorFlow."""
-    return getattr(importlib.import_module(f"{__package__}.{module}"), name)
+def _defaults(name: str) -> dict[str, object]:
+    """Returns the arguments of a recipe, with their defaults."""
+    return {field.name: field.default for field in dataclasses.fields(RECIPES[name])}
 
 
 def _made(name: str, arguments: dict[str, object], flag: str) -> Recipe:
-    recipe = _class(*RECIPES[name])
-    defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
+    defaults = _defaults(name)
     for argument, value in arguments.items():
         _check_type(f"{flag}: {name}({argument}={value!r})", value, defaults[argument])
-    made: Recipe = recipe(**arguments)
+    made: Recipe = RECIPES[name](**arguments)
     return made
 
 
@@ -120,10 +81,14 @@ def _check_type(what: str, value: object, default: object) -> None:
 
 
 def crops(text: str) -> bool:
-    """Returns whether the first recipe in a text is one of `CROPPING`, without loading it."""
-    return text.partition("|")[0].partition("(")[0].strip() in CROPPING
+    """Returns whether the first recipe in a text decodes a part of each image alone, without loading TensorFlow."""
+    return _of(text.partition("|")[0], "decodes_part")
 
 
 def mixes(text: str) -> bool:
-    """Returns whether the last recipe in a text is one of `MIXING`, without loading it."""
-    return text.rpartition("|")[2].partition("(")[0].strip() in MIXING
+    """Returns whether the last recipe in a text mixes rows, without loading TensorFlow."""
+    return _of(text.rpartition("|")[2], "mixes_rows")
+
+
+def _of(call: str, attribute: str) -> bool:
+    return getattr(RECIPES.get(call.partition("(")[0].strip()), attribute, False)

@@ -10,7 +10,7 @@ import importlib.util
 import platform
 from typing import Any
 
-import tensorflow as tf
+from pipeline.lazily import tf
 
 _LIBRARY = "pipeline.operations._operations"  # not a module of Python; TensorFlow loads it
 

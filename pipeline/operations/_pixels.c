@@ -12,7 +12,6 @@ enum { ABREAST = 8 }; /* words in a vector */
 typedef uint8_t Sixteen __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(4 * ABREAST), aligned(4), may_alias));
 
-enum { CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE, MIX, KINDS };
 enum { PLACE = 11, SHARE = 16 }; /* bits of fractions, as in pipeline/distort/kernels.py */
 enum { RGB = 3, VALUES = 256, SLACK = 64 };
 
@@ -35,7 +34,7 @@ enum {
     OPERATIONS
 };
 enum { MOVES = ROTATE - SHEAR_X + 1 };
-enum { FILL, MASK, THRESHOLD, WAYS }; /* numbers of AUGMENT; after them those of each way */
+enum { FILL, MASK, THRESHOLD, WAYS }; /* numbers of augment; after them those of each way */
 enum { FACTOR, TOWARDS, SMOOTHED = TOWARDS + 2, MATRIX, OF_WAY = MATRIX + RGB * RGB };
 
 static int64_t volume(Size size) { return size.height * size.width * size.channels; }
@@ -416,7 +415,7 @@ KERNEL static void normalise(const uint8_t *restrict from, float *restrict to, S
 
 /* ---- sizes ---- */
 
-enum { NEW_HEIGHT, NEW_WIDTH, TAPS_DOWN, TAPS_ACROSS, WEIGHTS }; /* numbers of RESIZE */
+enum { NEW_HEIGHT, NEW_WIDTH, TAPS_DOWN, TAPS_ACROSS, WEIGHTS }; /* numbers of resize */
 
 static const int32_t *weights_across(const Pass *pass) {
     return pass->numbers + WEIGHTS + pass->after.height * (pass->numbers[TAPS_DOWN] + 1);
@@ -441,9 +440,9 @@ static Box inside(const Pass *pass, int64_t top, int64_t left, int64_t tall, int
                  size.width * pixel};
 }
 
-enum { COVER_HEIGHT, COVER_WIDTH, COLOUR }; /* numbers of COVER */
+enum { COVER_HEIGHT, COVER_WIDTH, COLOUR }; /* numbers of cover */
 
-static void cover(uint8_t *to, const Pass *pass, const int32_t *given) {
+static void cover(const Pass *pass, uint8_t *to, const int32_t *given) {
     const int32_t *numbers = pass->numbers;
     Box box = inside(pass, given[TOP], given[LEFT], numbers[COVER_HEIGHT], numbers[COVER_WIDTH]);
     uint8_t *first = to + box.top * box.line + box.first;
@@ -457,7 +456,7 @@ static void cover(uint8_t *to, const Pass *pass, const int32_t *given) {
     for (int64_t y = box.top + 1; y < box.bottom; y++) memcpy(first + (y - box.top) * box.line, first, bytes);
 }
 
-enum { KEY = OF_BOX, NOISE_COLUMNS = KEY + 2 }; /* parameters of NOISE, after those of its box */
+enum { KEY = OF_BOX, NOISE_COLUMNS = KEY + 2 }; /* parameters of noise, after those of its box */
 
 static uint64_t splitmix64(uint64_t x) {
     uint64_t z = x + 0x9E3779B97F4A7C15u;
@@ -467,7 +466,8 @@ static uint64_t splitmix64(uint64_t x) {
 }
 
 /* Byte b of an image's noise is byte b % 8 of the hash of key + b / 8. */
-static void noise(uint8_t *to, Size size, const int32_t *parameters) {
+static void noise(const Pass *pass, uint8_t *to, const int32_t *parameters) {
+    Size size = pass->before;
     uint64_t key = (uint32_t)parameters[KEY] | (uint64_t)(uint32_t)parameters[KEY + 1] << 32;
     for (int64_t y = parameters[TOP]; y < parameters[TOP] + parameters[TALL]; y++) {
         int64_t at = (y * size.width + parameters[LEFT]) * size.channels, end = at + parameters[WIDE] * size.channels;
@@ -482,7 +482,7 @@ static void noise(uint8_t *to, Size size, const int32_t *parameters) {
 
 /* ---- pairs ---- */
 
-/* Parameters of MIX, after those of the box where all is the partner's: its part of the other pixels, for bytes and for
+/* Parameters of mix, after those of the box where all is the partner's: its part of the other pixels, for bytes and for
  * floats. */
 enum { PART = OF_BOX, PART_OF_FLOATS, MIX_COLUMNS };
 
@@ -513,7 +513,7 @@ static void copy_box(const uint8_t *from, uint8_t *to, const Pass *pass, const i
 }
 
 /* Mixes two images in place. What each gets in its box is kept in `kept` and `kept_of_other` until both are blended. */
-static void mix(uint8_t *one, uint8_t *other, const Pass *pass, const int32_t *given, const int32_t *of_other,
+static void mix(const Pass *pass, uint8_t *one, uint8_t *other, const int32_t *given, const int32_t *of_other,
                 uint8_t *kept, uint8_t *kept_of_other) {
     int64_t count = volume(pass->before);
     int column = pass->floats ? PART_OF_FLOATS : PART;
@@ -529,12 +529,23 @@ static void mix(uint8_t *one, uint8_t *other, const Pass *pass, const int32_t *g
     copy_box(kept_of_other, other, pass, of_other);
 }
 
+/* The parts of the scratch memory: two images, a frame, and lines of numbers. */
+typedef struct {
+    int64_t image, frame, lines;
+} Sizes;
+
+/* Where a frame and lines of numbers may be written. */
+typedef struct {
+    uint8_t *frame;
+    int32_t *lines;
+} Room;
+
 /* ---- RandAugment ---- */
 
-static int augment(const uint8_t *from, uint8_t *to, const Pass *pass, int32_t drawn, uint8_t *frame, int32_t *lines) {
+static int augment(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, Room room) {
     Size size = pass->before;
     int64_t count = volume(size), places = 2 * (size.height + size.width);
-    int32_t operation = drawn / 2;
+    int32_t drawn = given[0], operation = drawn / 2;
     const int32_t *numbers = pass->numbers, *way = numbers + WAYS + drawn % 2 * OF_WAY;
     switch (operation) {
         case SHEAR_X:
@@ -543,13 +554,13 @@ static int augment(const uint8_t *from, uint8_t *to, const Pass *pass, int32_t d
         case TRANSLATE_Y:
         case ROTATE:
             numbers += WAYS + 2 * OF_WAY + (drawn - 2 * SHEAR_X) * places;
-            move(from, to, size, numbers, pass->numbers[FILL], frame, lines);
+            move(from, to, size, numbers, pass->numbers[FILL], room.frame, room.lines);
             return 1;
         case BRIGHTNESS:
             scale(from, to, count, way[FACTOR], 0);
             return 1;
         case CONTRAST:
-            scale(from, to, count, way[FACTOR], mean_grey(from, size, as_double(way + TOWARDS), lines));
+            scale(from, to, count, way[FACTOR], mean_grey(from, size, as_double(way + TOWARDS), room.lines));
             return 1;
         case COLOR:
             if (size.channels == 1) return 0;
@@ -557,7 +568,7 @@ static int augment(const uint8_t *from, uint8_t *to, const Pass *pass, int32_t d
             return 1;
         case SHARPNESS:
             if (size.height < 3 || size.width < 3) return 0;
-            sharpen(from, to, size, way[SMOOTHED], lines);
+            sharpen(from, to, size, way[SMOOTHED], room.lines);
             return 1;
         case POSTERIZE:
             reduce(from, to, count, (uint8_t)numbers[MASK]);
@@ -566,7 +577,7 @@ static int augment(const uint8_t *from, uint8_t *to, const Pass *pass, int32_t d
             invert(from, to, count, numbers[THRESHOLD]);
             return 1;
         case AUTO_CONTRAST:
-            stretch(from, to, size, (uint8_t *)lines);
+            stretch(from, to, size, (uint8_t *)room.lines);
             return 1;
         case EQUALIZE:
             equalize(from, to, size);
@@ -576,9 +587,98 @@ static int augment(const uint8_t *from, uint8_t *to, const Pass *pass, int32_t d
     }
 }
 
-/* ---- programs ---- */
+/* ---- kinds of passes: reading, checking and applying each ---- */
 
-enum { PADDING, CROP_HEIGHT, CROP_WIDTH, CROP_NUMBERS }; /* numbers of CROP */
+struct Kind {
+    const char name[NAME];          /* as pipeline/distort has it */
+    int takes_floats, gives_floats; /* whether it may follow a pass that gives floats; whether it makes them */
+    int64_t columns;                /* of parameters that it takes, where that does not depend on the image */
+    /* Reads the numbers of a pass; sets its columns or size if these depend on them. NULL: it has no numbers. */
+    const char *(*read)(Pass *pass);
+    /* Returns what is wrong with the parameters of an image, or NULL; itself NULL: nothing can be. */
+    const char *(*check)(const Pass *pass, const int32_t *given);
+    /* Makes room for a pass that needs more than usual; NULL: it does not. */
+    void (*needs)(const Pass *pass, Sizes *sizes);
+    /* One of three. The first returns 0 without writing if the image does not change. */
+    int (*apply)(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, Room room);
+    void (*paint)(const Pass *pass, uint8_t *image, const int32_t *given); /* in place */
+    void (*mix)(const Pass *pass, uint8_t *one, uint8_t *other, const int32_t *given, const int32_t *of_other,
+                uint8_t *kept, uint8_t *kept_of_other); /* two images, in place */
+};
+
+static int64_t larger(int64_t one, int64_t other) { return one > other ? one : other; }
+
+static int64_t places_of(Size size) { return 2 * (size.height + size.width); }
+
+static int has_grey(Size size) { return size.channels == 1 || size.channels == RGB; }
+
+static const char *read_size(Pass *pass, int64_t height, int64_t width) {
+    if (height < 1 || width < 1 || height > MOST_SIDE || width > MOST_SIDE)
+        return "sizes must be at least 1, and no more than 524288";
+    pass->after.height = height;
+    pass->after.width = width;
+    return NULL;
+}
+
+static void move_needs(const Pass *pass, Sizes *sizes) {
+    Size size = pass->before;
+    sizes->frame = larger(sizes->frame, (size.height + 3) * (size.width + 3) * size.channels);
+}
+
+enum { PADDING, CROP_HEIGHT, CROP_WIDTH, CROP_NUMBERS }; /* numbers of crop */
+
+static const char *read_crop(Pass *pass) {
+    const int32_t *numbers = pass->numbers;
+    if (pass->count != CROP_NUMBERS || numbers[PADDING] < 0 || numbers[PADDING] > MOST_SIDE)
+        return "crop: wrong numbers";
+    if (numbers[CROP_HEIGHT] > pass->before.height + 2 * numbers[PADDING] ||
+        numbers[CROP_WIDTH] > pass->before.width + 2 * numbers[PADDING])
+        return "crop: must not be larger than the padded image";
+    return read_size(pass, numbers[CROP_HEIGHT], numbers[CROP_WIDTH]);
+}
+
+static const char *check_crop(const Pass *pass, const int32_t *given) {
+    int64_t around = 2 * pass->numbers[PADDING];
+    if (given[TOP] < 0 || given[TOP] > pass->before.height + around - pass->after.height || given[LEFT] < 0 ||
+        given[LEFT] > pass->before.width + around - pass->after.width)
+        return "crop: must lie in the padded image";
+    return NULL;
+}
+
+static int apply_crop(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, Room room) {
+    crop(from, to, pass, given[TOP] - pass->numbers[PADDING], given[LEFT] - pass->numbers[PADDING]);
+    return 1;
+}
+
+static int apply_flip(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, Room room) {
+    if (given[0]) flip(from, to, pass->before, pass->before.channels * (pass->floats ? (int64_t)sizeof(float) : 1));
+    return given[0] != 0;
+}
+
+static const char *read_move(Pass *pass) {
+    pass->columns = places_of(pass->before);
+    return pass->count == 1 ? NULL : "move: wrong numbers";
+}
+
+static int apply_move(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, Room room) {
+    move(from, to, pass->before, given, pass->numbers[0], room.frame, room.lines);
+    return 1;
+}
+
+static const char *read_recolour(Pass *pass) {
+    pass->columns = pass->before.channels * pass->before.channels + 2;
+    return !pass->count && has_grey(pass->before) ? NULL : "recolour: wrong numbers or channels";
+}
+
+static int apply_recolour(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, Room room) {
+    Size size = pass->before;
+    int32_t offset = mean_grey(from, size, as_double(given + size.channels * size.channels), room.lines);
+    if (size.channels == 1)
+        scale(from, to, volume(size), given[0], offset);
+    else
+        recolour(from, to, size.height * size.width, given, offset);
+    return 1;
+}
 
 static const char *read_weights(const int32_t *table, int64_t count, int64_t taps, int64_t before) {
     for (int64_t i = 0; i < count; i++, table += taps + 1) {
@@ -594,97 +694,103 @@ static const char *read_weights(const int32_t *table, int64_t count, int64_t tap
     return NULL;
 }
 
-static const char *read_size(Pass *pass, int64_t height, int64_t width) {
-    if (height < 1 || width < 1 || height > MOST_SIDE || width > MOST_SIDE)
-        return "sizes must be at least 1, and no more than 524288";
-    pass->after.height = height;
-    pass->after.width = width;
+static const char *read_resize(Pass *pass) {
+    const int32_t *numbers = pass->numbers;
+    if (pass->count < WEIGHTS || numbers[TAPS_DOWN] < 1 || numbers[TAPS_ACROSS] < 1) return "resize: wrong numbers";
+    const char *problem = read_size(pass, numbers[NEW_HEIGHT], numbers[NEW_WIDTH]);
+    if (problem) return problem;
+    int64_t down = numbers[TAPS_DOWN], across = numbers[TAPS_ACROSS];
+    int64_t of_lines = pass->after.height * (down + 1), of_pixels = pass->after.width * (across + 1);
+    if (pass->count != WEIGHTS + of_lines + of_pixels) return "resize: wrong numbers";
+    problem = read_weights(numbers + WEIGHTS, pass->after.height, down, pass->before.height);
+    return problem ? problem
+                   : read_weights(numbers + WEIGHTS + of_lines, pass->after.width, across, pass->before.width);
+}
+
+static void resize_needs(const Pass *pass, Sizes *sizes) {
+    int64_t room = room_to_resize_whole(extent(pass->before), extent(pass->after), pass->before.channels,
+                                        pass->numbers[TAPS_DOWN], pass->numbers[TAPS_ACROSS]);
+    sizes->lines = larger(sizes->lines, room);
+}
+
+static int apply_resize(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, Room room) {
+    resize_whole(from, extent(pass->before), to, extent(pass->after), pass->before.channels, pass->numbers + WEIGHTS,
+                 pass->numbers[TAPS_DOWN], weights_across(pass), pass->numbers[TAPS_ACROSS], room.lines);
+    return 1;
+}
+
+static const char *read_cover(Pass *pass) {
+    const int32_t *numbers = pass->numbers;
+    return pass->count == COLOUR + pass->before.channels && numbers[0] >= 0 && numbers[1] >= 0 ? NULL
+                                                                                              : "cover: wrong numbers";
+}
+
+static const char *check_noise(const Pass *pass, const int32_t *given) {
+    if (given[TOP] < 0 || given[LEFT] < 0 || given[TALL] < 0 || given[WIDE] < 0 ||
+        (int64_t)given[TOP] + given[TALL] > pass->before.height ||
+        (int64_t)given[LEFT] + given[WIDE] > pass->before.width)
+        return "noise: must lie in the image";
     return NULL;
 }
 
-/* Reads the numbers of a pass; sets how many columns of parameters it takes. */
-static const char *read_pass(Pass *pass, int64_t *columns) {
-    Size size = pass->before;
-    const int32_t *numbers = pass->numbers;
-    int64_t count = pass->count, channels = size.channels, places = 2 * (size.height + size.width);
-    int has_grey = channels == 1 || channels == RGB;
-    const char *problem = NULL;
-    *columns = 0;
-    if (pass->floats && pass->kind != FLIP && pass->kind != COVER && pass->kind != MIX) return "pass: takes no floats";
-    switch (pass->kind) {
-        case CROP:
-            if (count != CROP_NUMBERS || numbers[PADDING] < 0 || numbers[PADDING] > MOST_SIDE)
-                return "crop: wrong numbers";
-            if (numbers[CROP_HEIGHT] > size.height + 2 * numbers[PADDING] ||
-                numbers[CROP_WIDTH] > size.width + 2 * numbers[PADDING])
-                return "crop: must not be larger than the padded image";
-            *columns = 2;
-            return read_size(pass, numbers[CROP_HEIGHT], numbers[CROP_WIDTH]);
-        case FLIP:
-            *columns = 1;
-            return count ? "flip: wrong numbers" : NULL;
-        case MOVE:
-            *columns = places;
-            return count == 1 ? NULL : "move: wrong numbers";
-        case RECOLOUR:
-            *columns = channels * channels + 2;
-            return !count && has_grey ? NULL : "recolour: wrong numbers or channels";
-        case RESIZE:
-            if (count < WEIGHTS || numbers[TAPS_DOWN] < 1 || numbers[TAPS_ACROSS] < 1) return "resize: wrong numbers";
-            if ((problem = read_size(pass, numbers[NEW_HEIGHT], numbers[NEW_WIDTH]))) return problem;
-            int64_t down = numbers[TAPS_DOWN], across = numbers[TAPS_ACROSS];
-            int64_t of_lines = pass->after.height * (down + 1), of_pixels = pass->after.width * (across + 1);
-            if (count != WEIGHTS + of_lines + of_pixels) return "resize: wrong numbers";
-            problem = read_weights(numbers + WEIGHTS, pass->after.height, down, size.height);
-            return problem ? problem
-                           : read_weights(numbers + WEIGHTS + of_lines, pass->after.width, across, size.width);
-        case COVER:
-            *columns = 2;
-            return count == COLOUR + channels && numbers[0] >= 0 && numbers[1] >= 0 ? NULL : "cover: wrong numbers";
-        case NOISE:
-            *columns = NOISE_COLUMNS;
-            return count ? "noise: wrong numbers" : NULL;
-        case AUGMENT:
-            *columns = 1;
-            return count == WAYS + 2 * OF_WAY + 2 * MOVES * places && has_grey ? NULL
-                                                                               : "augment: wrong numbers or channels";
-        case NORMALISE:
-            return count == 2 * channels ? NULL : "normalise: wrong numbers";
-        case MIX:
-            *columns = MIX_COLUMNS;
-            return count ? "mix: wrong numbers" : NULL;
-        default:
-            return "pass: there is no such kind";
-    }
+static const char *read_augment(Pass *pass) {
+    int64_t count = WAYS + 2 * OF_WAY + 2 * MOVES * places_of(pass->before);
+    return pass->count == count && has_grey(pass->before) ? NULL : "augment: wrong numbers or channels";
+}
+
+static const char *check_augment(const Pass *pass, const int32_t *given) {
+    return given[0] < 0 || given[0] >= 2 * OPERATIONS ? "augment: there is no such operation" : NULL;
+}
+
+static const char *read_normalise(Pass *pass) {
+    return pass->count == 2 * pass->before.channels ? NULL : "normalise: wrong numbers";
+}
+
+static int apply_normalise(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, Room room) {
+    normalise(from, (float *)to, pass->before, pass->numbers, (float *)room.lines);
+    return 1;
+}
+
+/* All that is known of a pass: to add one, add its functions and its row. */
+static const Kind KINDS[] = {
+    {.name = "crop", .columns = 2, .read = read_crop, .check = check_crop, .apply = apply_crop},
+    {.name = "flip", .columns = 1, .apply = apply_flip, .takes_floats = 1},
+    {.name = "move", .read = read_move, .needs = move_needs, .apply = apply_move},
+    {.name = "recolour", .read = read_recolour, .apply = apply_recolour},
+    {.name = "resize", .read = read_resize, .needs = resize_needs, .apply = apply_resize},
+    {.name = "cover", .columns = 2, .read = read_cover, .paint = cover, .takes_floats = 1},
+    {.name = "noise", .columns = NOISE_COLUMNS, .check = check_noise, .paint = noise},
+    {.name = "augment", .columns = 1, .read = read_augment, .check = check_augment, .needs = move_needs,
+     .apply = augment},
+    {.name = "normalise", .read = read_normalise, .apply = apply_normalise, .gives_floats = 1},
+    {.name = "mix", .columns = MIX_COLUMNS, .mix = mix, .takes_floats = 1},
+};
+
+/* ---- programs ---- */
+
+/* Returns the kind of this name; NULL: there is none. */
+static const Kind *kind_of(const int32_t *name) {
+    for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++)
+        if (!memcmp(KINDS[i].name, name, NAME)) return &KINDS[i];
+    return NULL;
 }
 
 static int64_t aligned(int64_t bytes) { return (bytes + SLACK - 1) / SLACK * SLACK + SLACK; }
-
-static int64_t larger(int64_t one, int64_t other) { return one > other ? one : other; }
-
-/* The parts of the scratch memory: two images, a frame, and lines of numbers. */
-typedef struct {
-    int64_t image, frame, lines;
-} Sizes;
 
 static Sizes sizes_of(const Program *program) {
     Sizes sizes = {0};
     for (int i = 0; i < program->count; i++) {
         const Pass *pass = &program->passes[i];
         Size size = pass->before;
-        int64_t after = volume(pass->after) * (pass->floats || pass->kind == NORMALISE ? (int64_t)sizeof(float) : 1);
+        int64_t after = volume(pass->after) * (pass->floats || pass->kind->gives_floats ? (int64_t)sizeof(float) : 1);
         sizes.image = larger(sizes.image, after);
         sizes.lines = larger(sizes.lines, OF_LINE * (int64_t)sizeof(int32_t) * in_vectors(lanes_of(size)));
-        if (pass->kind == RESIZE) {
-            int64_t room = room_to_resize_whole(extent(size), extent(pass->after), size.channels,
-                                                pass->numbers[TAPS_DOWN], pass->numbers[TAPS_ACROSS]);
-            sizes.lines = larger(sizes.lines, room);
-        }
-        if (pass->kind == MOVE || pass->kind == AUGMENT)
-            sizes.frame = larger(sizes.frame, (size.height + 3) * (size.width + 3) * size.channels);
+        if (pass->kind->needs) pass->kind->needs(pass, &sizes);
     }
     return (Sizes){aligned(sizes.image), aligned(sizes.frame), aligned(sizes.lines)};
 }
+
+enum { COUNT = NAME / sizeof(int32_t), HEADER }; /* numbers of a pass in a program: its name, its count, its own */
 
 const char *read_program(const int32_t *numbers, int64_t count, Size size, Program *program) {
     memset(program, 0, sizeof *program);
@@ -695,124 +801,69 @@ const char *read_program(const int32_t *numbers, int64_t count, Size size, Progr
     while (count) {
         if (program->count == MOST_PASSES) return "a program must not have more than 256 passes";
         if (program->mixes) return "mix: must be the last pass";
-        if (count < 2 || numbers[1] < 0 || numbers[1] > count - 2) return "a program must not end within a pass";
+        if (count < HEADER || numbers[COUNT] < 0 || numbers[COUNT] > count - HEADER)
+            return "a program must not end within a pass";
+        const Kind *kind = kind_of(numbers);
+        if (!kind) return "pass: there is no such kind";
+        if (program->floats && !kind->takes_floats) return "pass: takes no floats";
         Pass *pass = &program->passes[program->count++];
-        int64_t columns = 0;
-        *pass = (Pass){numbers[0],     numbers + 2,    numbers[1],     program->columns,
-                       program->after, program->after, program->floats};
-        const char *problem = read_pass(pass, &columns);
+        *pass = (Pass){kind,          numbers + HEADER, numbers[COUNT], program->columns,
+                       kind->columns, program->after,   program->after, program->floats};
+        if (!kind->read && pass->count) return "pass: wrong numbers";
+        const char *problem = kind->read ? kind->read(pass) : NULL;
         if (problem) return problem;
         if (volume(pass->after) > INT32_MAX / 8 || volume(pass->before) > INT32_MAX / 8)
             return "images must be smaller";
-        program->columns += columns;
+        program->columns += pass->columns;
         program->after = pass->after;
-        program->floats |= pass->kind == NORMALISE;
-        program->mixes |= pass->kind == MIX;
-        numbers += 2 + pass->count;
-        count -= 2 + pass->count;
+        program->floats |= kind->gives_floats;
+        program->mixes |= kind->mix != NULL;
+        numbers += HEADER + pass->count;
+        count -= HEADER + pass->count;
     }
     Sizes sizes = sizes_of(program);
     program->scratch = 2 * sizes.image + sizes.frame + sizes.lines;
     return NULL;
 }
 
-static const char *check(const Pass *pass, const int32_t *given) {
-    Size size = pass->before;
-    if (pass->kind == AUGMENT && (given[0] < 0 || given[0] >= 2 * OPERATIONS))
-        return "augment: there is no such operation";
-    if (pass->kind == CROP) {
-        int64_t around = 2 * pass->numbers[PADDING];
-        if (given[TOP] < 0 || given[TOP] > size.height + around - pass->after.height || given[LEFT] < 0 ||
-            given[LEFT] > size.width + around - pass->after.width)
-            return "crop: must lie in the padded image";
-    }
-    if (pass->kind == NOISE &&
-        (given[TOP] < 0 || given[LEFT] < 0 || given[TALL] < 0 || given[WIDE] < 0 ||
-         (int64_t)given[TOP] + given[TALL] > size.height || (int64_t)given[LEFT] + given[WIDE] > size.width))
-        return "noise: must lie in the image";
-    return NULL;
-}
-
 const char *check_parameters(const Program *program, const int32_t *parameters, int64_t images) {
     for (int64_t i = 0; i < images; i++, parameters += program->columns)
         for (int p = 0; p < program->count; p++) {
-            const char *problem = check(&program->passes[p], parameters + program->passes[p].first);
+            const Pass *pass = &program->passes[p];
+            const char *problem = pass->kind->check ? pass->kind->check(pass, parameters + pass->first) : NULL;
             if (problem) return problem;
         }
     return NULL;
 }
 
-static int is_in_place(const Pass *pass) { return pass->kind == COVER || pass->kind == NOISE; }
-
-static void paint(const Pass *pass, uint8_t *image, const int32_t *given) {
-    if (pass->kind == COVER)
-        cover(image, pass, given);
-    else
-        noise(image, pass->before, given);
-}
-
-/* Applies a pass. Returns 0 without writing if the image does not change. */
-static int done(const Pass *pass, const uint8_t *from, uint8_t *to, const int32_t *given, uint8_t *frame,
-                int32_t *lines) {
-    Size size = pass->before;
-    int64_t bytes = volume(size) * (pass->floats ? (int64_t)sizeof(float) : 1);
-    switch (pass->kind) {
-        case CROP:
-            crop(from, to, pass, given[TOP] - pass->numbers[PADDING], given[LEFT] - pass->numbers[PADDING]);
-            return 1;
-        case FLIP:
-            if (given[0]) flip(from, to, size, bytes / (size.height * size.width));
-            return given[0] != 0;
-        case MOVE:
-            move(from, to, size, given, pass->numbers[0], frame, lines);
-            return 1;
-        case RECOLOUR: {
-            int32_t offset = mean_grey(from, size, as_double(given + size.channels * size.channels), lines);
-            if (size.channels == 1)
-                scale(from, to, bytes, given[0], offset);
-            else
-                recolour(from, to, size.height * size.width, given, offset);
-            return 1;
-        }
-        case RESIZE:
-            resize_whole(from, extent(size), to, extent(pass->after), size.channels, pass->numbers + WEIGHTS,
-                         pass->numbers[TAPS_DOWN], weights_across(pass), pass->numbers[TAPS_ACROSS], lines);
-            return 1;
-        case AUGMENT:
-            return augment(from, to, pass, given[0], frame, lines);
-        default: /* NORMALISE */
-            normalise(from, (float *)to, size, pass->numbers, (float *)lines);
-            return 1;
-    }
-}
-
 void distort(const Program *program, const uint8_t *images, const int32_t *parameters, int64_t count, void *result,
              uint8_t *scratch) {
     Sizes sizes = sizes_of(program);
-    uint8_t *room[2] = {scratch, scratch + sizes.image}, *frame = scratch + 2 * sizes.image;
-    int32_t *lines = (int32_t *)(frame + sizes.frame);
+    uint8_t *own_rooms[2] = {scratch, scratch + sizes.image}, *frame = scratch + 2 * sizes.image;
+    Room room = {frame, (int32_t *)(frame + sizes.frame)};
     int64_t before = volume(program->before);
     size_t after = (size_t)volume(program->after) * (program->floats ? sizeof(float) : 1);
     int own_passes = program->count - program->mixes, last = own_passes - 1; /* that is not in place */
-    while (last >= 0 && is_in_place(&program->passes[last])) last--;
+    while (last >= 0 && program->passes[last].kind->paint) last--;
     for (int64_t i = 0; i < count; i++, images += before, parameters += program->columns) {
         uint8_t *out = (uint8_t *)result + (size_t)i * after, *own = NULL; /* where the image is that may be changed */
         const uint8_t *at = images;
         for (int p = 0; p < own_passes; p++) {
             const Pass *pass = &program->passes[p];
-            uint8_t *to = p >= last ? out : own == room[0] ? room[1] : room[0];
-            if (!is_in_place(pass)) {
-                if (done(pass, at, to, parameters + pass->first, frame, lines)) at = own = to;
+            uint8_t *to = p >= last ? out : own == own_rooms[0] ? own_rooms[1] : own_rooms[0];
+            const int32_t *given = parameters + pass->first;
+            if (!pass->kind->paint) {
+                if (pass->kind->apply(pass, at, to, given, room)) at = own = to;
                 continue;
             }
             if (!own) at = own = memcpy(to, at, (size_t)volume(pass->before)); /* never of floats: these are our own */
-            paint(pass, own, parameters + pass->first);
+            pass->kind->paint(pass, own, given);
         }
         if (at != out) memcpy(out, at, after);
         if (program->mixes && i % 2) {
             const Pass *pass = &program->passes[own_passes];
             const int32_t *given = parameters + pass->first;
-            mix(out - after, out, pass, given - program->columns, given, room[0], room[1]);
+            pass->kind->mix(pass, out - after, out, given - program->columns, given, own_rooms[0], own_rooms[1]);
         }
     }
 }

@@ -5,16 +5,19 @@
 #include <stdint.h>
 
 enum { MOST_PASSES = 256, MOST_SIDE = 1 << 19, MOST_CHANNELS = 1 << 16 };
+enum { NAME = 16 }; /* bytes of a pass's name in a program; zeros follow the letters */
 
 typedef struct {
     int64_t height, width, channels;
 } Size;
 
+typedef struct Kind Kind;
+
 typedef struct {
-    int32_t kind;
+    const Kind *kind;
     const int32_t *numbers; /* the same for all images */
     int64_t count;          /* of them */
-    int64_t first;          /* of the columns of parameters that it takes */
+    int64_t first, columns; /* the parameters that it takes: the first column, and how many */
     Size before, after;
     int floats; /* whether it takes floats, not bytes */
 } Pass;

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import tensorflow as tf
 
+from pipeline.lazily import tf
 from pipeline.order import hashing
 from pipeline.order.arrays import Array, Number
 from pipeline.order.hashing import GAMMA, MIX_1, MIX_2, Domain
@@ -60,6 +59,11 @@ def uniform(keys: tf.Tensor, draw: int) -> tf.Tensor:
     return tf.cast(top, tf.float32) * tf.constant(2**-24, tf.float32)
 
 
+def _operation(name: str, **options: Any) -> Any:
+    """Returns an operation of TensorFlow as a static method; it is looked up when it is called."""
+    return staticmethod(lambda *values: getattr(tf, name)(*values, **options))
+
+
 class TensorArrays:
     """`Arrays` of TensorFlow; its methods are documented there. All integers are int64.
 
@@ -67,16 +71,15 @@ class TensorArrays:
     TensorFlow composes of dozens of nodes are written with few, and values that are known beforehand stay in NumPy.
     """
 
-    minimum = staticmethod(tf.minimum)
-    maximum = staticmethod(tf.maximum)
-    reshape = staticmethod(tf.reshape)
-    total = staticmethod(tf.reduce_sum)
     key = staticmethod(derive_key)
-    size = staticmethod(functools.partial(tf.size, out_type=tf.int64))
-    sums_before = staticmethod(functools.partial(tf.cumsum, exclusive=True))
-    all_of_row = staticmethod(functools.partial(tf.reduce_all, axis=1))
-    stack = staticmethod(functools.partial(tf.stack, axis=1))
-    concat = staticmethod(functools.partial(tf.concat, axis=0))
+    minimum, maximum = _operation("minimum"), _operation("maximum")
+    reshape, total = _operation("reshape"), _operation("reduce_sum")
+    sums_before, all_of_row = _operation("cumsum", exclusive=True), _operation("reduce_all", axis=1)
+    stack, concat = _operation("stack", axis=1), _operation("concat", axis=0)
+
+    @staticmethod
+    def size(values: Array) -> Number:
+        return tf.size(values, out_type=tf.int64)
 
     @staticmethod
     def range(stop: Number) -> Array:

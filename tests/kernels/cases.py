@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.distort.passes import Pass
 from pipeline.records import framing, tf_example
 from tests.kernels.calls import DTYPES, Alias, Array, Buffer, Case, OpenedFile, Tensor
 
@@ -212,52 +213,50 @@ def _copies(rng: Random) -> list[Array]:
     return [memory, np.sort(rng.integers(0, memory.size + 1, (*shape, 2)), axis=-1)]
 
 
-CROP, FLIP, MOVE, RECOLOUR, RESIZE, COVER, NOISE, AUGMENT, NORMALISE, MIX = range(
-    10
-)  # as pipeline.distort.passes has them
-_OF_BYTES, _OF_FLOATS, _COLOURED = range(CROP, NORMALISE), (FLIP, COVER), (RECOLOUR, AUGMENT)
+_OF_BYTES = ("crop", "flip", "move", "recolour", "resize", "cover", "noise", "augment")
+_OF_FLOATS, _COLOURED = ("flip", "cover"), ("recolour", "augment")
 
 
-def _pass(rng: Random, kind: int, rows: int, size: list[int]) -> tuple[list[int], list[Array]]:
+def _pass(rng: Random, kind: str, rows: int, size: list[int]) -> tuple[list[int], list[Array]]:
     """Returns the numbers and the parameters of a pass that fits images of this (height, width, channels).
 
     `size` becomes that of the result.
     """
     height, width, channels = size
     drawn = lambda low, high, *shape: rng.integers(low, high, shape or None)  # noqa: E731
-    if kind == CROP:
+    if kind == "crop":
         padding = int(drawn(0, 4))
         size[:2] = (int(drawn(1, n + 2 * padding + 1)) for n in (height, width))
         corners = [drawn(0, n + 2 * padding - crop + 1, rows) for n, crop in zip((height, width), size, strict=False)]
         return [padding, *size[:2]], corners
-    if kind == MOVE:
+    if kind == "move":
         return [int(drawn(0, 256))], [drawn(-(2**31), 2**31, rows, 2 * (height + width)) >> int(drawn(0, 20))]
-    if kind == RECOLOUR:
+    if kind == "recolour":
         return [], [drawn(-(2**18), 2**18, rows, channels**2), _halves(rng.uniform(-2, 2, rows)).reshape(rows, 2)]
-    if kind == RESIZE:
+    if kind == "resize":
         size[:2] = (int(drawn(1, 10)) for _ in range(2))
         tables = [_weights(rng, *pair) for pair in zip((height, width), size, strict=False)]
         return [*size[:2], *(len(table[0]) - 1 for table in tables), *(n for table in tables for n in table.flat)], []
-    if kind == COVER:
+    if kind == "cover":
         return [*drawn(0, 12, 2), *drawn(0, 256, channels)], [drawn(-20, 20, rows, 2)]
-    if kind == NOISE:
+    if kind == "noise":
         ends = [np.sort(drawn(0, n + 1, rows, 2), axis=1) for n in (height, width)]
         places = [ends[0][:, 0], ends[1][:, 0], *(np.diff(each)[:, 0] for each in ends)]
         return [], [*places, drawn(-(2**31), 2**31, rows, 2)]
-    if kind == AUGMENT:
+    if kind == "augment":
         ways = [[*drawn(0, 2**17, 1), *_halves(rng.uniform(-1, 1, 1)), *drawn(-9999, 9999, 10)] for _ in range(2)]
         places = drawn(-(2**31), 2**31, 20 * (height + width)) >> int(drawn(0, 20))
         return [*drawn(0, 256, 3), *(n for way in ways for n in way), *places], [drawn(0, 28, rows)]
-    if kind == NORMALISE:
+    if kind == "normalise":
         return rng.uniform(-2, 2, 2 * channels).astype(np.float32).view(np.int32).tolist(), []
-    if kind == MIX:
+    if kind == "mix":
         shares = rng.uniform(0, 1, rows).astype(np.float32) * drawn(0, 2, rows)
         return [], [
             drawn(-20, 20, rows, 4),
             np.rint(shares * 2**16).astype(np.int64),
             _halves(shares.astype(np.float32)),
         ]
-    return [], [drawn(0, 2, rows)]  # FLIP
+    return [], [drawn(0, 2, rows)]  # flip
 
 
 def _halves(numbers: Array) -> Array:
@@ -273,18 +272,18 @@ def _weights(rng: Random, before: int, after: int) -> Array:
 def _distorted(rng: Random, floats: bool) -> list[Array]:
     rows, size = int(rng.integers(0, 5)), [*rng.integers(1, 12, 2).tolist(), int(pick(rng, (1, 3, 3, 4)))]
     images = rng.integers(0, 256, (rows, *size)) >> int(rng.integers(0, 8))
-    kinds = [int(pick(rng, _OF_BYTES)) for _ in range(int(rng.integers(0, 5)))]
+    kinds = [str(pick(rng, _OF_BYTES)) for _ in range(int(rng.integers(0, 5)))]
     if floats:
-        kinds += [NORMALISE, *(int(pick(rng, _OF_FLOATS)) for _ in range(int(rng.integers(0, 3))))]
+        kinds += ["normalise", *(str(pick(rng, _OF_FLOATS)) for _ in range(int(rng.integers(0, 3))))]
     if is_rare(rng, 2):
-        kinds.append(MIX)
+        kinds.append("mix")
         images = images[: rows - rows % 2] if not is_rare(rng, 10) else images
         rows = len(images)
     program, columns = [], [np.zeros((rows, 0), np.int64)]
     for kind in kinds:
         if kind not in _COLOURED or size[2] in (1, 3):
             numbers, parameters = _pass(rng, kind, rows, size)
-            program += [kind, len(numbers), *numbers]
+            program += Pass(kind, numbers).coded()
             columns += [column if column.ndim == 2 else column[:, None] for column in parameters]
     return [images, np.array(program, np.int64), np.concatenate(columns, axis=1)]
 

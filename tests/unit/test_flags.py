@@ -23,7 +23,7 @@ CONFIGS = {
     "beam_jobs.convert": "beam_jobs.config:ConvertConfig",
     "beam_jobs.validate": "beam_jobs.validation.command:ValidateConfig",
     "trainer.run": "trainer.config:TrainConfig",
-    "trainer.launch": "trainer.launching.flags:LaunchFlags",
+    "trainer.launch": "trainer.launching.flags:launch_flags",
     "trainer.replay": "trainer.replay:ReplayConfig",
     "trainer.evaluate": "trainer.config.trained:EvaluateConfig",
     "trainer.export": "trainer.config.trained:ExportConfig",
@@ -457,7 +457,8 @@ def there_are() -> dict[str, set[str]]:
     found = {}
     for command, where in CONFIGS.items():
         module, _, name = where.partition(":")
-        found[command] = {*flags_of(getattr(importlib.import_module(module), name)), *BESIDES.get(command, ())}
+        kind = getattr(importlib.import_module(module), name)
+        found[command] = {*flags_of(kind if isinstance(kind, type) else kind()), *BESIDES.get(command, ())}
     public = {name: arguments_of(getattr(pipeline, name)) for name in pipeline.__all__ if name != "uniform"}
     return found | {name: set(arguments) for name, arguments in public.items() if arguments}
 

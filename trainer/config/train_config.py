@@ -29,13 +29,12 @@ from trainer.config.meaning import (
     shapes_training,
 )
 from trainer.config.model import (
-    DEFAULT_EPOCHS,
     ENDING,
-    OWN_EPOCHS,
     ModelFlags,
     OptimizerFlags,
     compiling,
     defaults_of,
+    epochs_of,
 )
 from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import Interval, OutputFlags, StepFlags
@@ -184,7 +183,7 @@ class TrainConfig:
 
     def last_step(self, steps_per_epoch: int) -> int:
         """Returns the global step at which training ends, given T."""
-        epochs = self.steps.epochs or DEFAULT_EPOCHS.get(self.model.model, OWN_EPOCHS)
+        epochs = self.steps.epochs or epochs_of(self.model.model)
         return self.steps.train_steps or epochs * steps_per_epoch
 
     def _check_given(self) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from pipeline.commands.flags import check, check_all, flag
 from pipeline.errors import UsageError, name_of, unknown
 from pipeline.order.views import View
+from pipeline.registry import Registry
 from trainer.config.meaning import check_apart, check_local
 from trainer.run_folder import RunFolder
 
@@ -91,12 +93,38 @@ class EvaluateConfig(CheckpointFlags):
 
 EXPORT = "export.json"  # describes the exported files, beside them
 _OUTPUTS = (".jsonl", ".csv")  # of predictions
-LIBRARIES = {  # that each format needs in addition to TensorFlow
-    "saved_model": (),
-    "keras": (),
-    "onnx": ("tf2onnx", "onnxruntime"),
-    "stablehlo": (),
-}
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A kind of exported file.
+
+    Attributes:
+      write: writes a `Served` model to a path; its third argument is the number of rows of a batch, for static shapes.
+      file: its name in the folder of the export.
+      installed: for README.md, what to install beside Python to use it.
+      imported: and what to import.
+      program: and what to do with the pixels.
+      libraries: modules that it needs in addition to TensorFlow.
+      any_size: whether it takes images of any size; else of the model's size alone.
+      is_static: whether it takes batches of one number of rows alone.
+    """
+
+    write: Callable[[Any, pathlib.Path, int], None]
+    file: str
+    installed: str
+    imported: str
+    program: str
+    libraries: tuple[str, ...] = ()
+    any_size: bool = False
+    is_static: bool = False
+
+    def rows(self, batch: int) -> int | None:
+        """Returns the number of rows that it takes; None: any number."""
+        return batch if self.is_static else None
+
+
+FORMATS: Registry[Format] = Registry("trainer.exporting.formats", Format)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +155,8 @@ class ExportConfig(CheckpointFlags, _Required):
 
     def _check_formats(self) -> None:
         for name in self.formats:
-            if name not in LIBRARIES:
-                raise unknown("--format", name, LIBRARIES)
+            if name not in FORMATS:
+                raise unknown("--format", name, FORMATS)
 
     def _check_new(self) -> None:
         if os.path.lexists(self.output):

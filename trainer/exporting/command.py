@@ -26,9 +26,9 @@ from pipeline.decode import ExampleParser, decode_file
 from pipeline.errors import DataError, UsageError, named, root_cause
 from pipeline.manifest.manifest import UPRIGHT
 from trainer.cluster import failures
-from trainer.config.trained import EXPORT, ExportConfig
+from trainer.config.trained import EXPORT, FORMATS, ExportConfig
 from trainer.exporting import reading
-from trainer.exporting.formats import FORMATS, README, readme_of
+from trainer.exporting.formats import README, readme_of
 from trainer.exporting.served import Served, served
 from trainer.inference import Trained, build_first
 from trainer.step.state import Forward

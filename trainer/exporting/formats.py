@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Sequence
-
-import keras
-import tensorflow as tf
-from keras import ops
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pipeline.errors import UsageError, line_of
-from trainer.exporting.served import Served
+from pipeline.lazily import keras, tf
+from trainer.config.trained import FORMATS
+
+if TYPE_CHECKING:
+    from trainer.exporting.served import Served
 
 _OPSET = 17  # of 2022: what most ONNX runtimes of today read
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]')  # of MLIR
 
 
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """A kind of file.
-
-    Attributes:
-      file: its name in the folder of the export.
-      write: writes a model to a path; its third argument is the number of rows of a batch, for static shapes.
-      any_size: whether it takes images of any size; else of the model's size alone.
-      is_static: whether it takes batches of one number of rows alone.
-    """
-
-    file: str
-    write: Callable[[Served, pathlib.Path, int], None]
-    any_size: bool = False
-    is_static: bool = False
-
-    def rows(self, batch: int) -> int | None:
-        """Returns the number of rows that it takes; None: any number."""
-        return batch if self.is_static else None
+_SAID = """\
+print(said["class_name"]{name}, said["probabilities"]{best}.max())
+"""
 
 
+@FORMATS.named(
+    "saved_model",
+    file="saved_model",
+    installed="tensorflow pillow",
+    imported="import tensorflow as tf",
+    program='model = tf.saved_model.load("{file}")\nsaid = model.serve(pixels)\n'
+    + _SAID.format(name=".numpy()[0].decode()", best=".numpy()"),
+    any_size=True,
+)
 def _write_saved_model(served: Served, path: pathlib.Path, batch: int) -> None:
     """Writes TensorFlow's SavedModel; `assets.extra/class_names.txt` in it has a name per line, for other programs."""
     del batch
@@ -56,11 +49,19 @@ def _write_saved_model(served: Served, path: pathlib.Path, batch: int) -> None:
     (extra / "class_names.txt").write_text("\n".join(served.class_names) + "\n", encoding="utf-8")
 
 
+@FORMATS.named(
+    "keras",
+    file="model.keras",
+    installed="tensorflow pillow",
+    imported="import keras",
+    program='said = keras.saving.load_model("{file}").predict(pixels, verbose=0)\n'
+    + _SAID.format(name="[0].decode()", best=""),
+)
 def _write_keras(served: Served, path: pathlib.Path, batch: int) -> None:
     """Writes Keras' own file; of a model of ours, it has Keras' layers and operations alone."""
     del batch
     probabilities = served.core.output
-    numbers = ops.cast(ops.argmax(probabilities, axis=-1), "int64")
+    numbers = keras.ops.cast(keras.ops.argmax(probabilities, axis=-1), "int64")
     lookup = keras.layers.StringLookup(
         vocabulary=list(served.class_names), invert=True, num_oov_indices=0, mask_token=None, name="class_name"
     )
@@ -68,6 +69,16 @@ def _write_keras(served: Served, path: pathlib.Path, batch: int) -> None:
     keras.Model(served.core.input, outputs).save(path)
 
 
+@FORMATS.named(
+    "onnx",
+    file="model.onnx",
+    installed="onnxruntime numpy pillow",
+    imported="import onnxruntime",
+    program='session = onnxruntime.InferenceSession("{file}")\n'
+    "names = [output.name for output in session.get_outputs()]\n"
+    'said = dict(zip(names, session.run(names, {{"images": pixels}})))\n' + _SAID.format(name="[0]", best=""),
+    libraries=("tf2onnx", "onnxruntime"),
+)
 def _write_onnx(served: Served, path: pathlib.Path, batch: int) -> None:
     """Writes an ONNX file by tf2onnx, with the class names in its metadata, too.
 
@@ -91,6 +102,25 @@ def _write_onnx(served: Served, path: pathlib.Path, batch: int) -> None:
     onnx.save(model, str(path))
 
 
+@FORMATS.named(
+    "stablehlo",
+    file="model.stablehlo",
+    installed="tensorflow pillow",
+    imported="import tensorflow as tf\nfrom tensorflow.compiler.tf2xla.python import xla",
+    program='program = open("{file}", "rb").read()\n'
+    'names = json.load(open("export.json"))["class_names"]\n'
+    "batch = tf.constant(np.repeat(pixels, {batch}, axis=0))  # its number of rows is fixed\n"
+    "probabilities, classes = xla.call_module(\n"
+    "    [batch],\n"
+    "    version=xla.call_module_maximum_supported_version(),\n"
+    "    module=program,\n"
+    "    Sout=[({batch}, len(names)), ({batch},)],\n"
+    "    Tout=[tf.float32, tf.int64],\n"
+    '    platforms=["CPU"],\n'
+    ")\n"
+    "print(names[classes.numpy()[0]], probabilities.numpy()[0].max())\n",
+    is_static=True,
+)
 def _write_stablehlo(served: Served, path: pathlib.Path, batch: int) -> None:
     """Writes a StableHLO program with the weights inside, as a portable artifact: for XLA, IREE, OpenXLA and JAX.
 
@@ -133,14 +163,6 @@ def _without_location(line: str) -> str:
     return "".join([*kept, line[end:]])
 
 
-FORMATS = {
-    "saved_model": Format("saved_model", _write_saved_model, any_size=True),
-    "keras": Format("model.keras", _write_keras),
-    "onnx": Format("model.onnx", _write_onnx),
-    "stablehlo": Format("model.stablehlo", _write_stablehlo, is_static=True),
-}
-
-
 README = "README.md"  # beside the files: what they take and give, and for each a program that runs in their folder
 _PHOTO = "photo.png"  # what the programs look at
 _IMAGE = """\
@@ -152,47 +174,6 @@ image = {opened}.convert("{mode}"){resized}
 pixels = np.asarray(image, np.uint8).reshape(1, image.height, image.width, {channels})
 """
 _RESIZED = ".resize(({width}, {height}))  # or cut it, as your images need it"
-_SAID = """\
-print(said["class_name"]{name}, said["probabilities"]{best}.max())
-"""
-# By format: what to install, what to import, and what to do with the pixels.
-_PROGRAMS = {
-    "saved_model": (
-        "tensorflow pillow",
-        "import tensorflow as tf",
-        'model = tf.saved_model.load("{file}")\nsaid = model.serve(pixels)\n'
-        + _SAID.format(name=".numpy()[0].decode()", best=".numpy()"),
-    ),
-    "keras": (
-        "tensorflow pillow",
-        "import keras",
-        'said = keras.saving.load_model("{file}").predict(pixels, verbose=0)\n'
-        + _SAID.format(name="[0].decode()", best=""),
-    ),
-    "onnx": (
-        "onnxruntime numpy pillow",
-        "import onnxruntime",
-        'session = onnxruntime.InferenceSession("{file}")\n'
-        "names = [output.name for output in session.get_outputs()]\n"
-        'said = dict(zip(names, session.run(names, {{"images": pixels}})))\n' + _SAID.format(name="[0]", best=""),
-    ),
-    "stablehlo": (
-        "tensorflow pillow",
-        "import tensorflow as tf\nfrom tensorflow.compiler.tf2xla.python import xla",
-        'program = open("{file}", "rb").read()\n'
-        'names = json.load(open("export.json"))["class_names"]\n'
-        "batch = tf.constant(np.repeat(pixels, {batch}, axis=0))  # its number of rows is fixed\n"
-        "probabilities, classes = xla.call_module(\n"
-        "    [batch],\n"
-        "    version=xla.call_module_maximum_supported_version(),\n"
-        "    module=program,\n"
-        "    Sout=[({batch}, len(names)), ({batch},)],\n"
-        "    Tout=[tf.float32, tf.int64],\n"
-        '    platforms=["CPU"],\n'
-        ")\n"
-        "print(names[classes.numpy()[0]], probabilities.numpy()[0].max())\n",
-    ),
-}
 
 
 def readme_of(name: str, model: Served, formats: Sequence[str], batch: int, upright: bool = False) -> str:
@@ -215,30 +196,29 @@ def readme_of(name: str, model: Served, formats: Sequence[str], batch: int, upri
         "and how far each file is from the trained model.",
     ]
     for kind in formats:
-        packages, imports, program = _PROGRAMS[kind]
-        takes_any = FORMATS[kind].any_size and model.fitting is not None
+        known = FORMATS[kind]
+        takes_any = known.any_size and model.fitting is not None
         head = _IMAGE.format(
-            standard="import json\n\n" if kind == "stablehlo" else "",
-            imports=imports,
+            standard="import json\n\n" if "json." in known.program else "",
+            imports=known.imported,
             upright="\nimport PIL.ImageOps" if upright else "",
             opened=f"PIL.ImageOps.exif_transpose({opened})" if upright else opened,
             mode="L" if channels == 1 else "RGB",
             resized="" if takes_any else _RESIZED.format(width=width, height=height),
             channels=channels,
         )
-        file = FORMATS[kind].file
         lines += [
             "",
-            f"## {file}",
+            f"## {known.file}",
             "",
             *(
                 ["It takes images of any size, and cuts or stretches them as the training did.", ""]
                 if takes_any
                 else []
             ),
-            f"`pip install {packages}`, then in this folder, with a `{_PHOTO}`:",
+            f"`pip install {known.installed}`, then in this folder, with a `{_PHOTO}`:",
             "",
             "```python",
-            f"{head}{program.format(file=file, batch=batch)}```",
+            f"{head}{known.program.format(file=known.file, batch=batch)}```",
         ]
     return "\n".join(lines) + "\n"

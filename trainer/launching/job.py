@@ -15,7 +15,7 @@ from trainer.config import TrainConfig
 from trainer.config.data import OrderFlags
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.config.run import STRATEGIES, ClusterFlags
-from trainer.launching.flags import LaunchFlags, RestartFlags
+from trainer.launching.flags import LaunchFlags, RestartFlags, launch_flags
 from trainer.run_folder import RunFolder
 
 MULTIWORKER = "multiworker"
@@ -145,7 +145,7 @@ def _check_not_set_here(flags: Sequence[str]) -> None:
     told = [flag for flag in flags_of(TrainConfig).values() if flag.field.metadata["per_process"]]
     for token in flags:
         name = token.partition("=")[0].lstrip("-")
-        if token.startswith("--") and name in flags_of(LaunchFlags):
+        if token.startswith("--") and name in flags_of(launch_flags()):
             raise UsageError(f"{token}: is a flag of the launcher; give it before --")
         if name == _VARIABLE or any(f"--{name}" in commandline.names_of(flag) for flag in told):
             raise UsageError(f"{token}: the launcher tells each process which one it is; leave {name} out")

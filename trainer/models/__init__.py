@@ -1,26 +1,17 @@
-"""Models by name. A built-in one is a function of (image_shape, image_dtype, num_classes)."""
+"""Models by name. A built-in one is a function of (image_shape, image_dtype, num_classes), with its defaults."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, UsageError, line_of, of_user
-from trainer import runtime
-from trainer.config.model import WITH_DROPOUT, ModelFlags, load_code
+from trainer.config.model import MODELS, ModelFlags, load_code
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
-
-_MODULES = {
-    "mnist": ("softmax_regression", "mlp", "lenet", "mnist_cnn"),
-    "cifar10": ("cifar10_cnn", "fast_cifar"),
-    "resnet": ("resnet18", "resnet20", "resnet50"),
-}
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.Model:
@@ -39,19 +30,20 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
     shape = tuple(images.shape[1:])
     if ":" in flags.model:
         return _of_user(flags.model, load_code("--model", flags.model), images, num_classes)
-    options = {"dropout": flags.dropout} if flags.model in WITH_DROPOUT else {}
+    known = MODELS[flags.model]
+    options = {"dropout": flags.dropout} if known.takes_dropout else {}
     try:
-        module = importlib.import_module(f"{__package__}.{_HOME[flags.model]}")
-        model: keras.Model = getattr(module, flags.model)(shape, images.dtype.name, num_classes, **options)
+        return known.build(shape, images.dtype.name, num_classes, **options)
     except ValueError as error:
         size = "x".join(map(str, shape))
         raise UsageError(f"--model={flags.model} cannot take images of {size}: {line_of(error)}") from None
-    return model
 
 
 def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num_classes: int) -> keras.Model:
     """Returns the model that a user's function makes, without arguments or from image shape and number of classes."""
     import keras  # noqa: PLC0415
+
+    from trainer import runtime  # noqa: PLC0415, here because it loads TensorFlow
 
     if not callable(function):
         raise UsageError(f"--model={name}: must be a function that returns a Keras model; it is {function!r}")

@@ -5,15 +5,15 @@ import gzip
 import pathlib
 import re
 import struct
-import sys
 
 import numpy as np
 import pytest
 
-from beam_jobs import drafts, sources
+from beam_jobs import drafts
 from beam_jobs.config import ConvertConfig
 from beam_jobs.convert import main
 from beam_jobs.plan import make_plan
+from beam_jobs.sources.base import SOURCES, SourceKind
 from pipeline.errors import PipelineError
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import naming
@@ -105,8 +105,7 @@ def cifar_folder(tmp_path):
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """A function that writes a source of given contents, which `--dataset=made` then reads, and returns its path."""
-    monkeypatch.setitem(sys.modules, "beam_jobs.sources.made", made_source)
-    monkeypatch.setitem(sources._KINDS, "made", sources._Kind("made"))
+    monkeypatch.setitem(SOURCES._things, "made", SourceKind(made_source.open_source))
 
     def make(splits, name="rows.pickle", **options):
         write_source(tmp_path / name, splits, **options)

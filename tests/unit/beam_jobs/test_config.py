@@ -65,8 +65,9 @@ def test_values_are_read():
     assert read.split_fractions == {"a": 0.5, "b": 0.5}
     assert read.size == (20, 10)
     assert read.source_options == SourceOptions(
-        "mnist", "files", "i", "l", "k", ("a", "b"), (("image", "x"), ("label", "y")), (9, 8, 3)
-    )
+        dataset="mnist", source="files", image_column="i", label_column="l", key_column="k", keep_columns=("a", "b"),
+        feature_map=(("image", "x"), ("label", "y")), image_shape=(9, 8, 3),
+    )  # fmt: skip
     plain = config()
     assert (plain.shards_by_split, plain.split_fractions, plain.size) == (None, {}, None)
     assert plain.source_options == SourceOptions("mnist")

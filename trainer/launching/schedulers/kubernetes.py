@@ -21,8 +21,9 @@ from trainer.callbacks import heartbeat
 from trainer.checkpoint import fresh
 from trainer.cluster.tf_config import VARIABLE
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.launching.flags import PAGE_PORT, KubernetesFlags, Mount
+from trainer.launching.flags import PAGE_PORT, SCHEDULERS, LaunchFlags
 from trainer.launching.job import Job
+from trainer.launching.schedulers.kubernetes_flags import KubernetesFlags, Mount
 
 Manifest = dict[str, Any]
 
@@ -70,13 +71,21 @@ exit "$code"
 """
 
 
+def _check_no_variable_twice(launch: LaunchFlags, flags: KubernetesFlags) -> None:
+    """Raises UsageError if a variable is given a value and a secret."""
+    for name in flags.secrets:
+        if name in launch.processes.variables:
+            raise UsageError(f"--secret_env: {name} is given by --env, too; leave one out")
+
+
+@SCHEDULERS.named("kubernetes", flags=KubernetesFlags, check=_check_no_variable_twice)
 def render(job: Job) -> str:
     """Returns the manifests as a stream of YAML documents.
 
     Raises:
       UsageError: a flag is missing, or cannot work there.
     """
-    flags = job.launch.kubernetes
+    flags = _flags(job)
     _check(job, flags)
     documents = _KINDS[flags.kind or "jobset"](job)
     if job.launch.job.page is not None:
@@ -190,7 +199,7 @@ def _jobset_spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]
       jobs: what they are called, by role.
     """
     chief = {"successPolicy": {"operator": "All", "targetReplicatedJobs": [jobs["chief"]]}} if "chief" in jobs else {}
-    ttl = job.launch.kubernetes.ttl
+    ttl = _flags(job).ttl
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         **({} if ttl is None else {"ttlSecondsAfterFinished": ttl}),
@@ -270,7 +279,7 @@ def _trainjob(job: Job) -> list[Manifest]:
     }
     resources = _resources(job, main)
     trainer = {
-        "image": job.launch.kubernetes.image,
+        "image": _flags(job).image,
         "command": _command(job),
         "env": _environment(job, main, jobs),
         "numNodes": count,
@@ -282,7 +291,7 @@ def _trainjob(job: Job) -> list[Manifest]:
 
 
 def _tfjob(job: Job) -> list[Manifest]:
-    ttl = job.launch.kubernetes.ttl
+    ttl = _flags(job).ttl
     spec = {
         "runPolicy": {
             "cleanPodPolicy": "Running",  # parameter servers do not end by themselves
@@ -316,14 +325,19 @@ _KINDS: dict[str, Callable[[Job], list[Manifest]]] = {
 }
 
 
+def _flags(job: Job) -> KubernetesFlags:
+    flags: KubernetesFlags = job.launch.own
+    return flags
+
+
 # The pods, the same in every kind of manifest except for how a process learns which one it is.
 
 
 def _metadata(job: Job) -> Manifest:
     """Returns name and namespace."""
-    flags = job.launch
-    space = {"namespace": flags.kubernetes.namespace} if flags.kubernetes.namespace else {}
-    return {"name": flags.processes.job_name, **space}
+    flags = _flags(job)
+    space = {"namespace": flags.namespace} if flags.namespace else {}
+    return {"name": job.launch.processes.job_name, **space}
 
 
 def _port(job: Job) -> int:
@@ -376,7 +390,7 @@ def _variables(job: Job) -> list[Manifest]:
 
 
 def _given_variables(job: Job) -> list[Manifest]:
-    given, hidden = job.launch.processes.variables, job.launch.kubernetes.secrets
+    given, hidden = job.launch.processes.variables, _flags(job).secrets
     return [
         *({"name": name, "value": escaped(value)} for name, value in given.items()),
         *(
@@ -423,7 +437,7 @@ def _resources(job: Job, role: str) -> Manifest:
 def _container(job: Job, role: str, name: str) -> Manifest:
     """Returns the container of a pod, without command and environment."""
     mounts = _mounts(job)
-    found: Manifest = {"name": name, "image": job.launch.kubernetes.image, **_probes(job)}
+    found: Manifest = {"name": name, "image": _flags(job).image, **_probes(job)}
     if sum(job.roles.values()) > 1:
         found["ports"] = [{"containerPort": _port(job)}]
     if asked := _resources(job, role):
@@ -441,7 +455,7 @@ def _mounts(job: Job, reads_only: bool = False) -> list[Manifest]:
             "mountPath": mount.path,
             **({"readOnly": True} if mount.is_read_only or reads_only else {}),
         }
-        for mount in job.launch.kubernetes.mounts
+        for mount in _flags(job).mounts
     ]
 
 
@@ -456,7 +470,7 @@ def _page(job: Job) -> Manifest:
     name = f"{own['name']}-{_PAGE}"
     container: Manifest = {
         "name": _PAGE,
-        "image": job.launch.kubernetes.image,
+        "image": _flags(job).image,
         "command": [
             *("python", "-m", "trainer.watch", escaped(str(job.folder.path))),
             *("--host=0.0.0.0", f"--port={listens}"),
@@ -477,7 +491,7 @@ def _page(job: Job) -> Manifest:
 
 def _pod_spec(job: Job, container: Manifest) -> Manifest:
     """Returns the specification of a pod with this container."""
-    flags = job.launch.kubernetes
+    flags = _flags(job)
     volumes = [
         {"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in _volume_names(job).items()
     ]
@@ -500,7 +514,7 @@ def _pod_spec(job: Job, container: Manifest) -> Manifest:
 
 def _volume_names(job: Job) -> dict[str, str]:
     """Returns the name of each claim's volume: the claim's own, unless one is too long for a volume or has dots."""
-    claims = list(dict.fromkeys(mount.claim for mount in job.launch.kubernetes.mounts))
+    claims = list(dict.fromkeys(mount.claim for mount in _flags(job).mounts))
     if all(len(claim) <= _LONGEST_LABEL and "." not in claim for claim in claims):
         return {claim: claim for claim in claims}
     return {claim: f"volume-{index}" for index, claim in enumerate(claims)}

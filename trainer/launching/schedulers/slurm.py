@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.resources
 import math
 import re
 import shlex
 
-from pipeline.errors import UsageError
+from pipeline.commands.flags import check, check_all, flag
+from pipeline.errors import UsageError, to_run
 from trainer.checkpoint import fresh
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.launching.flags import SlurmFlags
+from trainer.launching.flags import SCHEDULERS, LaunchFlags, check_local_only
 from trainer.launching.job import Job
 
 # Why the script is as it is, from Slurm's sources and manuals:
@@ -27,6 +29,8 @@ _SCRIPT = "slurm.sh"  # with @NAMES@ for what differs between jobs
 _OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_WARNING = 65535  # seconds that sbatch accepts in --signal
 _MOST_PORT = 65535
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
+_NAMES = re.compile(r"[A-Za-z0-9_.,+@/-]+")
 # What options of sbatch the script sets itself, by their long and short names, and the flag that sets them.
 _SET_HERE = {
     **dict.fromkeys(("--job-name", "-J"), "--name"),
@@ -43,13 +47,84 @@ _SET_HERE = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class SlurmFlags:
+    """What --target=slurm prints."""
+
+    time_limit: str | None = flag(None, "such as 12:00:00 or 2-00:00:00; the run is saved and requeued before it")
+    tasks_per_node: int | None = flag(None, "processes on each node (None: 1)", least=1)
+    partition: str | None = flag(None, "where to run")
+    account: str | None = flag(None, "whose time it is")
+    sbatch: str | None = flag(
+        None, "further options of sbatch, with semicolons between: '--qos=high; --exclude=n[1-4]'"
+    )
+    setup: str | None = flag(None, "shell commands before the processes start: 'module load cuda; . venv/bin/activate'")
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check_all(lambda: check(self), self._check_time, self._check_options, self._check_lines, self._check_names)
+
+    def _check_time(self) -> None:
+        if self.time_limit is not None and not _TIME.fullmatch(self.time_limit):
+            raise UsageError(
+                f"--time_limit={self.time_limit}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as "
+                "12:00:00 or 2-00"
+            )
+
+    def _check_options(self) -> None:
+        for option in self.options:
+            if not option.startswith("-"):
+                raise UsageError(f"--sbatch={self.sbatch}: {option!r} is not an option of sbatch, such as --qos=high")
+
+    def _check_lines(self) -> None:
+        for name in ("sbatch", "setup"):
+            if "\n" in (getattr(self, name) or ""):
+                raise UsageError(f"--{name}: must be one line")
+
+    def _check_names(self) -> None:
+        for name in ("partition", "account"):
+            value = getattr(self, name)
+            if value is not None and not _NAMES.fullmatch(value):
+                raise UsageError(f"--{name}={value}: must be a name that sbatch takes, without spaces or quotes")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of --sbatch."""
+        return tuple(option.strip() for option in (self.sbatch or "").split(";") if option.strip())
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """Seconds of --time_limit, as Slurm reads it: a lone number is minutes, after days it is hours."""
+        match = _TIME.fullmatch(self.time_limit or "")
+        if not match:
+            return None
+        days, first, second, third = (None if part is None else int(part) for part in match.groups())
+        if days is not None:
+            return 86400 * days + 3600 * (first or 0) + 60 * (second or 0) + (third or 0)
+        if third is not None:
+            return 3600 * (first or 0) + 60 * (second or 0) + third
+        return 60 * (first or 0) + (second or 0)
+
+
+def _check_only_here(launch: LaunchFlags, flags: SlurmFlags) -> None:
+    """Raises UsageError where a flag was given that this target does not know."""
+    del flags
+    if launch.job.page is not None:
+        raise UsageError(
+            f"--page={launch.job.page} with --target=slurm: is for --target=local and kubernetes; where the run's "
+            f"folder is mounted, run {to_run('trainer.watch')} FOLDER"
+        )
+    check_local_only(launch.restarts, ("silent_timeout",), "slurm")
+
+
+@SCHEDULERS.named("slurm", flags=SlurmFlags, check=_check_only_here)
 def render(job: Job) -> str:
     """Returns the script.
 
     Raises:
       UsageError: a flag is missing, or cannot work there.
     """
-    flags = job.launch.slurm
+    flags: SlurmFlags = job.launch.own
     _check(job, flags)
     per_node = flags.tasks_per_node or 1
     roles = [role for role, count in job.roles.items() for _ in range(count)]

@@ -1,6 +1,8 @@
+import dataclasses
 import itertools
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -18,6 +20,12 @@ def test_the_nearest_data_set_is_suggested():
     assert packages_needed("mnist") == ()
     assert packages_needed("digits") == ("sklearn",)
     assert packages_needed("tfds:mnist") == ("tensorflow_datasets",)
+
+
+def test_help_names_every_data_set_and_layout():
+    text = next(field for field in dataclasses.fields(SourceOptions) if field.name == "dataset").metadata["text"]
+    said = set(re.findall(r"[\w:]+", text))
+    assert [name for name in base.SOURCES if not said & {name, name.removeprefix("emnist_")}] == []
 
 
 def test_a_flag_of_another_source_is_refused_with_its_takers():

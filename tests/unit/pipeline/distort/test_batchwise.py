@@ -4,20 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.distort import mixing
+from pipeline.distort import RECIPES, mixing
 from pipeline.distort.base import ImageStatistics
 from pipeline.distort.composed import batchwise
-from pipeline.distort.recipes import CROPPING, MIXING, RECIPES, make_recipe
+from pipeline.distort.recipes import make_recipe
 
 STATISTICS = ImageStatistics((120.0, 110.0, 100.0), (60.0, 61.0, 62.0))
 FAST = ["cifar10_tutorial(crop=6)", "normalize | mixup_or_cutmix"]
+MIXING = sorted(name for name, recipe in RECIPES.items() if recipe.mixes_rows)
+CROPPING = {name for name, recipe in RECIPES.items() if recipe.decodes_part}
 OTHERS = sorted(set(RECIPES) - {"cifar10_tutorial", "randaugment", "none", *CROPPING, *MIXING})
 ARGUMENTS = {"cutout": "(size=3)", "resize": "(height=9, width=7)", "pad_crop_flip": "(pad=2)"}
 SLOW = (
-    ["randaugment"]
-    + [name + ARGUMENTS.get(name, "") for name in OTHERS]
-    + list(MIXING)
-    + ["affine | cutout(size=3) | mixup"]
+    ["randaugment"] + [name + ARGUMENTS.get(name, "") for name in OTHERS] + MIXING + ["affine | cutout(size=3) | mixup"]
 )
 
 

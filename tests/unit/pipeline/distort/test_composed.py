@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.distort import recipes
+from pipeline.distort import RECIPES, recipes
 from pipeline.distort.base import output_spec
 from pipeline.distort.composed import DRAWS, crop_first_of, of_crops
 from pipeline.distort.recipes import make_recipe
@@ -85,7 +85,7 @@ def test_a_later_recipe_is_checked_against_what_it_gets():
 
 
 def test_what_is_said_of_a_text_without_loading_recipes_is_what_they_do():
-    for name in recipes.RECIPES:
+    for name in RECIPES:
         recipe = make_recipe(name)
         assert recipes.mixes(name) == (recipe.mixing is not None)
         assert recipes.crops(name) == hasattr(recipe, "crop") - (name == "cifar10_tutorial")

@@ -1,13 +1,11 @@
 """Each recipe against its definition in float64 NumPy, draw by draw."""
 
-import dataclasses
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.distort import recipes
 from pipeline.distort.base import ImageStatistics, output_spec
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
@@ -207,10 +205,3 @@ def test_cropped_images_are_flipped_by_halves(images, keys, text):
     assert np.array_equal(run(text, images, keys, training=False), images)
     expected = (got - np.array(STATISTICS.mean)) / STATISTICS.std
     np.testing.assert_allclose(run(text.replace(", normalize=False", ""), images, keys), expected, atol=1e-5)
-
-
-def test_the_names_of_arguments_are_those_of_the_classes():
-    """They are checked before TensorFlow, and so the classes, are loaded."""
-    classes = {name: recipes._class(*where) for name, where in recipes.RECIPES.items()}
-    fields = {name: tuple(field.name for field in dataclasses.fields(kind)) for name, kind in classes.items()}
-    assert fields == recipes.ARGUMENTS

@@ -6,7 +6,7 @@ from pipeline.commands.flags import flags_of
 from pipeline.errors import UsageError
 from trainer.config import TrainConfig
 from trainer.config.meaning import check_parameter_server, flag, shapes_training
-from trainer.config.model import MODEL_DEFAULTS, OPTIMIZER_DEFAULTS
+from trainer.config.model import MODELS, OPTIMIZER_DEFAULTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def test_flags_that_may_differ_from_machine_to_machine():
 
 def test_flags_say_which_defaults_are_the_models():
     told = {name for name, one in flags_of(TrainConfig).items() if one.field.metadata["by_model"]}
-    tables = [*MODEL_DEFAULTS.values(), *OPTIMIZER_DEFAULTS.values()]
+    tables = [*(model.defaults for model in MODELS.values()), *OPTIMIZER_DEFAULTS.values()]
     assert told == {name for flags in tables for name in flags}
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from pipeline.commands.flags import flags_of
 from pipeline.errors import UsageError
-from trainer import evaluate, export, launch, models
+from trainer import evaluate, export, launch
 from trainer.config import TrainConfig, parse
-from trainer.config.model import DEFAULT_EPOCHS, MODEL_DEFAULTS, OPTIMIZER_DEFAULTS, OPTIMIZERS, defaults_of
+from trainer.config.model import MODELS, OPTIMIZER_DEFAULTS, OPTIMIZERS, defaults_of
 
 PATHS = ["--data_dir=D", "--model_dir=M"]
 SYNC = {"strategy": "parameter_server", "sync": True}
@@ -120,7 +120,7 @@ def test_defaults_are_those_of_the_pair_of_model_and_optimizer(flags, expected):
 
 def test_every_optimizer_has_a_rate_for_every_model():
     for name in OPTIMIZERS:
-        found = [defaults_of(model, name) for model in (*MODEL_DEFAULTS, "mine:model")]
+        found = [defaults_of(model, name) for model in (*MODELS, "mine:model")]
         if name not in ("sgd", "momentum", "nesterov"):
             rate = OPTIMIZER_DEFAULTS[name]["learning_rate"]
             assert {flags["learning_rate"] for flags in found} == {rate}
@@ -163,9 +163,8 @@ def test_help_shows_the_defaults_of_the_named_model(capsys, monkeypatch):
     assert "(default of the model: 350.0)" in capsys.readouterr().out
 
 
-def test_every_model_has_defaults_and_epochs():
-    assert DEFAULT_EPOCHS.keys() == MODEL_DEFAULTS.keys() == models._HOME.keys()
-    for name in models._HOME:
+def test_the_defaults_of_every_model_are_values_of_flags():
+    for name in MODELS:
         assert parse([*PATHS, f"--model={name}"]).model.model == name
 
 

@@ -8,9 +8,8 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, UsageError
-from trainer.config.trained import ExportConfig
+from trainer.config.trained import FORMATS, ExportConfig
 from trainer.exporting import command, reading
-from trainer.exporting.formats import FORMATS
 from trainer.exporting.predictions import Predictor
 from trainer.exporting.served import served
 

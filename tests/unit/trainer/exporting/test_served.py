@@ -4,13 +4,14 @@ import pytest
 import tensorflow as tf
 
 from pipeline.decode import ImageDecoder, InStrings
+from pipeline.distort import RECIPES
 from pipeline.distort.base import ImageStatistics, UserDistorted
-from pipeline.distort.recipes import RECIPES, make_recipe
+from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.request import Request
 from tests.datasets import encoded
 from trainer import models
-from trainer.config.model import MODEL_DEFAULTS, ModelFlags
+from trainer.config.model import MODELS, ModelFlags
 from trainer.exporting.served import _told_apart, fitting_of, preprocess, without_own_layers
 
 
@@ -51,7 +52,7 @@ def test_classes_of_one_name_are_told_apart_by_their_numbers():
 @pytest.mark.parametrize("dtype", ["uint8", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name.startswith("resnet") else name for name in MODEL_DEFAULTS],
+    [pytest.param(name, marks=pytest.mark.slow) if name.startswith("resnet") else name for name in MODELS],
 )
 def test_the_same_numbers_from_the_same_variables_without_our_layers(name, dtype, tmp_path):
     model = models.build(ModelFlags(model=name), tf.TensorSpec((None, 24, 24, 3), dtype), 7)

@@ -7,14 +7,14 @@ from pipeline.commands import commandline
 from pipeline.errors import PipelineError, UsageError
 from tests.datasets import write_dataset
 from trainer import launch
-from trainer.launching.flags import LaunchFlags
+from trainer.launching.flags import launch_flags
 from trainer.launching.job import Job, tf_config
 
 TRAINER = ("--data_dir=D", "--model_dir=M", "--global_batch_size=24")
 
 
 def job_of(*flags, trainer=()):
-    return Job.of(commandline.parse("launch", "", LaunchFlags, flags), (*TRAINER, *trainer))
+    return Job.of(commandline.parse("launch", "", launch_flags(), flags), (*TRAINER, *trainer))
 
 
 def test_a_job_of_workers():

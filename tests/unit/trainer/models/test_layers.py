@@ -8,7 +8,7 @@ import tensorflow as tf
 import trainer
 from pipeline.errors import UsageError
 from trainer import models
-from trainer.config.model import MODEL_DEFAULTS, ModelFlags
+from trainer.config.model import MODELS, ModelFlags
 from trainer.models import layers
 
 SHAPE = (3, 2, 2, 5)  # 12 rows and pixels: their variance is 11 / 12 of the population's
@@ -302,7 +302,7 @@ def test_the_layer_that_xla_cannot_compile_under_op_determinism_is_named():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "resnet18" else name for name in MODEL_DEFAULTS]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "resnet18" else name for name in MODELS]
 )
 def test_built_in_models_are_fused_and_compile(name):
     model = models.build(ModelFlags(model=name), tf.TensorSpec((None, 64, 64, 3), tf.uint8), 10)

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.commands import commandline
 from tests.slurm import Slurm
-from trainer.launching.flags import LaunchFlags
+from trainer.launching.flags import launch_flags
 from trainer.launching.job import Job
 
 KUBERNETES = ("--target=kubernetes", "--image=registry/stepfeed:1", "--volume=data:/data,runs:/runs")
@@ -18,7 +18,7 @@ def job_of():
     """Returns a function that makes the job of the launcher's flags; with num_ps, an asynchronous one."""
 
     def job_of(*flags, trainer=TRAINER, num_ps=0):
-        parsed = commandline.parse("trainer.launch", "", LaunchFlags, flags)
+        parsed = commandline.parse("trainer.launch", "", launch_flags(), flags)
         job = Job.of(parsed, trainer)
         if not num_ps:
             return job

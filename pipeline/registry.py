@@ -1,0 +1,70 @@
+"""Things of one kind by name, each registered where it is written: adding one touches no other file."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+_Thing = TypeVar("_Thing")
+_Defined = TypeVar("_Defined")
+
+
+class Registry(Mapping[str, _Thing], Generic[_Thing]):
+    """A mapping from names to things, which fills itself from the modules of a package at its first use.
+
+        MODELS: Registry[Model] = Registry("trainer.models", Model)
+
+        @MODELS.named("lenet", epochs=10)
+        def lenet(...): ...  # MODELS["lenet"] is Model(lenet, epochs=10)
+
+    Flags are checked against the names, so the modules are imported before TensorFlow is needed: at their tops they
+    import it from `pipeline.lazily`, or nothing heavy at all.
+
+    Args:
+      package: full name of the package whose modules register things; or of one module that does.
+      kind: makes a thing of what is decorated, and of the decorator's keywords; None: it is the thing.
+      besides: modules in the package that register nothing, and would load much.
+    """
+
+    def __init__(self, package: str, kind: Callable[..., _Thing] | None = None, besides: Collection[str] = ()) -> None:
+        self._package, self._kind, self._besides = package, kind, besides
+        self._things: dict[str, _Thing] = {}
+        self._is_complete = False
+
+    def named(self, *names: str, **facts: Any) -> Callable[[_Defined], _Defined]:
+        """Returns a decorator that registers a class or function, and returns it unchanged.
+
+        Raises:
+          ValueError: another thing has one of the names.
+        """
+
+        def register(defined: _Defined) -> _Defined:
+            thing: Any = self._kind(defined, **facts) if self._kind else defined
+            for name in names:
+                if name in self._things:
+                    raise ValueError(f"{self._package}: {name!r} is registered twice")
+                self._things[name] = thing
+            return defined
+
+        return register
+
+    def __getitem__(self, name: str) -> _Thing:
+        return self._complete()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._complete())
+
+    def __len__(self) -> int:
+        return len(self._complete())
+
+    def _complete(self) -> Mapping[str, _Thing]:
+        """Returns all things; imports the modules that register them if that is still to do."""
+        if not self._is_complete:
+            package = importlib.import_module(self._package)
+            for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
+                if module.name not in self._besides:
+                    importlib.import_module(f"{self._package}.{module.name}")
+            self._is_complete = True
+        return self._things

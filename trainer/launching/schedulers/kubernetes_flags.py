@@ -1,0 +1,190 @@
+"""The flags of `--target=kubernetes`."""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+import re
+
+from pipeline.commands.flags import check, check_all, check_most, flag
+from pipeline.errors import UsageError
+from trainer.launching.flags import MOST_NUMBER, check_variable, pairs
+
+KINDS = ("jobset", "trainjob", "tfjob")
+# Names as Kubernetes checks them (apimachinery/pkg/util/validation).
+_NAMESPACE = re.compile(r"(?=.{1,63}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_SECRET_KEY = re.compile(r"(?!\.\.?$)[-._a-zA-Z0-9]{1,253}")
+_LABEL_NAME = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+# An image as registries name it (github.com/distribution/reference).
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_WORD = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_HOST = rf"(?:{_WORD}(?:\.{_WORD})*|\[[0-9a-fA-F:]+\])(?::\d+)?"
+_IMAGE = re.compile(rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII)
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_LONGEST_IMAGE = 255
+
+
+@dataclasses.dataclass(frozen=True)
+class Mount:
+    """A claim of storage in a cluster, and where pods see it."""
+
+    claim: str
+    path: str
+    is_read_only: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class KubernetesFlags:
+    """What --target=kubernetes prints."""
+
+    kind: str | None = flag(
+        None, "jobset, trainjob (Kubeflow Trainer 2) or tfjob (Training Operator 1) (None: jobset)", known=KINDS
+    )
+    image: str | None = flag(None, "container image with this package; required")
+    namespace: str | None = flag(None, "of the job (None: that of kubectl)")
+    volume: str | None = flag(
+        None, "CLAIM:/FOLDER or CLAIM:/FOLDER:ro, with commas between: claims and where pods see them"
+    )
+    secret_env: list[str] | None = flag(None, "variable from a secret", metavar="NAME=SECRET:KEY", repeated=True)
+    service_account: str | None = flag(None, "that pods run as (None: the namespace's default)")
+    node_selector: list[str] | None = flag(None, "of the nodes to run on", metavar="LABEL=VALUE", repeated=True)
+    toleration: list[str] | None = flag(None, "of a taint of nodes", metavar="KEY[=VALUE][:EFFECT]", repeated=True)
+    priority_class: str | None = flag(None, "of the pods")
+    pull_secret: list[str] | None = flag(None, "for the image's registry", metavar="SECRET", repeated=True)
+    run_as: str | None = flag(
+        None, "UID or UID:GID of the processes; volumes are given to the group (None: the image's)"
+    )
+    ttl: int | None = flag(
+        None, "seconds after its end at which the job is deleted (None: never)", least=0, most=MOST_NUMBER
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check_all(
+            *(lambda: check(self), lambda: check_most(self)),
+            *(self._check_namespace, self._check_image, self._check_objects),
+            *(lambda: self.mounts, lambda: self.secrets, lambda: self.node_labels),
+            *(lambda: self.tolerations, lambda: self.user),
+        )
+
+    def _check_namespace(self) -> None:
+        if self.namespace is not None and not _NAMESPACE.fullmatch(self.namespace):
+            raise UsageError(
+                f"--namespace={self.namespace}: must be lower-case letters, digits and hyphens, at most 63"
+            )
+
+    def _check_image(self) -> None:
+        if self.image and not (_IMAGE.fullmatch(self.image) and len(self.image) <= _LONGEST_IMAGE):
+            raise UsageError(
+                f"--image={self.image}: is not the name of an image, such as registry.example/team/stepfeed:0.2.0"
+            )
+
+    def _check_objects(self) -> None:
+        for field in ("service_account", "priority_class"):
+            if (name := getattr(self, field)) is not None:
+                _check_name_of_object(field, name, name)
+        for name in self.pull_secret or ():
+            _check_name_of_object("pull_secret", name, name)
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """The claims of --volume."""
+        mounts = tuple(self._mount(part) for part in (self.volume or "").split(",") if part)
+        paths = [mount.path for mount in mounts]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise UsageError(f"--volume={self.volume}: {path} is there twice; give each claim its own folder")
+        return mounts
+
+    @property
+    def secrets(self) -> dict[str, tuple[str, str]]:
+        """Secret and key of --secret_env by the names of variables."""
+        found = {}
+        form = "NAME=SECRET:KEY, such as AWS_SECRET_ACCESS_KEY=store:key"
+        for name, value in pairs("secret_env", self.secret_env, form, check_variable).items():
+            secret, colon, key = value.partition(":")
+            if not (colon and _SECRET_KEY.fullmatch(key)):
+                raise UsageError(f"--secret_env={name}={value}: must be {form}")
+            _check_name_of_object("secret_env", secret, f"{name}={value}")
+            found[name] = (secret, key)
+        return found
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        """The labels of --node_selector."""
+        found = pairs("node_selector", self.node_selector, "LABEL=VALUE, such as pool=gpu", _check_label)
+        for name, value in found.items():
+            _check_label_value("node_selector", value, f"{name}={value}")
+        return found
+
+    @property
+    def tolerations(self) -> list[dict[str, str]]:
+        """The taints of --toleration, as a pod has them."""
+        return [_toleration(text) for text in self.toleration or ()]
+
+    @property
+    def user(self) -> tuple[int, int] | None:
+        """User and group of --run_as; without a group, the one of the user's number."""
+        if self.run_as is None:
+            return None
+        user, colon, group = self.run_as.partition(":")
+        ids = (user, group if colon else user)
+        if not all(each.isascii() and each.isdecimal() and int(each) <= MOST_NUMBER for each in ids):
+            raise UsageError(
+                f"--run_as={self.run_as}: must be UID or UID:GID, numbers up to {MOST_NUMBER}, such as 1000:100"
+            )
+        return int(ids[0]), int(ids[1])
+
+    def _mount(self, text: str) -> Mount:
+        claim, colon, rest = text.partition(":")
+        path, _, mode = rest.partition(":")
+        path = path.rstrip("/")
+        if not (
+            _SUBDOMAIN.fullmatch(claim)
+            and colon
+            and path.startswith("/")
+            and posixpath.normpath(path) == path
+            and not path.startswith("//")
+            and rest.partition(":")[1:] in (("", ""), (":", "ro"))
+        ):
+            raise UsageError(
+                f"--volume={self.volume}: {text!r} is not CLAIM:/FOLDER or CLAIM:/FOLDER:ro, such as "
+                "data:/data:ro,runs:/runs for the claims data and runs; a folder has no colon and no .."
+            )
+        return Mount(claim, path, mode == "ro")
+
+
+def _check_label(flag: str, name: str, text: str) -> None:
+    prefix, slash, rest = name.rpartition("/")
+    if not ((_SUBDOMAIN.fullmatch(prefix) if slash else True) and _LABEL_NAME.fullmatch(rest)):
+        raise UsageError(
+            f"--{flag}={text}: {name!r} is not a name of a label, such as pool or cloud.google.com/gke-accelerator"
+        )
+
+
+def _check_label_value(flag: str, value: str, text: str) -> None:
+    if value and not _LABEL_NAME.fullmatch(value):
+        raise UsageError(
+            f"--{flag}={text}: {value!r} must be at most 63 letters, digits, '-', '_' and '.', and begin and end with "
+            "a letter or digit"
+        )
+
+
+def _check_name_of_object(flag: str, name: str, text: str) -> None:
+    if not _SUBDOMAIN.fullmatch(name):
+        raise UsageError(
+            f"--{flag}={text}: {name!r} must be lower-case letters, digits, hyphens and dots, and begin and end with a "
+            "letter or digit"
+        )
+
+
+def _toleration(text: str) -> dict[str, str]:
+    taint, colon, effect = text.rpartition(":") if ":" in text else (text, "", "")
+    key, equals, value = taint.partition("=")
+    _check_label("toleration", key, text)
+    _check_label_value("toleration", value, text)
+    if colon and effect not in _EFFECTS:
+        raise UsageError(f"--toleration={text}: the effect must be one of {', '.join(_EFFECTS)}, or left out for all")
+    operator = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+    return {"key": key, **operator, **({"effect": effect} if colon else {})}
