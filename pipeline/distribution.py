@@ -17,7 +17,6 @@ from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Sources
 from pipeline.order.sharding import Shard, check_virtual_replicas, whole_number
 from pipeline.request import JobOptions, Request
-from pipeline.resolved import check_replicas
 
 PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy, one ready
 _MOST_COPIED = 16 << 20  # 16 MiB of a replica's batches that are copied to its device at once
@@ -308,10 +307,10 @@ def distribute_request(
         )
     prefetch = whole_number("prefetch", prefetch, 0)
     workers = _num_workers(strategy)
-    check_replicas(request, max(1, workers) * strategy.num_replicas_in_sync)
+    request.check_replicas(max(1, workers) * strategy.num_replicas_in_sync)
     if virtual_replicas is not None:
         check_virtual_replicas(request.global_batch_size, virtual_replicas, strategy.num_replicas_in_sync)
-        check_replicas(request, virtual_replicas, "virtual replicas")
+        request.check_replicas(virtual_replicas, "virtual replicas")
         if workers:
             raise UsageError("virtual_replicas: not with a ParameterServerStrategy, whose order of sums is not fixed")
     options = None if prefetch == 0 or replicas_are_on_cpus(strategy) else copied_ahead(prefetch)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from pipeline import manifest as manifests
+from pipeline import resolved
 from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Sources
-from pipeline.manifest.splits import select
-from pipeline.order import order
 from pipeline.order.order import Spec
 from pipeline.order.sharding import SHUFFLE_BYTES, InputContext, Shard
 from pipeline.order.views import Where
 from pipeline.request import MAX_CORRUPT, OrderOptions, Request, Size, UserDistort, UserParse, ViewOptions
-from pipeline.resolved import nominal_steps, parts_of, resolve_all, view_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -43,14 +40,7 @@ def steps_per_epoch(
       UsageError: an unknown split or remainder, a view that cannot work, or an epoch without a step.
     """
     options: Any = {"global_batch_size": global_batch_size, "remainder": remainder, "schedule": schedule, **view}
-    request = Request(data_dir, split, training=True, **options)
-    part = parts_of(request)[0]
-    manifest = manifests.load(part.folder)
-    selection = select(manifest, part.split)
-    times, text = view_of(part, manifest, selection)
-    count = times.total if times else selection.num_examples
-    steps = order.checked_steps(part.split, count, part.global_batch_size, remainder, text)
-    return nominal_steps(request, count) or steps
+    return resolved.steps_per_epoch(Request(data_dir, split, training=True, **options))
 
 
 def order_spec(data_dir: PathLike | Sources, split: str = "train", **options: Unpack[OrderOptions]) -> Spec:
@@ -66,7 +56,7 @@ def order_spec(data_dir: PathLike | Sources, split: str = "train", **options: Un
       DataError: no valid data set in `data_dir`.
       UsageError: a value cannot work.
     """
-    return resolve_all(Request(data_dir, split, **options)).spec
+    return resolved.resolve_all(Request(data_dir, split, **options)).spec
 
 
 def input_fn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 import os
 import re
@@ -18,10 +19,12 @@ from pipeline.order.sharding import (
     InputContext,
     Shard,
     as_shard,
+    check_replicas,
     check_streams,
     truth_value,
     whole_number,
 )
+from pipeline.order.shares import Shares, Weights, check_divided, checked_shares, unit_of
 from pipeline.order.views import View, Where, checked_skips
 
 if TYPE_CHECKING:
@@ -172,19 +175,16 @@ class Request:
             raise UsageError("skip_steps with training=False: an evaluation skips nothing; leave it out")
 
     def _check_data(self) -> None:
-        if isinstance(self.data_dir, str | os.PathLike):
-            folder(self.data_dir)
-        else:
-            sources, for_all = own_views(
-                sources_of(self.data_dir, self.split), {name: getattr(self, name) for name in VIEWS}
-            )
+        sources = sources_of(self.data_dir, self.split)
+        if self.is_mixture:
+            sources, for_all = own_views(sources, {name: getattr(self, name) for name in VIEWS})
             self._set("data_dir", sources)
             for name, value in for_all.items():
                 self._set(name, value)
-        self._set("schedule", in_order_of(schedule_of(self.schedule), self.sources))
+        self._set("schedule", in_order_of(schedule_of(self.schedule), sources if self.is_mixture else ()))
         for name in ("training", "record_ids", "portable"):
             self._set(name, truth_value(name, getattr(self, name)))
-        if self.sources and not self.training:
+        if self.is_mixture and not self.training:
             raise UsageError(
                 f"training=False with {len(self.sources)} sources: an evaluation sees each once, by itself; call it "
                 f"for each, with statistics={self.sources[0].data_dir!r} if the recipe normalises"
@@ -222,8 +222,8 @@ class Request:
         self._set("shard", as_shard(self.shard))
         if self.weights == "none":
             self._check_unweighted()
-        for data_dir in [source.data_dir for source in self.sources] or [self.folder]:
-            check_cache(data_dir, self.cache_dir, self.cache_bytes)
+        for source in self.sources:
+            check_cache(source.data_dir, self.cache_dir, self.cache_bytes)
         if self.cache_dir is not None and self.portable:
             raise UsageError(
                 "cache_dir with portable=True: TensorFlow's own reader reads no copies; leave out one of them"
@@ -262,7 +262,7 @@ class Request:
         if self.distort in (None, "none"):
             what = "parse: the parse function returns everything that is fed" if self.parse else "no distort"
             raise UsageError(f"distort_on={self.distort_on!r} with {what}; leave it out")
-        if self.sources and self.mixes:
+        if self.is_mixture and self.mixes:
             raise UsageError(
                 f"distort_on={self.distort_on!r} with distort={self.distort!r} and {len(self.sources)} sources: rows "
                 "are mixed with rows of their own source, which do not lie side by side in a batch; use "
@@ -278,15 +278,47 @@ class Request:
         return View(self.where, self.limit, self.balance, self.weigh)
 
     @property
+    def is_mixture(self) -> bool:
+        """Whether `data_dir` is a list of sources and weights; messages then name the source."""
+        return not isinstance(self.data_dir, str | os.PathLike)
+
+    @property
     def sources(self) -> tuple[Source, ...]:
-        """The sources of a mixture; empty for a single data set."""
-        return () if isinstance(self.data_dir, str | os.PathLike) else self.data_dir  # type: ignore[return-value]
+        """The data sets that are fed together: those of a mixture, or the single one."""
+        if self.is_mixture:
+            return self.data_dir  # type: ignore[return-value]
+        return (Source(self.data_dir, self.split, 1.0),)  # type: ignore[arg-type]
 
     @property
     def folder(self) -> PathLike:
         """The data set's folder; in a mixture, that of the first source."""
-        found: PathLike = self.sources[0].data_dir if self.sources else self.data_dir  # type: ignore[assignment]
-        return found
+        return self.sources[0].data_dir
+
+    @property
+    def _weighted(self) -> Sequence[tuple[int, Weights]]:
+        """(first step, (source, weight)...) of each segment: the schedule's, or one with the sources' own weights."""
+        return self.schedule or ((0, tuple((str(source), source.weight) for source in self.sources)),)
+
+    @functools.cached_property
+    def shares(self) -> Shares:
+        """The rows of each step that each source fills.
+
+        Without a schedule a unit has all rows that its source fills in a step; with one, all units have the same rows.
+
+        Raises:
+          UsageError: a source with a weight above 0 has no row in a segment.
+        """
+        segments = tuple((step, checked_shares(self.global_batch_size, sources)) for step, sources in self._weighted)
+        units = (unit_of(segments),) * len(self.sources) if self.schedule else segments[0][1]
+        return Shares(segments, units)
+
+    def check_replicas(self, num_replicas: int, what: str = "replicas") -> None:
+        """Raises UsageError if the replicas do not divide the global batch or, in a mixture, each source's rows."""
+        if not self.is_mixture:
+            check_replicas(self.global_batch_size, num_replicas)
+            return
+        for _, sources in self._weighted:
+            check_divided(self.global_batch_size, sources, num_replicas, what)
 
     @property
     def size(self) -> tuple[int, int] | None:

@@ -1,8 +1,8 @@
-"""A request with its data set, or several of them: the records, their order and their size, without TensorFlow.
+"""A request with its data sets: the records, their order and their size, without TensorFlow.
 
-A mixture has an input for each source. Source i fills G_i rows of every global batch and has its own epochs. A batch
-consists of gcd(G_0, G_1, ...) equal blocks, each with the same number of rows of a source as every other block. So any
-number of replicas that divides every G_i gets the same number of rows of each source.
+Each source is an input of its own, with its own epochs; a single data set is the only source. The global batch consists
+of equal blocks, each with the same number of rows of a source as every other block. So any number of replicas that
+divides the rows of every source gets the same number of rows of each source.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from pipeline.manifest.columns import Columns
 from pipeline.manifest.sources import Source
 from pipeline.manifest.splits import Selection, select
 from pipeline.order import order as orders
-from pipeline.order import sharding, shares
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.order.order import MAX_STEP, MixtureSpec, Order, OrderSpec, Spec
 from pipeline.order.sharding import check_pairs
-from pipeline.order.shares import Segments
 from pipeline.order.views import Times
 from pipeline.request import Request, check_classes
 
@@ -68,25 +66,6 @@ class ResolvedRequest:
         if self.request.mixes and self.order.training:
             check_pairs(repr(self.request.distort), self.spec.global_batch_size, self.spec.streams, num_replicas)
 
-    def last_step(self) -> int:
-        """Returns the global step before which the input ends; MAX_STEP: it is endless.
-
-        Raises:
-          UsageError: the input would begin after its end.
-        """
-        return _last_step(self.request, self.order.steps_per_epoch)
-
-
-def _last_step(request: Request, steps_per_epoch: int) -> int:
-    start, epochs = request.start_step, request.epochs
-    if epochs is None and request.training:
-        last, run = MAX_STEP, "a run without end ends"
-    else:
-        last, run = (epochs or 1) * steps_per_epoch, f"{epochs or 1} epochs end"
-    if not start <= last <= MAX_STEP:
-        raise UsageError(f"start_step={start}, epochs={epochs}: {run} at step {min(last, MAX_STEP)}")
-    return last
-
 
 def resolve(request: Request, record_bytes: int | None = None) -> ResolvedRequest:
     """Returns a request with the records and the order of its data set.
@@ -105,7 +84,7 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
     selection = select(manifest, request.split)
     record_bytes = record_bytes or _record_bytes(request, manifest, selection)
     counts = tuple(segment.num_examples for segment in selection.segments)
-    times, view = view_of(request, manifest, selection)
+    times, view = _view_of(request, manifest, selection)
     positions = times.total if times else sum(counts)
     streams = request.streams or orders.default_streams(
         positions, record_bytes, len(counts), request.global_batch_size, request.shuffle_bytes, request.mixes
@@ -129,7 +108,7 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
     return resolved
 
 
-def view_of(request: Request, manifest: Manifest, selection: Selection) -> tuple[Times | None, str]:
+def _view_of(request: Request, manifest: Manifest, selection: Selection) -> tuple[Times | None, str]:
     """Returns how often each record is in an epoch, and the view's text in the spec; (None, "") without a view.
 
     Raises:
@@ -202,11 +181,11 @@ def _record_bytes(request: Request, manifest: Manifest, selection: Selection) ->
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedInput:
-    """A resolved input: a data set, or a mixture of several.
+    """A request, resolved: what each of its sources feeds.
 
     Attributes:
       request: the arguments of `input_fn`.
-      parts: one for each source; a single data set has one.
+      parts: one for each source.
     """
 
     request: Request
@@ -221,35 +200,30 @@ class ResolvedInput:
     def spec(self) -> Spec:
         """The arguments of the order."""
         request = self.request
-        if not request.sources:
+        if not request.is_mixture:
             return self.first.spec
-        return MixtureSpec(tuple(part.spec for part in self.parts), schedule_of(request), request.skip_steps)
+        schedule = request.shares.segments if request.schedule else ()
+        return MixtureSpec(tuple(part.spec for part in self.parts), schedule, request.skip_steps)
 
     @property
     def steps_per_epoch(self) -> int:
-        """T of the first source; under a schedule, by its rows in the first segment."""
-        return nominal_steps(self.request, self.first.order.num_records) or self.first.order.steps_per_epoch
+        """T of the first source, by its rows in the first segment."""
+        return _steps_per_epoch(self.request, self.first.order.num_records)
 
-    def place(self, source: int, step: int, row: int) -> tuple[int, int] | None:
-        """Returns the global step and the row of the global batch at which a row of a source's own step is fed.
+    def last_step(self) -> int:
+        """Returns the global step before which the input ends; MAX_STEP: it is endless.
 
-        None: under a schedule, whose units are the source's own steps, the source has ended before that one.
+        Raises:
+          UsageError: the input would begin after its end.
         """
-        schedule = schedule_of(self.request)
-        if not schedule:
-            return step, int(shares.rows_in_blocks([part.spec.global_batch_size for part in self.parts])[source][row])
-        found = shares.step_of_unit(schedule, source, step)
-        if found is None:
-            return None
-        units = shares.units_at(schedule, found)
-        return found, int(
-            shares.rows_in_blocks([shares.unit_of(schedule)] * len(units))[units.index((source, step))][row]
-        )
-
-    def own_step(self, source: int, step: int) -> int:
-        """Returns the step of a source's own order before a global step; under a schedule its steps are units."""
-        schedule = schedule_of(self.request)
-        return shares.units_before(schedule, source, step) if schedule else step
+        start, epochs = self.request.start_step, self.request.epochs
+        if epochs is None and self.request.training:
+            last, run = MAX_STEP, "a run without end ends"
+        else:
+            last, run = (epochs or 1) * self.steps_per_epoch, f"{epochs or 1} epochs end"
+        if not start <= last <= MAX_STEP:
+            raise UsageError(f"start_step={start}, epochs={epochs}: {run} at step {min(last, MAX_STEP)}")
+        return last
 
     def distorting_on(self, place: str) -> ResolvedInput:
         """Returns the same input with another `distort_on`, on which the order of examples does not depend."""
@@ -259,13 +233,9 @@ class ResolvedInput:
         )
         return ResolvedInput(dataclasses.replace(self.request, distort_on=place), tuple(parts))
 
-    def last_step(self) -> int:
-        """Returns the global step before which the input ends, like `ResolvedRequest`."""
-        return _last_step(self.request, self.steps_per_epoch)
-
     def check_pairs(self, num_replicas: int = 1) -> None:
         """Raises UsageError if a recipe mixes pairs of rows, but a replica or stream has an odd number of them."""
-        for part, source in zip(self.parts, self.request.sources or (None,), strict=True):
+        for part, source in zip(self.parts, self.request.sources, strict=True):
             with of_source(self.request, source):
                 part.check_pairs(num_replicas)
 
@@ -278,7 +248,7 @@ def resolve_all(request: Request) -> ResolvedInput:
       UsageError: a value cannot work with these data sets, or the sources do not fit together.
     """
     parts = []
-    for part, source in zip(parts_of(request), request.sources or (None,), strict=True):
+    for part, source in zip(parts_of(request), request.sources, strict=True):
         with of_source(request, source):
             parts.append(resolve(part))
     check_alike(parts, [str(source) for source in request.sources])
@@ -314,7 +284,7 @@ def _facts(part: ResolvedRequest) -> dict[str, str]:
 
 
 def parts_of(request: Request) -> tuple[Request, ...]:
-    """Returns the request for each source's rows; for a single data set, the request itself.
+    """Returns the request for each source's rows, as an input of its own.
 
     Each part has its share of `shuffle_bytes`, and another seed: with the same seed, sources of the same length would
     be permuted alike, and the same records would meet in every epoch. The first keeps the seed and the run's end. A
@@ -324,68 +294,53 @@ def parts_of(request: Request) -> tuple[Request, ...]:
     Raises:
       UsageError: a source has no row, or a value cannot work with its rows.
     """
-    if not request.sources:
-        return (request,)
-    schedule = schedule_of(request)
-    rows = schedule[0][1] if schedule else shares.checked_shares(request.global_batch_size, *_weights(request))
-    numbered = zip(range(len(rows)), request.sources, rows, strict=True)
-    return tuple(_part(request, schedule, number, source, share) for number, source, share in numbered)
+    return tuple(_part(request, number, source) for number, source in enumerate(request.sources))
 
 
-def schedule_of(request: Request) -> Segments:
-    """Returns the rows of each source in each segment of a mixture's schedule; empty: they never change.
+def _part(request: Request, number: int, source: Source) -> Request:
+    shares, total = request.shares, request.shuffle_bytes
+    rows = shares.rows_at(0)[number]
+    own_bytes = total * rows // request.global_batch_size if rows else total // len(request.sources)
 
-    Raises:
-      UsageError: a source with a weight above 0 has no row in a segment.
-    """
-    return tuple(
-        (step, shares.checked_shares(request.global_batch_size, *_weights(request, weights)))
-        for step, weights in request.schedule
-    )
+    def own(step: int) -> int:
+        return shares.units_before(number, step)
 
-
-def _part(request: Request, schedule: Segments, number: int, source: Source, rows: int) -> Request:
-    unit = shares.unit_of(schedule) if schedule else rows
-    skips, share = request.skip_steps, request.shuffle_bytes * rows // request.global_batch_size
-    if not rows:
-        share = request.shuffle_bytes // len(request.sources)
-    if schedule:  # the source's steps are its units
-        units = [tuple(shares.units_before(schedule, number, step) for step in pair) for pair in skips]
-        skips = tuple((first, stop) for first, stop in units if first < stop)
+    skips = ((own(first), own(stop)) for first, stop in request.skip_steps)
     with of_source(request, source):
         return dataclasses.replace(
             request,
             data_dir=source.data_dir,
             split=source.split,
             schedule=(),
-            start_step=0 if schedule else request.start_step,
-            skip_steps=skips,
-            global_batch_size=unit,
+            start_step=own(request.start_step),
+            skip_steps=tuple((first, stop) for first, stop in skips if first < stop),
+            global_batch_size=shares.units[number],
             seed=int(derive_key(Domain.SOURCE, request.seed, number) >> np.uint64(1)) if number else request.seed,
             epochs=None if number else request.epochs,
-            shuffle_bytes=max(1, share),
+            shuffle_bytes=max(1, own_bytes),
             **source.options,
         )
 
 
-def nominal_steps(request: Request, num_records: int) -> int | None:
-    """Returns T under a schedule, from the first source's N and its rows in the first segment; None: no schedule."""
-    schedule = schedule_of(request)
-    return max(1, orders.steps_per_epoch(num_records, schedule[0][1][0], request.remainder)) if schedule else None
+def steps_per_epoch(request: Request) -> int:
+    """Returns T of a request, for which only the number of records must be known.
+
+    Raises:
+      DataError: no valid data set.
+      UsageError: an unknown split or remainder, a view that cannot work, or an epoch without a step.
+    """
+    part = parts_of(request)[0]
+    manifest = manifests.load(part.folder)
+    selection = select(manifest, part.split)
+    times, view = _view_of(part, manifest, selection)
+    count = times.total if times else selection.num_examples
+    orders.checked_steps(part.split, count, part.global_batch_size, part.remainder, view)
+    return _steps_per_epoch(request, count)
 
 
-def check_replicas(request: Request, num_replicas: int, what: str = "replicas") -> None:
-    """Raises UsageError if the replicas do not divide the global batch or, in a mixture, each source's rows of it."""
-    if not request.sources:
-        sharding.check_replicas(request.global_batch_size, num_replicas)
-    for _, weights in request.schedule or [(0, ())] * bool(request.sources):
-        shares.check_divided(request.global_batch_size, *_weights(request, weights), num_replicas, what)
-
-
-def _weights(request: Request, scheduled: Sequence[tuple[str, float]] = ()) -> tuple[list[float], list[str]]:
-    """Returns the weights and names of the sources: those of a schedule's segment, or else their own."""
-    given = scheduled or [(str(source), source.weight) for source in request.sources]
-    return [weight for _, weight in given], [name for name, _ in given]
+def _steps_per_epoch(request: Request, num_records: int) -> int:
+    """Returns T from the records of the first source; 1 if they fill units of a schedule, but no step."""
+    return max(1, orders.steps_per_epoch(num_records, request.shares.rows_at(0)[0], request.remainder))
 
 
 @contextlib.contextmanager
@@ -394,6 +349,6 @@ def of_source(request: Request, source: object) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        if not request.sources:
+        if not request.is_mixture:
             raise
         raise UsageError(f"source '{source}': {error}") from None

@@ -165,7 +165,7 @@ def cells_of(row: Row, resolved: ResolvedInput) -> list[tuple[str, str]]:
     return [
         ("row", str(row.row)),
         ("replica", str(row.replica)),
-        *([("source", str(row.source))] if resolved.request.sources else []),
+        *([("source", str(row.source))] if resolved.request.is_mixture else []),
         ("key", row.key or "-"),
         ("label", label or "-"),
         ("weight", f"{row.weight:g}"),

@@ -62,7 +62,7 @@ def model_difference(chief: Structure, other: Structure) -> str | None:
 def _data(training: ResolvedInput) -> str:
     """Returns the data in words; for a mixture, with the splits and rows, which only --data_dir would tell."""
     digests = [part.manifest.digest[:12] for part in training.parts]
-    if not training.request.sources:
+    if not training.request.is_mixture:
         return f"{data_in_words(training.first)}, a data set of digest {digests[0]}"
     sources = [
         f"{part.spec.global_batch_size} rows of {part.spec.split} of digest {digest}"

@@ -242,8 +242,7 @@ def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> 
 
 
 def _first_folder(data_dir: str) -> PathLike:
-    sources = parse_sources(data_dir)
-    return sources if isinstance(sources, str) else sources_of(sources, "")[0].data_dir
+    return sources_of(parse_sources(data_dir), "")[0].data_dir
 
 
 def _check_data(record: Record, data: DataSpec, data_dir: str) -> None:

@@ -15,7 +15,7 @@ from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
 from pipeline.request import HOST, Request, UserParse, ViewOptions, check_classes
-from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, check_replicas, resolve, resolve_all
+from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, resolve, resolve_all
 from trainer.config import TrainConfig
 from trainer.config.data import AUTO
 
@@ -59,8 +59,8 @@ def make(config: TrainConfig, workers: int = 1, parse: UserParse | None = None) 
     request = request_of(config, parse)
     if virtual is not None:
         check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
-        check_replicas(request, virtual, "virtual replicas")
-    check_replicas(request, replicas)
+        request.check_replicas(virtual, "virtual replicas")
+    request.check_replicas(replicas)
     training = resolve_all(request)
     training.check_pairs(replicas)
     check_classes(config.model.class_weights, training.first.manifest.class_names, "--class_weight")
@@ -89,18 +89,15 @@ def with_eval_split(config: TrainConfig) -> TrainConfig:
     if config.data.eval_split is not None:
         return config
     splits = splits_of(config)
-    given = parse_sources(config.data.data_dir)
-    sources = [] if isinstance(given, str) else sources_of(given, config.data.train_split)
-    trained = [name for text in [one.split for one in sources] or [config.data.train_split] for name in names_of(text)]
+    trained = [name for source in _sources(config) for name in names_of(source.split)]
     found = to_evaluate(splits, trained) or _EVAL_SPLIT
     return dataclasses.replace(config, data=dataclasses.replace(config.data, eval_split=found))
 
 
 def with_trained_split(config: TrainConfig) -> TrainConfig:
     """Returns the config with the split that is trained on, of the first source, as the one to evaluate on."""
-    given, split = parse_sources(config.data.data_dir), config.data.train_split
-    own = split if isinstance(given, str) else sources_of(given, split)[0].split
-    data = dataclasses.replace(config.data, eval_split=own or split, eval_where=None, eval_limit=None)
+    split = _sources(config)[0].split
+    data = dataclasses.replace(config.data, eval_split=split, eval_where=None, eval_limit=None)
     return dataclasses.replace(config, data=data)
 
 
@@ -196,11 +193,12 @@ def _request(
     )
 
 
+def _sources(config: TrainConfig) -> tuple[Source, ...]:
+    return sources_of(parse_sources(config.data.data_dir), config.data.train_split)
+
+
 def _folders(config: TrainConfig) -> list[PathLike]:
-    given = parse_sources(config.data.data_dir)
-    if isinstance(given, str):
-        return [given]
-    return list(dict.fromkeys(source.data_dir for source in sources_of(given, config.data.train_split)))
+    return list(dict.fromkeys(source.data_dir for source in _sources(config)))
 
 
 def _names(folders: list[PathLike], split: str) -> dict[PathLike, str]:
@@ -218,7 +216,7 @@ def _sharing(training: ResolvedInput, workers: int) -> Iterator[str]:
     for part in training.parts:
         note = sharing_note(part.spec, part.order, workers)
         if note:
-            yield f"{part.request.folder}:{part.request.split}: {note}" if training.request.sources else note
+            yield f"{part.request.folder}:{part.request.split}: {note}" if training.request.is_mixture else note
 
 
 def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> Iterator[str]:
@@ -231,7 +229,7 @@ def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> It
 def _repeated(training: ResolvedInput) -> Iterator[str]:
     """Yields a note for each source that holds the same records as another."""
     first: dict[tuple[str, str], Source] = {}
-    for part, source in zip(training.parts, training.request.sources, strict=False):
+    for part, source in zip(training.parts, training.request.sources, strict=True):
         other = first.setdefault((part.spec.manifest_digest, part.spec.split), source)
         if other is not source:
             yield (

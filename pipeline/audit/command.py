@@ -24,10 +24,9 @@ from pipeline.manifest.sources import VIEWS, Sources, flags_for, own_views, pars
 from pipeline.order.key_log import Header
 from pipeline.order.order import Order, sharing_note
 from pipeline.order.reading import Reading, Topology
-from pipeline.order.shares import step_of_unit
 from pipeline.order.views import skips_text
 from pipeline.request import Request
-from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, resolve, resolve_all, schedule_of
+from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve, resolve_all
 
 _GIVEN = f"given  the shards hold what the manifest says: {name_of('beam_jobs.validate')} checks that"
 _OF_RUN = ("data_dir", "distort", "resize", "mixture_schedule")  # flags that a run has, too, beside the next ones
@@ -68,7 +67,7 @@ def run(config: AuditConfig) -> None:
             _run(part)
             continue
         print(schedules.span_text(scheduled, number, config.epoch), flush=True)
-        _run(part, functools.partial(step_of_unit, schedule_of(scheduled.request), number))
+        _run(part, functools.partial(scheduled.request.shares.step_of_unit, number))
 
 
 def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
@@ -80,9 +79,8 @@ def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
         values |= {"workers": run_flags.workers_of_run(flags), "replicas": run_flags.replicas_of_run(flags)}
     missing = {name: value for name, value in values.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **missing)
-    sources = parse_sources(str(config.data_dir), "DATA_DIR")
-    folders = [sources] if isinstance(sources, str) else [one.data_dir for one in sources_of(sources, "train")]
-    if not all(manifests.load(one).has_images for one in folders):  # the run's own code parses them
+    sources = sources_of(parse_sources(str(config.data_dir), "DATA_DIR"), "train")
+    if not all(manifests.load(one.data_dir).has_images for one in sources):  # the run's own code parses them
         config = dataclasses.replace(config, distort=None, resize=None)
     return config
 
@@ -99,7 +97,7 @@ def _mixture(config: AuditConfig, sources: Sources) -> ResolvedInput | None:
     given |= {"distort": config.distort, "resize": config.resize, "schedule": config.mixture_schedule or ()}
     request = Request(sources, training=True, **given, **_view(config))
     for topology in _topologies(config, config.global_batch_size, None):
-        check_replicas(request, topology.replicas)
+        request.check_replicas(topology.replicas)
     return resolve_all(request)
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from pipeline.audit.proof import Check, Fault
 from pipeline.commands.text import count_of
-from pipeline.order import shares
 from pipeline.order.reading import Topology
-from pipeline.resolved import ResolvedInput, schedule_of
+from pipeline.order.shares import Shares, rows_in_blocks, segments_text
+from pipeline.resolved import ResolvedInput
 
 _NEAR = 3  # steps before and after a change that are compared
 _FAR = 1 << 40  # a step after all changes
@@ -85,56 +85,57 @@ def checks(mixture: ResolvedInput, topologies: Sequence[Topology]) -> list[Check
       mixture: the request, with its data sets.
       topologies: of the job, and of others that it is compared with.
     """
-    plan, segments = Plan.of(mixture), schedule_of(mixture.request)
+    plan, shares = Plan.of(mixture), mixture.request.shares
     first = topologies[0]
     same = [f"; every global batch is the same on {one} as on {first}" if one != first else "" for one in topologies]
     return [
-        ("each step's rows are split over the weights of its segment", lambda: _check_rows(plan, segments)),
-        ("each source goes on in its own units across every change", lambda: _check_units(plan, segments)),
+        ("each step's rows are split over the weights of its segment", lambda: _check_rows(plan, shares)),
+        ("each source goes on in its own units across every change", lambda: _check_units(plan, shares)),
         *(
             (
                 f"every row is of one unit, and every replica has as many rows of it ({topology}){text}",
-                functools.partial(_check_replicas, plan, segments, topology),
+                functools.partial(_check_replicas, plan, topology),
             )
             for topology, text in zip(topologies, same, strict=True)
         ),
     ]
 
 
-def _check_rows(plan: Plan, segments: shares.Segments) -> str:
-    for (first, found), wanted in zip(segments, plan.rows, strict=True):
+def _check_rows(plan: Plan, shares: Shares) -> str:
+    for (first, found), wanted in zip(shares.segments, plan.rows, strict=True):
         if found != wanted:
             raise Fault(f"from step {first} on, the sources have {found} rows, and must have {wanted}")
-    if shares.unit_of(segments) != plan.unit:
-        raise Fault(f"a unit has {shares.unit_of(segments)} rows, and must have {plan.unit}")
-    return f"{shares.segments_text(segments)}; units of {count_of(plan.unit, 'row')}"
+    for unit in shares.units:
+        if unit != plan.unit:
+            raise Fault(f"a unit has {unit} rows, and must have {plan.unit}")
+    return f"{segments_text(shares.segments)}; units of {count_of(plan.unit, 'row')}"
 
 
-def _check_units(plan: Plan, segments: shares.Segments) -> str:
+def _check_units(plan: Plan, shares: Shares) -> str:
     changes = [first for first, _ in plan.weights] + [_FAR]
     steps = sorted({max(0, change + i) for change in changes for i in range(-_NEAR, _NEAR + 1)})
     for step in steps:
-        found = shares.units_at(segments, step)
+        found = shares.units_at(step)
         wanted = [(source, number) for source, units in enumerate(plan.units(step)) for number in units]
         if found != wanted:
             raise Fault(f"step {step}: (source, unit) is {_different(found, wanted)}")
         # A run that resumes here reads each source from its next unit on, and as many as the rest of the segment takes.
-        resumed, stop, each = shares.segments_between(segments, step, step + 1)[0]
+        resumed, stop, each = shares.between(step, step + 1)[0]
         for source, units in enumerate(plan.units(step)):
-            begin, end = (shares.units_before(segments, source, one) for one in (resumed, stop))
+            begin, end = (shares.units_before(source, one) for one in (resumed, stop))
             if (list(range(begin, end)), each[source]) != (units, len(units)):
                 raise Fault(f"a run that resumes at step {step} takes units {begin} to {end - 1} of source {source}")
     count = len(plan.weights) - 1
     return f"{len(steps)} steps compared, around {count_of(count, 'change')}, and as many runs that resume there"
 
 
-def _check_replicas(plan: Plan, segments: shares.Segments, topology: Topology) -> str:
-    for number, (first, _) in enumerate(segments):
+def _check_replicas(plan: Plan, topology: Topology) -> str:
+    for number, (first, _) in enumerate(plan.weights):
         count = sum(plan.rows[number]) // plan.unit
         # Row i of each unit, one after the other, is block i.
         wanted = np.arange(plan.unit)[None] * count + np.arange(count)[:, None]
         own = plan.unit // topology.workers
-        each = np.array(shares.rows_in_blocks([own] * count))
+        each = np.array(rows_in_blocks([own] * count))
         for worker in range(topology.workers):
             begin = worker * plan.global_batch_size // topology.workers
             wrong = np.argwhere(each + begin != wanted[:, worker * own : (worker + 1) * own])
@@ -160,9 +161,9 @@ def _different(found: Sequence[tuple[int, int]], wanted: Sequence[tuple[int, int
 
 def span_text(mixture: ResolvedInput, source: int, epoch: int) -> str:
     """Returns, in words, which steps of a run take an epoch of a source."""
-    segments, steps = schedule_of(mixture.request), mixture.parts[source].order.steps_per_epoch
-    ends = [shares.step_of_unit(segments, source, unit) for unit in (epoch * steps, (epoch + 1) * steps - 1)]
-    unit = count_of(shares.unit_of(segments), "row")
+    shares, steps = mixture.request.shares, mixture.parts[source].order.steps_per_epoch
+    ends = [shares.step_of_unit(source, unit) for unit in (epoch * steps, (epoch + 1) * steps - 1)]
+    unit = count_of(shares.units[source], "row")
     if ends[0] is None:
         return f"its steps here are units of {unit}; the run never takes its epoch {epoch}"
     last = f"to {ends[1]:,}" if ends[1] is not None else "on, which the run never ends"

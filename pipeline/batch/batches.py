@@ -219,7 +219,7 @@ def best_place(training: ResolvedInput, on_gpus: bool) -> str:
       on_gpus: whether the replicas are on GPUs.
     """
     request = training.request
-    if not on_gpus or (request.mixes and (request.sources or request.class_weight)):
+    if not on_gpus or (request.mixes and (request.is_mixture or request.class_weight)):
         return HOST
     recipe = recipe_of(training.first)
     return BOTH if recipe is not None and cut(recipe) else HOST

@@ -8,7 +8,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -38,8 +38,8 @@ from pipeline.graph_calls import release_arrays
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.order import MAX_STEP
-from pipeline.order.sharding import Shard, as_shard
-from pipeline.order.shares import rows_in_blocks, segments_between, units_before
+from pipeline.order.sharding import as_shard
+from pipeline.order.shares import rows_in_blocks
 from pipeline.order.tensors import TENSORS
 from pipeline.read import memory
 from pipeline.read.corruption import Corruption
@@ -51,7 +51,9 @@ from pipeline.read.shards import Shards
 from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
 from pipeline.records import tf_example
 from pipeline.request import DEVICE, Request
-from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, of_source, resolve_all, schedule_of
+from pipeline.resolved import ResolvedInput, ResolvedRequest, of_source, resolve_all
+
+Maker: TypeAlias = Callable[[int, int, int | None, bool], tf.data.Dataset]  # of `Run`'s arguments after the feed
 
 _MOST_IN_GRAPH = 256 << 20  # 256 MiB of a view, far below the 2 GiB of a stored graph
 _READY_STEPS = 2  # joined elements made ahead; each source makes some ahead, too
@@ -69,75 +71,71 @@ def make_dataset(request: Request, replicas: int | None = None, stacked: bool = 
       DataError, UsageError: as for `input_fn`.
     """
     if shard := as_shard(request.shard):
-        check_replicas(request, shard.num_replicas)
-    if request.schedule:
-        return _scheduled(request, shard, replicas)
-    resolved, datasets = resolve_all(request), []
-    if is_read_by_graph(request):
-        check_in_graph(resolved.parts)
-    else:
-        _check_memory(resolved)
-    stacked = stacked and not request.sources and request.weights != "none"
-    for part, source in zip(resolved.parts, request.sources or (None,), strict=True):
-        with of_source(request, source):
-            made = maker(part, None if request.sources else replicas, stacked)
-            datasets.append(made(request.start_step, part.last_step()))
-    if request.weights == "none":  # an evaluation: one data set, whole epochs
-        return unpadded(datasets[0], resolved.first.order, request.epochs or 1)
-    if not request.sources:
-        return datasets[0]
-    with tf.device("CPU:0"):
-        return joined(resolved, dict(enumerate(datasets)), replicas)
-
-
-def _scheduled(request: Request, shard: Shard | None, replicas: int | None) -> tf.data.Dataset:
-    """Returns the dataset of a mixture with a schedule: that of each segment, one after the other.
-
-    A source is read unit by unit. A segment joins as many of its units as each step takes, from the first on that the
-    steps before have left.
-    """
-    local = shard.local_replicas if shard else 1
-    # An element is cut into the rows of the local replicas when it is whole: they take turns step by step, not by unit.
-    whole = dataclasses.replace(request, shard=Shard(shard.index, shard.count) if shard else None)
-    resolved, schedule, makers = resolve_all(whole), schedule_of(request), []
-    resolved.check_pairs(shard.num_replicas if shard else 1)
-    last = resolved.last_step()
-    segments = segments_between(schedule, request.start_step, last)
+        request.check_replicas(shard.num_replicas)
+    resolved = resolve_all(request)
+    first, last = request.start_step, resolved.last_step()
+    segments = request.shares.between(first, last)
     if is_read_by_graph(request):
         check_in_graph(
             resolved.parts, [sum(taken[n] > 0 for *_, taken in segments) for n in range(len(resolved.parts))]
         )
     else:
         _check_memory(resolved)
+    makers = []
     for part, source in zip(resolved.parts, request.sources, strict=True):
         with of_source(request, source):
-            makers.append(maker(part, None, stacked=True))
-    found, kinds = [], dict[int, Any]()
+            makers.append(maker(part))
+    if len(makers) == 1:  # its elements are whole steps, and joining them would cost an operation per step
+        if request.weights == "none":  # an evaluation: one data set, whole epochs
+            return unpadded(makers[0](first, last, replicas, False), resolved.first.order, request.epochs or 1)
+        return makers[0](first, last, replicas, stacked)
     with tf.device("CPU:0"):
-        for first, stop, taken in segments:
-            datasets = {}
-            for number, units in enumerate(taken):
-                if units:
-                    begin, end = (units_before(schedule, number, step) for step in (first, stop))
-                    made = makers[number](begin, min(end, MAX_STEP))
-                    datasets[number] = _of_units(made, request, units, stop - first)
-            kinds |= {number: dataset.element_spec for number, dataset in datasets.items()}
-            _check_elements_alike(resolved, kinds)  # also of sources that no segment joins
-            found.append(joined(resolved, datasets, local if local > 1 else replicas, [n for n in taken if n]))
-        dataset = functools.reduce(lambda one, other: one.concatenate(other), found)
-        dataset = dataset if local == 1 else dataset.flat_map(_one_by_one)
-        count = tf.data.INFINITE_CARDINALITY if last == MAX_STEP else local * (last - request.start_step)
-        return dataset.apply(tf.data.experimental.assert_cardinality(count))
+        return _joined(resolved, makers, segments, replicas)
+
+
+def _joined(
+    mixture: ResolvedInput,
+    makers: Sequence[Maker],
+    segments: Sequence[tuple[int, int, tuple[int, ...]]],
+    replicas: int | None,
+) -> tf.data.Dataset:
+    """Returns the dataset whose elements have the rows of several sources: one segment after the other."""
+    request, kinds, joint = mixture.request, dict[int, Any](), []
+    shard = as_shard(request.shard)
+    local = shard.local_replicas if shard else 1
+    for first, stop, taken in segments:
+        # This worker's replicas take turns step by step, but a source has the rows of all of them for one unit before
+        # those for the next. So where a step takes several units, an element has the rows of all until it is cut.
+        sharing, of_sources = local if max(taken) > 1 else 1, {}
+        for number, units in enumerate(taken):
+            if units:
+                begin, end = (min(request.shares.units_before(number, step), MAX_STEP) for step in (first, stop))
+                made = makers[number](begin, end, None, units * sharing > 1)
+                of_sources[number] = _together(made, request, units * sharing, stop - first)
+        kinds |= {number: made.element_spec for number, made in of_sources.items()}
+        _check_elements_alike(mixture, kinds)  # also of sources that no segment joins
+        steps = _steps(mixture, of_sources, taken, sharing if sharing > 1 else replicas)
+        joint.append(steps.flat_map(_one_by_one) if sharing > 1 else steps)
+    dataset = functools.reduce(lambda one, other: one.concatenate(other), joint)
+    first, last = segments[0][0], segments[-1][1]
+    count = tf.data.INFINITE_CARDINALITY if last == MAX_STEP else local * (last - first)
+    return dataset.apply(tf.data.experimental.assert_cardinality(count))
 
 
 @tf.autograph.experimental.do_not_convert
-def _of_units(made: tf.data.Dataset, request: Request, units: int, steps: int) -> tf.data.Dataset:
-    """Returns the dataset of `steps` elements that have the rows of some units each, which lie one after the other."""
+def _together(made: tf.data.Dataset, request: Request, elements: int, steps: int) -> tf.data.Dataset:
+    """Returns the dataset of `steps` elements that have the rows of some elements each, one after the other."""
+    if elements == 1:
+        return made
     if is_stacked(made, request):  # then no unit is an element of its own, which would cost most where units are small
-        together = made.rebatch(units, drop_remainder=True).take(steps)
+        together = made.rebatch(elements, drop_remainder=True).take(steps)
         return together.map(lambda *e: tf.nest.map_structure(lambda c: tf.reshape(c, [-1, *c.shape[2:]]), e))
-    rows = tf.nest.flatten(made.element_spec)[-1].shape[0]
-    return made if units == 1 else made.rebatch(units * rows, drop_remainder=True)
+    return made.rebatch(elements * _rows(made), drop_remainder=True)
+
+
+def _rows(dataset: tf.data.Dataset) -> int:
+    """Returns the rows of an element; weights or record ids come last, which have a number per row."""
+    return int(tf.nest.flatten(dataset.element_spec)[-1].shape[0])
 
 
 def _one_by_one(*elements: tuple[Any, ...]) -> tf.data.Dataset:
@@ -153,16 +151,8 @@ def is_stacked(dataset: tf.data.Dataset, request: Request) -> bool:
     return request.parse is None and bool(tf.nest.flatten(dataset.element_spec)[-1].shape.rank == 2)
 
 
-def maker(
-    resolved: ResolvedRequest, replicas: int | None, stacked: bool = False
-) -> Callable[[int, int], tf.data.Dataset]:
-    """Returns the function of a first step, and of the one after the last, that makes the dataset of one source.
-
-    Args:
-      resolved: options and data set of the source.
-      replicas: number of local replicas to split batches for; None: batches are whole.
-      stacked: whether an element may be several batches, with one axis more in front.
-    """
+def maker(resolved: ResolvedRequest) -> Maker:
+    """Returns what makes the dataset of a source, of some of its own steps."""
     request = resolved.request
     # Another process cannot call NumPy in this one, so the plans of its windows are part of the graph.
     arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
@@ -176,9 +166,9 @@ def maker(
         else:
             make = functools.partial(windowed, batches=batches, reader=reader)
 
-    def made(first: int, last: int) -> tf.data.Dataset:
+    def made(*steps_and_form: Any) -> tf.data.Dataset:
         with tf.device("CPU:0"):
-            return make(Run(feed, first, last, replicas, stacked))
+            return make(Run(feed, *steps_and_form))
 
     return made
 
@@ -194,11 +184,11 @@ def _check_memory(resolved: ResolvedInput) -> None:
     A source has this window and the next in memory; one that is kept has all its records.
     """
     request, needed, texts = resolved.request, 0, []
-    for part, source in zip(resolved.parts, request.sources or (None,), strict=True):
+    for part, source in zip(resolved.parts, request.sources, strict=True):
         feed = make_feed(part.order, as_shard(request.shard), NumpyArrays())
         own = (1 if _is_resident(feed) else 2) * feed.window_records * part.spec.record_bytes
         needed += own
-        share = f"{source} {size_of(own)}, " if source else ""
+        share = f"{source} {size_of(own)}, " if request.is_mixture else ""
         texts.append(f"{share}{len(feed.streams)} of {part.spec.streams} streams")
     if needed > (limit := memory.available()):
         raise UsageError(
@@ -355,27 +345,19 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
 
 
 @tf.autograph.experimental.do_not_convert
-def joined(
-    mixture: ResolvedInput,
-    of_sources: Mapping[int, tf.data.Dataset],
-    replicas: int | None,
-    units: Sequence[int] | None = None,
+def _steps(
+    mixture: ResolvedInput, of_sources: Mapping[int, tf.data.Dataset], taken: Sequence[int], replicas: int | None
 ) -> tf.data.Dataset:
     """Returns the dataset whose elements have the rows of several sources; it ends with the first of them.
 
     Args:
       mixture: the request, with its data sets.
-      of_sources: by the numbers of the sources, in their order, with the same number of elements per step.
+      of_sources: by the numbers of the sources, in their order; an element has the rows of one unit after the other.
+      taken: units of each source in an element.
       replicas: number of replicas that share each element; None: it is not split.
-      units: of each of these, which an element has one after the other; None: one.
-
-    Raises:
-      UsageError: the user's function does not return the same types for all sources.
     """
     numbered, datasets = mixture.request.record_ids, tuple(of_sources.values())
-    sizes = [tf.nest.flatten(dataset.element_spec)[-1].shape[0] for dataset in datasets]
-    rows = [size // count for size, count in zip(sizes, units or [1] * len(sizes), strict=True) for _ in range(count)]
-    _check_elements_alike(mixture, {number: dataset.element_spec for number, dataset in of_sources.items()})
+    rows = [_rows(made) // taken[number] for number, made in of_sources.items() for _ in range(taken[number])]
     counts = [part.selection.num_examples for part in mixture.parts]
     first_ids = [sum(counts[:number]) for number in of_sources]
 

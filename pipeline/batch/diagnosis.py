@@ -59,17 +59,21 @@ def unusable(fed: Fed) -> DataError | None:
 
     The records of these steps are read again and decoded one by one, or parsed as in their batches.
     """
-    if fed.request.schedule:  # whose steps are not those of its sources
-        return None
     try:
         with tf.device("CPU:0"):
-            parts = resolve_all(fed.request).parts
-            return next(filter(None, (_of_source(part, fed) for part in parts)), None)
+            resolved, shares = resolve_all(fed.request), fed.request.shares
+            steps = fed.first_step, min(fed.last_step, resolved.last_step())
+            each = (
+                _of_source(part, *(min(shares.units_before(number, step), MAX_STEP) for step in steps))
+                for number, part in enumerate(resolved.parts)
+            )
+            return next(filter(None, each), None)
     except (PipelineError, tf.errors.OpError):  # what the caller knows says more
         return None
 
 
-def _of_source(part: ResolvedRequest, fed: Fed) -> DataError | None:
+def _of_source(part: ResolvedRequest, first_step: int, last_step: int) -> DataError | None:
+    """Returns the error for the first record of some of a source's own steps of which no example can be made."""
     request, judge = part.request, judge_of(part)
     plain = dataclasses.replace(
         request,
@@ -86,8 +90,8 @@ def _of_source(part: ResolvedRequest, fed: Fed) -> DataError | None:
         portable=False,
     )
     # The order is that of the request: the size of an example, on which it depends, is another one without images.
-    made = maker(dataclasses.replace(part, request=plain), None)
-    for records, *_, ids in made(fed.first_step, min(fed.last_step, part.last_step())):
+    made = maker(dataclasses.replace(part, request=plain))
+    for records, *_, ids in made(first_step, last_step, None, False):
         problems = judge.problems(records.numpy().tolist())
         for problem, number in zip(problems, ids.numpy().tolist(), strict=True):
             if problem:

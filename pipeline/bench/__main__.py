@@ -14,7 +14,7 @@ from pipeline.commands.flags import check, flag
 from pipeline.errors import name_of
 from pipeline.manifest.sources import parse_sources
 from pipeline.request import HOST, Request
-from pipeline.resolved import ResolvedInput, ResolvedRequest, check_replicas, resolve_all
+from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 
 COMMAND = "pipeline.bench"
 _SECONDS = 0.2  # of a round
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     # TensorFlow warns of a function that is traced many times; here each part of an input has its own.
     with quiet.logs(), measure.input_errors():
-        if resolved.request.sources:
+        if resolved.request.is_mixture:
             _measure_mixture(config, resolved)
         else:
             _measure(config, resolved.first)
@@ -109,7 +109,7 @@ def _measure_mixture(config: BenchConfig, resolved: ResolvedInput) -> None:
 
     strategy = subject.strategy_of(config.replicas, config.global_batch_size)
     names = subject.names_of(strategy)
-    check_replicas(resolved.request, len(names))
+    resolved.request.check_replicas(len(names))
     segments = subject.segments_of(resolved)
     parts = [subject.segment_part(segment, strategy) for segment in segments]
     if not config.json:

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 from pipeline.batch import WEIGHTS
 from pipeline.commands.text import count_of, table
-from pipeline.order import shares
 from pipeline.request import BOTH, DEVICE, HOST, Request
-from pipeline.resolved import ResolvedInput, ResolvedRequest, schedule_of
+from pipeline.resolved import ResolvedInput, ResolvedRequest
 
 # Parts that are measured beside the stages of a batch. The last four are sections: each has its own threads, so that
 # they overlap.
@@ -398,8 +397,8 @@ class Segment:
 
 def mixture_heading(mixture: ResolvedInput, devices: Sequence[str]) -> list[str]:
     """Returns the lines that say which mixture is timed."""
-    request, segments = mixture.request, schedule_of(mixture.request)
-    unit = f"; units of {count_of(shares.unit_of(segments), 'row')}" if segments else ""
+    request = mixture.request
+    unit = f"; units of {count_of(request.shares.units[0], 'row')}" if request.schedule else ""
     return [
         *(f"source {number}: {source}" for number, source in enumerate(request.sources)),
         f"training; batches of {request.global_batch_size:,}{unit}, {recipe_text(request)}; "

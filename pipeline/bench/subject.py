@@ -29,7 +29,7 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.shards import Shards
 from pipeline.read.window import RECORD_ID, Columns, LocalReader, gather
-from pipeline.resolved import ResolvedInput, ResolvedRequest, schedule_of
+from pipeline.resolved import ResolvedInput, ResolvedRequest
 
 _RAW = "raw images are copied as they are"
 _CROPPED = "crops, resizes and flips, too"
@@ -327,15 +327,15 @@ def names_of(strategy: tf.distribute.Strategy | None) -> list[str]:
 
 def segments_of(mixture: ResolvedInput) -> list[Segment]:
     """Returns the segments of a mixture; without a schedule it has one."""
-    request, schedule = mixture.request, mixture.request.schedule
+    request, schedule, segments = mixture.request, mixture.request.schedule, mixture.request.shares.segments
     if not schedule:
-        return [Segment(0, tuple(part.spec.global_batch_size for part in mixture.parts), request)]
+        return [Segment(*segments[0], request)]
     # All segments take a step each, so that the units stay the same; then the one that is timed does not end.
     short = [(step, weights) for step, (_, weights) in enumerate(schedule)]
-    rows, last = schedule_of(request), len(schedule)
+    last = len(schedule)
     return [
         Segment(first, of_segment, dataclasses.replace(request, schedule=[*short, (last, weights)], start_step=last))
-        for (first, of_segment), (_, weights) in zip(rows, schedule, strict=True)
+        for (first, of_segment), (_, weights) in zip(segments, schedule, strict=True)
     ]
 
 

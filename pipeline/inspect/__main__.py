@@ -25,7 +25,7 @@ from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
 from pipeline.manifest.sources import VIEWS, flags_for, parse_sources
 from pipeline.read.shards import check_present
 from pipeline.request import Request, ViewOptions
-from pipeline.resolved import ResolvedInput, check_replicas, resolve_all
+from pipeline.resolved import ResolvedInput, resolve_all
 
 COMMAND = "pipeline.inspect"
 _MOST_SIZES = 20  # of images, listed
@@ -195,7 +195,7 @@ def _show_run(config: InspectConfig) -> None:
     flags = {} if config.model_dir is None else flags_for(config.data_dir, run_flags.flags_of_run(config.model_dir))
     resolved = resolve_all(_request(config, flags))
     replicas = config.replicas or run_flags.replicas_of_run(flags)
-    check_replicas(resolved.request, replicas)
+    resolved.request.check_replicas(replicas)
     if flags.get("task") and not config.json:
         print(f"the run has --task={flags['task']}: if that parses records itself, the order may be another")
     if config.key is not None:
@@ -212,8 +212,7 @@ def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
     if config.data_dir is not None:
         options["data_dir"] = parse_sources(config.data_dir, "DATA_DIR")
     request = Request(**options, training=True)
-    folders = [source.data_dir for source in request.sources] or [request.folder]
-    if not all(manifest.load(folder).has_images for folder in folders):
+    if not all(manifest.load(source.data_dir).has_images for source in request.sources):
         options |= {"distort": None, "resize": None}
         request = Request(**options, training=True, parse=_as_they_are)
     return request
@@ -264,7 +263,7 @@ def _show_key(config: InspectConfig, resolved: ResolvedInput, replicas: int) -> 
         rows = [{**one._asdict(), "weight": 0.0 if one.is_padding else 1.0} for one in fed]
         found.append({"source": source, "record": record, "shard": file, "record_of_shard": number, "rows": rows})
         if not config.json:
-            of_source = f" of {os.fspath(part.request.folder)}" if resolved.request.sources else ""
+            of_source = f" of {os.fspath(part.request.folder)}" if resolved.request.is_mixture else ""
             print(f"{config.key}: record {record} of {part.spec.split}{of_source}, {file} #{number}")
             print(*_places(fed, epoch, replicas), sep="\n")
     if config.json:

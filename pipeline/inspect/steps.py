@@ -83,7 +83,7 @@ def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, 
     steps, found = part.order.steps_per_epoch, []
     for begin, records, real in _rows_of_epoch(part.order, epoch):
         for t, own in np.argwhere(records == record).tolist():
-            if place := resolved.place(source, epoch * steps + begin + t, own):
+            if place := resolved.request.shares.place(source, epoch * steps + begin + t, own):
                 step, row = place
                 found.append(Fed(step, row, row * replicas // total, not real[t, own]))
     return found

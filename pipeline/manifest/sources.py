@@ -1,4 +1,4 @@
-"""The sources of a mixture, `DIR` or `DIR:SPLIT`, each with a weight: as a list, or as the text of a flag."""
+"""The sources of an input, `DIR` or `DIR:SPLIT`, each with a weight: as a list, or as the text of a flag."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WEIGHTED = re.compile(r"(?P<source>.+)=(?P<weight>[^=/]*)")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One data set of a mixture.
+    """One data set of an input.
 
     Attributes:
       data_dir: its folder.
@@ -48,16 +48,19 @@ class Source:
 
 
 def sources_of(given: Any, split: str) -> tuple[Source, ...]:
-    """Returns the sources of a mixture.
+    """Returns the sources of an input: those of a mixture, or its single data set, which gets all rows.
 
     Args:
-      given: pairs of `DIR` or `DIR:SPLIT` and a weight, and perhaps a dict of `VIEWS`; a path that is not a text, or
-        ends in a slash, is a `DIR`.
+      given: the path of a data set; or pairs of `DIR` or `DIR:SPLIT` and a weight, and perhaps a dict of `VIEWS`, where
+        a path that is not a text, or ends in a slash, is a `DIR`.
       split: of the sources that name none.
 
     Raises:
-      UsageError: it is not such a list, or a weight is not above 0.
+      UsageError: it is neither, or a weight is not above 0.
     """
+    if isinstance(given, str | os.PathLike):
+        folder(given)
+        return (Source(given, split, 1.0),)
     try:
         pairs = list(given)
         if not pairs:

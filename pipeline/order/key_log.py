@@ -29,7 +29,7 @@ from pipeline.errors import DataError, named
 from pipeline.files.fields import OPTIONAL, from_json
 from pipeline.files.reading import opened
 from pipeline.order.order import MAX_STEP, MixtureSpec, OrderSpec, Spec
-from pipeline.order.shares import rows_in_blocks, units_at
+from pipeline.order.shares import rows_in_blocks
 
 FORMAT = 1
 SUFFIX = ".jsonl"
@@ -263,10 +263,9 @@ class SourceLogs:
         Raises:
           DataError: a file cannot be written.
         """
-        parts = spec.parts if isinstance(spec, MixtureSpec) else (spec,)
-        self._schedule = spec.schedule if isinstance(spec, MixtureSpec) else ()
+        mixture = spec if isinstance(spec, MixtureSpec) else MixtureSpec((spec,))
+        parts, self._shares, self._is_scheduled = mixture.parts, mixture.shares, bool(mixture.schedule)
         places = [pathlib.Path(folder) / (f"source-{i}" if len(parts) > 1 else "") for i in range(len(parts))]
-        self._shares = [part.global_batch_size for part in parts]
         self._open = contextlib.ExitStack()
         self._logs = [
             self._open.enter_context(
@@ -279,11 +278,11 @@ class SourceLogs:
 
     def append(self, step: int, replica: int, keys: Sequence[bytes | str], weights: Sequence[float]) -> None:
         """Adds each of one replica's rows of one global step to the log of its source."""
-        units = units_at(self._schedule, step) if self._schedule else [(i, step) for i in range(len(self._logs))]
-        shares = [self._shares[source] for source, _ in units]
-        parts = sum(shares) // len(keys)
-        at = step if self._schedule else None
-        for (source, own), rows in zip(units, rows_in_blocks([share // parts for share in shares]), strict=True):
+        units = self._shares.units_at(step)
+        sizes = [self._shares.units[source] for source, _ in units]
+        parts = sum(sizes) // len(keys)
+        at = step if self._is_scheduled else None
+        for (source, own), rows in zip(units, rows_in_blocks([size // parts for size in sizes]), strict=True):
             self._logs[source].append(own, replica, [keys[row] for row in rows], [weights[row] for row in rows], at)
 
     def flush(self) -> None:

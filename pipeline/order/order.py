@@ -25,7 +25,7 @@ from pipeline.order.sharding import (  # noqa: F401, some are imported from here
     check_streams,
     divisors,
 )
-from pipeline.order.shares import Segments, segments_before, segments_text, unit_of, with_unit
+from pipeline.order.shares import Segments, Shares, segments_before, segments_text, unit_of, with_unit
 from pipeline.order.views import Intervals, Times, skipped_before, skips_text
 
 ORDER_VERSION = 1
@@ -294,9 +294,15 @@ class MixtureSpec:
     skip_steps: Intervals = ()
 
     @property
+    def shares(self) -> Shares:
+        """The rows of each source in a step."""
+        units = tuple(part.global_batch_size for part in self.parts)
+        return Shares(self.schedule or ((0, units),), units)
+
+    @property
     def global_batch_size(self) -> int:
         """G."""
-        return sum(self.schedule[0][1] if self.schedule else (part.global_batch_size for part in self.parts))
+        return sum(self.shares.rows_at(0))
 
     def to_json(self) -> str:
         """Returns the spec as one line of JSON with sorted keys."""

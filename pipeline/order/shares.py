@@ -1,7 +1,8 @@
-"""The share of each source of a mixture in the rows of a step, whatever the number of replicas, and its changes."""
+"""The share of each source in the rows of a step, whatever the number of replicas, and its changes."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,69 @@ from pipeline.errors import UsageError
 _LOOKED_AT = 4096  # batch sizes to try on either side, for an error to name one that works
 _LARGEST = 1 << 20  # rows of the largest batch that an error suggests
 
+Weights: TypeAlias = Sequence[tuple[str, float]]  # of the sources, by their names
 Segments: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]  # (first step, rows of each source), from step 0 on
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """Says which rows of a step each source fills; a single data set fills all of them, at every step.
+
+    A source is an input of its own, whose steps are its *units*. A step takes the next units of each source.
+
+    Attributes:
+      segments: (first step, rows of each source), from step 0 on; one segment if the rows never change.
+      units: rows of a unit of each source.
+    """
+
+    segments: Segments
+    units: tuple[int, ...]
+
+    def rows_at(self, step: int) -> tuple[int, ...]:
+        """Returns the rows of each source in a global step."""
+        return [rows for first, rows in self.segments if first <= step][-1]
+
+    def units_before(self, source: int, step: int) -> int:
+        """Returns the units of a source that the steps before a global step take."""
+        stops, unit = [first for first, _ in self.segments[1:]] + [step], self.units[source]
+        each = zip(self.segments, stops, strict=True)
+        return sum(max(0, min(stop, step) - first) * rows[source] // unit for (first, rows), stop in each)
+
+    def units_at(self, step: int) -> list[tuple[int, int]]:
+        """Returns (source, number of its unit) of the units that a step takes, in the order of a block's rows."""
+        return [
+            (source, self.units_before(source, step) + i)
+            for source, count in enumerate(self.rows_at(step))
+            for i in range(count // self.units[source])
+        ]
+
+    def step_of_unit(self, source: int, number: int) -> int | None:
+        """Returns the global step that takes a unit of a source; None: the source has ended before that unit."""
+        first, rows = [one for one in self.segments if self.units_before(source, one[0]) <= number][-1]
+        each = rows[source] // self.units[source]
+        return first + (number - self.units_before(source, first)) // each if each else None
+
+    def between(self, start: int, stop: int) -> list[tuple[int, int, tuple[int, ...]]]:
+        """Returns (first step, the one after the last, units of each source per step) of the segments of some steps."""
+        stops = [first for first, _ in self.segments[1:]] + [stop]
+        found = [
+            (max(first, start), min(end, stop), tuple(n // unit for n, unit in zip(rows, self.units, strict=True)))
+            for (first, rows), end in zip(self.segments, stops, strict=True)
+        ]
+        # If nothing is left to feed, the last segment says how the elements look.
+        return [one for one in found if one[0] < one[1]] or [(start, start, found[-1][2])]
+
+    def place(self, source: int, unit: int, row: int) -> tuple[int, int] | None:
+        """Returns the global step that takes a unit of a source, and the row of the global batch that its row fills.
+
+        None: the source has ended before that unit.
+        """
+        step = self.step_of_unit(source, unit)
+        if step is None:
+            return None
+        units = self.units_at(step)
+        rows = rows_in_blocks([self.units[number] for number, _ in units])
+        return step, int(rows[units.index((source, unit))][row])
 
 
 def shares_of(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
@@ -42,14 +105,15 @@ def rows_in_blocks(shares: Sequence[int]) -> list[NDArray[np.int64]]:
     return [(starts + first + np.arange(count)).reshape(-1) for first, count in zip(firsts, each, strict=True)]
 
 
-def checked_shares(rows: int, weights: Sequence[float], names: Sequence[str]) -> tuple[int, ...]:
-    """Returns the rows of each weight, like `shares_of`.
+def checked_shares(rows: int, sources: Weights) -> tuple[int, ...]:
+    """Returns the rows of each (source, weight), like `shares_of`.
 
     Raises:
       UsageError: a source with a weight above 0 has no row.
     """
+    weights = [weight for _, weight in sources]
     shares = shares_of(rows, weights)
-    for name, weight, share in zip(names, _as_written(weights), shares, strict=True):
+    for (name, _), weight, share in zip(sources, _as_written(weights), shares, strict=True):
         if not share and weight:
             total = sum(_as_written(weights), Fraction())
             least = math.ceil(total / weight)
@@ -70,23 +134,20 @@ def _short(number: Fraction) -> str:
     return f"{float(min(number, Fraction(sys.float_info.max))):g}"
 
 
-def check_divided(
-    rows: int, weights: Sequence[float], names: Sequence[str], parts: int, what: str = "replicas"
-) -> None:
+def check_divided(rows: int, sources: Weights, parts: int, what: str = "replicas") -> None:
     """Raises UsageError, with the nearest weights and rows that work, if `parts` does not divide every share.
 
     Args:
       rows: G.
-      weights: of the sources.
-      names: of the sources.
+      sources: (source, weight) of each.
       parts: R, or V.
       what: name of these parts, for the error.
     """
-    shares = checked_shares(rows, weights, names)
+    shares = checked_shares(rows, sources)
     if not any(share % parts for share in shares):
         return
-    given = ", ".join(f"{name} {share}" for name, share in zip(names, shares, strict=True))
-    working = []
+    given = ", ".join(f"{name} {share}" for (name, _), share in zip(sources, shares, strict=True))
+    weights, working = [weight for _, weight in sources], []
     near = shares_of(rows // parts, weights)
     if rows % parts == 0 and all(share or not weight for share, weight in zip(near, weights, strict=True)):
         working.append(f"the weights {' and '.join(str(parts * share) for share in near)}")
@@ -114,41 +175,6 @@ def _nearest_rows(rows: int, weights: Sequence[float], parts: int) -> list[int]:
 def unit_of(segments: Segments) -> int:
     """Returns U, the rows of a unit: the greatest common divisor of all sources' rows in all segments."""
     return math.gcd(*(count for _, rows in segments for count in rows))
-
-
-def units_before(segments: Segments, source: int, step: int) -> int:
-    """Returns the units of a source that the steps before a global step take."""
-    stops, unit = [first for first, _ in segments[1:]] + [step], unit_of(segments)
-    each = zip(segments, stops, strict=True)
-    return sum(max(0, min(stop, step) - first) * rows[source] // unit for (first, rows), stop in each)
-
-
-def units_at(segments: Segments, step: int) -> list[tuple[int, int]]:
-    """Returns (source, number of its unit) of the units that a global step takes, in the order of a block's rows."""
-    rows, unit = [rows for first, rows in segments if first <= step][-1], unit_of(segments)
-    return [
-        (source, units_before(segments, source, step) + i)
-        for source, count in enumerate(rows)
-        for i in range(count // unit)
-    ]
-
-
-def step_of_unit(segments: Segments, source: int, number: int) -> int | None:
-    """Returns the global step that takes a unit of a source; None: no step does, as its last segment has no rows."""
-    first, rows = [one for one in segments if units_before(segments, source, one[0]) <= number][-1]
-    each = rows[source] // unit_of(segments)
-    return first + (number - units_before(segments, source, first)) // each if each else None
-
-
-def segments_between(segments: Segments, start: int, stop: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Returns (first step, the one after the last, units of each source per step) of the segments of some steps."""
-    stops, unit = [first for first, _ in segments[1:]] + [stop], unit_of(segments)
-    found = [
-        (max(first, start), min(end, stop), tuple(count // unit for count in rows))
-        for (first, rows), end in zip(segments, stops, strict=True)
-    ]
-    # If nothing is left to feed, the last segment says how the elements look.
-    return [one for one in found if one[0] < one[1]] or [(start, start, found[-1][2])]
 
 
 def segments_before(segments: Segments, step: int) -> Segments:

@@ -146,6 +146,14 @@ def test_the_record_is_named(options, data):
     assert caught.value.record == record
 
 
+def test_the_record_is_named_of_a_mixture_whose_weights_change(data):
+    folder, shard, record = data
+    a, b = (f"{folder}:train[{half}]" for half in (":50%", "50%:"))
+    schedule = [(0, {a: 1, b: 1}), (2, {a: 3, b: 1}), (9, {a: 1, b: 3})]
+    with pytest.raises(DataError, match=f"{shard}, record {record}: its image cannot be decoded: "):
+        take(StepIterator([(a, 1), (b, 1)], **TRAINING, shuffle_bytes=WINDOWS, schedule=schedule))
+
+
 @pytest.mark.parametrize("options", [{}, {"distort": CROP}], ids=["whole", "crops"])
 def test_the_record_is_named_of_a_portable_input(options, data):
     folder, shard, record = data

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import PipelineError, UsageError
 from pipeline.files.paths import folder
-from pipeline.order import shares
 from pipeline.order.reading import Reading, Topology
-from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all, schedule_of
+from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 from trainer import plan
 from trainer.config import TrainConfig
 from trainer.watching.snapshot import DataReading, WorkerReading
@@ -47,9 +46,9 @@ class Data:
         if config.model.task:
             raise UsageError(f"--task={config.model.task} may parse its data itself, which a page does not run")
         request = plan.request_of(config, None)
-        for place in [source.data_dir for source in request.sources] or [request.folder]:
-            if folder(place).is_remote:
-                raise UsageError(f"{place} is remote, and a page reads only files")
+        for source in request.sources:
+            if folder(source.data_dir).is_remote:
+                raise UsageError(f"{source.data_dir} is remote, and a page reads only files")
         training = resolve_all(request)
         return cls(training, config.last_step(training.steps_per_epoch))
 
@@ -69,16 +68,16 @@ class Data:
         Raises:
           UsageError: the workers and replicas cannot share a batch.
         """
-        is_end, schedule = step >= self.last_step, schedule_of(self.training.request)
+        is_end, request = step >= self.last_step, self.training.request
         found = [
-            _read(part, self.training.own_step(source, step), workers, replicas, is_end)
+            _read(part, request.shares.units_before(source, step), workers, replicas, is_end)
             for source, part in enumerate(self.training.parts)
         ]
-        if not schedule:
+        if not request.schedule:
             return tuple(found)
-        unit, now = shares.unit_of(schedule), max(0, step - 1 if is_end else step)
-        rows = next(rows for first, rows in reversed(schedule) if first <= now)
-        return tuple(dataclasses.replace(one, unit=unit, rows=n) for one, n in zip(found, rows, strict=True))
+        rows = request.shares.rows_at(max(0, step - 1 if is_end else step))
+        each = zip(found, request.shares.units, rows, strict=True)
+        return tuple(dataclasses.replace(one, unit=unit, rows=n) for one, unit, n in each)
 
 
 def data_of(config: TrainConfig) -> Data | str:

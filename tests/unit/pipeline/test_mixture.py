@@ -68,6 +68,16 @@ def test_each_source_is_an_input_of_its_own(mixture, memory, whole):
             np.testing.assert_array_equal(of_sources(got[3])[number], expected[3] + 53 * number)
 
 
+def test_a_single_data_set_is_a_mixture_of_one(folders):
+    a = folders[0]
+    alone = taken(a, **WINDOWS)
+    schedule = [(0, {a: 1}), (5, {a: 3})]  # however much of itself: it has all rows
+    for one in (taken([(a, 7)], **WINDOWS), taken([(a, 7)], **WINDOWS, schedule=schedule)):
+        for got, expected in zip(one, alone, strict=True):
+            for component, other in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(component, other)
+
+
 def test_each_source_is_seen_once_in_each_of_its_epochs(whole):
     assert len(whole) == STEPS
     for number, (count, steps) in enumerate([(53, 3), (40, 4)]):

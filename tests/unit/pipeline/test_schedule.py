@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pipeline import Shard, StepIterator, input_fn, order_spec, steps_per_epoch
 from pipeline.errors import UsageError
-from pipeline.order.shares import segments_between, step_of_unit, unit_of, units_at, units_before
+from pipeline.order.shares import Shares, unit_of
 from pipeline.request import Request
-from pipeline.resolved import parts_of, resolve_all
+from pipeline.resolved import parts_of
 from tests.datasets import write_dataset
 
 # 24 rows of a step, in units of 6: 18 + 6 rows, then 6 + 18, then 12 + 12. a: 53 records, 9 units; b: 40 records, 7.
@@ -92,17 +92,17 @@ def test_a_source_begins_later_and_pauses(curriculum, memory):
 def test_the_place_of_a_row_is_where_it_is_fed(folders):
     segments = (*CURRICULUM, (12, (24, 0)))
     made = options_of(folders, segments)
-    resolved, number = resolve_all(Request(**made)), [0, 0]
+    shares, number = Request(**made).shares, [0, 0]
     for step, batch in enumerate(taken(made)):
         for source, units in enumerate(of_sources(batch, rows_at(step, segments))):
             for ids, _ in units:
-                places = [resolved.place(source, number[source], row) for row in range(6)]
+                places = [shares.place(source, number[source], row) for row in range(6)]
                 assert [at for at, _ in places] == [step] * 6
                 np.testing.assert_array_equal(batch[3][[row for _, row in places]], ids)
                 number[source] += 1
-    assert resolved.place(0, number[0], 0)[0] == STEPS
-    assert resolved.place(1, number[1] - 1, 0)[0] == 11
-    assert resolved.place(1, number[1], 0) is None  # b has ended
+    assert shares.place(0, number[0], 0)[0] == STEPS
+    assert shares.place(1, number[1] - 1, 0)[0] == 11
+    assert shares.place(1, number[1], 0) is None  # b has ended
 
 
 def test_sources_that_never_meet_are_alike_too(folders):
@@ -159,6 +159,15 @@ def test_several_replicas_of_a_worker_take_turns(options, whole, memory):
         first = 8 + 4 * (number % 2)
         for component, expected in zip(element, whole[number // 2], strict=True):
             np.testing.assert_array_equal(component, expected[first : first + 4])
+
+
+def test_replicas_take_turns_whether_a_step_takes_one_unit_of_a_source_or_two(folders):
+    made = options_of(folders, ((0, (12, 12)), (2, (24, 0)), (4, (12, 12))))  # units of 12 rows
+    got, expected = taken(made, 12, shard=Shard(1, 2, local_replicas=2)), taken(made, 6)
+    for number, element in enumerate(got):
+        first = 12 + 6 * (number % 2)
+        for component, rows in zip(element, expected[number // 2], strict=True):
+            np.testing.assert_array_equal(component, rows[first : first + 6])
 
 
 def test_a_skipped_step_and_the_mean_count_in_units(options):
@@ -232,19 +241,20 @@ def test_units_and_steps_as_a_list_has_them(drawn, factor, start, length):
     firsts = [0, *itertools.accumulate(steps for steps, _ in drawn[:-1])]
     segments = tuple((first, tuple(factor * n for n in rows)) for first, (_, rows) in zip(firsts, drawn, strict=True))
     unit, stop = unit_of(segments), start + length
+    shares = Shares(segments, (unit, unit))
     assert unit % factor == 0
     per_step = [[rows for first, rows in segments if first <= step][-1] for step in range(30)]
     for source in (0, 1):
         taken_by = [step for step in range(30) for _ in range(per_step[step][source] // unit)]
-        assert [units_before(segments, source, step) for step in range(30)] == [
+        assert [shares.units_before(source, step) for step in range(30)] == [
             sum(step < here for step in taken_by) for here in range(30)
         ]
         for number in range(0, len(taken_by), 3):
             step = taken_by[number]
-            assert step_of_unit(segments, source, number) == step
-            within = [i for of, i in units_at(segments, step) if of == source]
+            assert shares.step_of_unit(source, number) == step
+            within = [i for of, i in shares.units_at(step) if of == source]
             assert within == [i for i, taken in enumerate(taken_by) if taken == step]
-    listed = [(step, units) for a, b, units in segments_between(segments, start, stop) for step in range(a, b)]
+    listed = [(step, units) for a, b, units in shares.between(start, stop) for step in range(a, b)]
     assert listed == [(step, tuple(n // unit for n in per_step[step])) for step in range(start, stop)]
 
 

@@ -171,8 +171,7 @@ def _mount_of(path: str, flags: KubernetesFlags) -> Mount | None:
 
 
 def _data_folders(data_dir: str) -> list[str]:
-    given = parse_sources(data_dir)
-    return [given] if isinstance(given, str) else [str(each.data_dir) for each in sources_of(given, "train")]
+    return [str(each.data_dir) for each in sources_of(parse_sources(data_dir), "train")]
 
 
 def _config_files(words: tuple[str, ...]) -> list[str]:

@@ -1,6 +1,7 @@
 """The audit of a schedule: what is proved, that the plan it is compared with is what is fed, and faults."""
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import re
@@ -8,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import input_fn
+from pipeline import input_fn, request
 from pipeline.audit import __main__ as audit
 from pipeline.audit import schedules
 from pipeline.audit.contract import Contract
@@ -163,7 +164,7 @@ def checks_of(mixture, *topologies):
         ("units_at", lambda found: found[1:], 1, r"step 0: \(source, unit\) is one of 3, and must be one of 4"),
         ("units_before", lambda found: found + 1, 1, r"step 0: \(source, unit\) is \(0, 1\), and must be \(0, 0\)"),
         (
-            "segments_between",
+            "between",
             lambda found: [(f + 1, s + 1, u) for f, s, u in found],
             1,
             "resumes at step 0 takes units 4 to 7 of source 0",
@@ -172,14 +173,16 @@ def checks_of(mixture, *topologies):
     ],
 )
 def test_a_fault_in_the_code_that_the_input_follows_is_found(mixture, monkeypatch, name, change, number, fault):
-    right = getattr(shares, name)
-    monkeypatch.setattr(shares, name, lambda *arguments: change(right(*arguments)))
+    home = {"shares_of": shares, "unit_of": request, "rows_in_blocks": schedules}.get(name, shares.Shares)
+    right = getattr(home, name)
+    monkeypatch.setattr(home, name, lambda *arguments: change(right(*arguments)))
+    again = dataclasses.replace(mixture, request=dataclasses.replace(mixture.request))  # that has no shares yet
     with pytest.raises(Fault, match=fault):
-        checks_of(mixture, (2, 6))[number]()
+        checks_of(again, (2, 6))[number]()
 
 
 def test_a_schedule_that_fails_ends_the_audit(flags, monkeypatch, capsys):
-    monkeypatch.setattr(shares, "units_at", lambda segments, step: [])
+    monkeypatch.setattr(shares.Shares, "units_at", lambda shares, step: [])
     with pytest.raises(DataError, match="the proof fails: each source goes on in its own units"):
         audit.main(flags)
     assert "source 0" not in capsys.readouterr().out

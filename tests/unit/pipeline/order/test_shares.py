@@ -38,22 +38,22 @@ def test_weights_count_as_they_are_written():
 
 
 def test_a_source_without_a_row_is_an_error():
-    assert checked_shares(6, (1, 5), "ab") == (1, 5)
+    assert checked_shares(6, [("a", 1), ("b", 5)]) == (1, 5)
     with pytest.raises(UsageError, match="^source 'a': .* 1 of 41, .*=6 "):
-        checked_shares(6, (1, 40), "ab")
+        checked_shares(6, [("a", 1), ("b", 40)])
     with pytest.raises(UsageError, match="global_batch_size=41 "):
-        checked_shares(6, (1, 40), "ab")
-    assert checked_shares(41, (1, 40), "ab") == (1, 40)
+        checked_shares(6, [("a", 1), ("b", 40)])
+    assert checked_shares(41, [("a", 1), ("b", 40)]) == (1, 40)
 
 
 def test_the_error_names_the_nearest_weights_and_rows_that_work():
     with pytest.raises(UsageError) as error:
-        check_divided(128, (0.7, 0.3), "ab", 4)
+        check_divided(128, [("a", 0.7), ("b", 0.3)], 4)
     assert str(error.value) == (
         "global_batch_size=128 gives the sources a 90, b 38 rows, of which 4 replicas need equal parts; nearest that "
         "work: the weights 88 and 40, or global_batch_size=120 and 132"
     )
-    check_divided(128, (88, 40), "ab", 4)
+    check_divided(128, [("a", 88), ("b", 40)], 4)
     working = [g for g in range(1, 200) if all(share and share % 4 == 0 for share in shares_of(g, (0.7, 0.3)))]
     assert max(g for g in working if g < 128) == 120
     assert min(g for g in working if g > 128) == 132
@@ -63,10 +63,10 @@ def test_it_says_nothing_exactly_where_all_shares_are_divided():
     for rows, replicas in itertools.product(range(2, 60), (1, 2, 3, 5)):
         shares = shares_of(rows, (2, 1))
         if all(share % replicas == 0 for share in shares):
-            check_divided(rows, (2, 1), "ab", replicas)
+            check_divided(rows, [("a", 2), ("b", 1)], replicas)
         else:
             with pytest.raises(UsageError, match=f" {replicas} replicas "):
-                check_divided(rows, (2, 1), "ab", replicas)
+                check_divided(rows, [("a", 2), ("b", 1)], replicas)
 
 
 def test_what_an_error_names_does_work():
@@ -75,7 +75,7 @@ def test_what_an_error_names_does_work():
         if not all(shares_of(rows, pair)):
             continue
         try:
-            check_divided(rows, pair, "ab", parts)
+            check_divided(rows, [*zip("ab", pair, strict=True)], parts)
         except UsageError as error:
             said = str(error).partition("nearest that work: ")[2]
             assert said
@@ -89,8 +89,8 @@ def test_what_an_error_names_does_work():
 
 def test_a_batch_that_an_error_names_gives_the_source_a_row():
     with pytest.raises(UsageError, match="global_batch_size=42 "):
-        checked_shares(6, (1, 40.5), "ab")
-    assert checked_shares(42, (1, 40.5), "ab") == (1, 41)
+        checked_shares(6, [("a", 1), ("b", 40.5)])
+    assert checked_shares(42, [("a", 1), ("b", 40.5)]) == (1, 41)
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_a_batch_that_an_error_names_gives_the_source_a_row():
 )
 def test_weights_of_very_different_sizes_are_one_clear_line(weights, words):
     with pytest.raises(UsageError, match=words):
-        checked_shares(6, weights, "abc"[: len(weights)])
+        checked_shares(6, [*zip("abc", weights, strict=False)])
