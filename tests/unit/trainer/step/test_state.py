@@ -102,7 +102,8 @@ def test_the_seed_gives_the_weights_of_any_task(make_strategy, make_state):
 )
 def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, inputs, dtype, tmp_path, config_of):
     write_dataset(tmp_path, (8,), (28, 28, 1), kind=stored)
-    config = config_of(model=model, data_dir=tmp_path, distort=distort, resize=resize, global_batch_size=4)
+    flags = {"model": model, "data_dir": tmp_path, "distort": distort, "resize": resize, "ema": 0.9}
+    config = config_of(**flags, global_batch_size=4)
     data = data_spec_of(plan.make(config).training.first)
     made = state.build(config, data, tf.distribute.OneDeviceStrategy("/cpu:0"), Task)
     arguments = {"global_batch_size": 4, "training": True, "distort": distort, "resize": resize}
@@ -110,6 +111,7 @@ def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, in
     assert made.model.input_shape == (None, *inputs) == (None, *images.shape[1:])
     assert made.model.inputs[0].dtype == dtype == images.dtype.name
     assert made.step == 0
+    assert made.averages is None  # nothing is trained
 
 
 def test_only_images_are_mirrored(config_of):
