@@ -138,6 +138,7 @@ def _rows(dataset: tf.data.Dataset) -> int:
     return int(tf.nest.flatten(dataset.element_spec)[-1].shape[0])
 
 
+@tf.autograph.experimental.do_not_convert
 def _one_by_one(*elements: tuple[Any, ...]) -> tf.data.Dataset:
     return functools.reduce(
         lambda one, other: one.concatenate(other), [tf.data.Dataset.from_tensors(element) for element in elements]
