@@ -34,6 +34,7 @@ class DataFlags:
         None,
         "what to evaluate on; 'none' for no evaluation (None: test, else validation, else the only split left)",
         shapes_training=False,
+        replay="none",
     )
     eval_where: str | None = flag(None, "records to evaluate on, by columns, like --where", shapes_training=False)
     eval_limit: str | None = flag(None, "number of records to evaluate on, like --limit", shapes_training=False)
@@ -103,6 +104,7 @@ class OrderFlags:
         None,
         "V: the same weights, to the bit, on any number of replicas that divides V",
         least=1,
+        of_topology=True,
         parameter_server="what is summed first depends on which worker is first",
     )
     cpu_threads: int = flag(

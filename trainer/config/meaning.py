@@ -1,11 +1,11 @@
-"""What a flag of the trainer means on a resume, for workers and with parameter servers; checks that groups share."""
+"""What a flag of the trainer means to those who know no flag by name; checks that groups share."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.commands import flags
 from pipeline.errors import UsageError
@@ -22,6 +22,12 @@ def flag(
     per_machine: bool = False,
     per_process: bool = False,
     by_model: bool = False,
+    writes: Literal["folder", "file"] | None = None,
+    reads: bool = False,
+    logs_rows: bool = False,
+    draws: bool = False,
+    of_topology: bool | None = None,
+    replay: Any = dataclasses.MISSING,
     parameter_server: str | Mapping[str, str] | None = None,
     **options: Any,
 ) -> Any:
@@ -32,34 +38,74 @@ def flag(
       text: for --help.
       shapes_training: whether a resumed run tells that it differs from the checkpoint's; None: as the attribute
         `shapes_training` of its group says, or yes if there is none.
-      per_machine: whether workers may have different values, as of a folder that is mounted elsewhere.
+      per_machine: whether workers may have different values, as of a folder that is mounted elsewhere; yes for a path
+        that is written.
       per_process: whether it says which process of a job this is: `trainer.launch` sets it, and workers compare the
         resulting clusters.
       by_model: whether `trainer.config.model` has other defaults for some models and optimizers.
+      writes: kind of the path at which the run writes. It must be on this machine and, on a cluster, on a volume; a
+        folder must be apart from the data.
+      reads: whether it is a path that every process reads, and that a cluster must have.
+      logs_rows: whether its folder gets something of each row, for which steps run one by one: all workers give it or
+        none, and waiting for input is not measured.
+      draws: whether it draws for TensorBoard, whenever scalars are written.
+      of_topology: whether it says which processes and devices train, so that whoever uses the model elsewhere takes the
+        default; None: as the attribute of its group says, or no.
+      replay: value with which `trainer.replay` makes steps again; left out: the run's.
       parameter_server: why it cannot be given with --strategy=parameter_server; or {value that cannot: reason}.
       **options: those of `pipeline.commands.flags.flag`.
     """
     meaning = {
         "shapes_training": shapes_training,
-        "per_machine": per_machine,
+        "per_machine": per_machine or writes is not None,
         "per_process": per_process,
         "by_model": by_model,
+        "writes": writes,
+        "reads": reads,
+        "logs_rows": logs_rows,
+        "draws": draws,
+        "of_topology": of_topology,
         "parameter_server": parameter_server,
+        **({} if replay is dataclasses.MISSING else {"replay": replay}),
     }
     return flags.flag(default, text, meaning=meaning, default_of="the model" if by_model else "", **options)
 
 
-def fields(config: Any) -> Iterator[tuple[Any, dataclasses.Field[Any]]]:
-    """Yields each flag of a config as its group, which is an instance, and its field."""
+def fields(config: Any, meaning: str | None = None) -> Iterator[tuple[Any, dataclasses.Field[Any]]]:
+    """Yields each flag of a config, or each that has a meaning, as its group, which is an instance, and its field."""
     for group in (getattr(config, field.name) for field in dataclasses.fields(config)):
         for field in dataclasses.fields(group):
-            yield group, field
+            if meaning is None or field.metadata[meaning]:
+                yield group, field
+
+
+def given(config: Any, meaning: str) -> dict[str, Any]:
+    """Returns the values, by name, of the flags of a config that have a meaning and are given."""
+    values = {field.name: getattr(group, field.name) for group, field in fields(config, meaning)}
+    return {name: value for name, value in values.items() if value}
 
 
 def shapes_training(group: Any, field: dataclasses.Field[Any]) -> bool:
     """Returns whether a flag shapes what is trained, whatever the other flags are."""
-    said: bool | None = field.metadata.get("shapes_training")
-    return getattr(group, "shapes_training", True) if said is None else said
+    return _said(group, field, "shapes_training", True)
+
+
+def elsewhere(kind: type) -> dict[str, Any]:
+    """Returns the default of each flag of a config, a class, that says which processes and devices train."""
+    found = flags.flags_of(kind).values()
+    return {one.name: one.field.default for one in found if _said(one.group, one.field, "of_topology", False)}
+
+
+def in_replay(kind: type) -> dict[str, Any]:
+    """Returns the values with which `trainer.replay` makes a run's steps again, of the flags that do not shape them."""
+    found = {one.name: one.field.metadata for one in flags.flags_of(kind).values()}
+    return {**elsewhere(kind), **{name: said["replay"] for name, said in found.items() if "replay" in said}}
+
+
+def _said(group: Any, field: dataclasses.Field[Any], meaning: str, default: bool) -> bool:
+    """Returns what a flag says of itself, else its group of all its flags."""
+    said: bool | None = field.metadata.get(meaning)
+    return getattr(group, meaning, default) if said is None else said
 
 
 def check_parameter_server(config: Any) -> None:
