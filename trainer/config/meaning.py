@@ -10,36 +10,18 @@ from typing import Any, Literal
 from pipeline.commands import flags
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import parse_sources, sources_of
+from pipeline.order_flags import OrderFlags
 
 PARAMETER_SERVER = "parameter_server"
 
 
-def flag(
-    default: Any = dataclasses.MISSING,
-    text: str = "",
-    *,
-    shapes_training: bool | None = None,
-    per_machine: bool = False,
-    per_process: bool = False,
-    by_model: bool = False,
-    writes: Literal["folder", "file"] | None = None,
-    reads: bool = False,
-    logs_rows: bool = False,
-    draws: bool = False,
-    of_topology: bool | None = None,
-    replay: Any = dataclasses.MISSING,
-    parameter_server: str | Mapping[str, str] | None = None,
-    **options: Any,
-) -> Any:
-    """Returns a field that is a flag of the trainer.
+@dataclasses.dataclass(frozen=True)
+class Meaning:
+    """What a flag means; None: what the attribute of that name of its group says, if there is one.
 
-    Args:
-      default: its value if it is not given; without a default it is required.
-      text: for --help.
-      shapes_training: whether a resumed run tells that it differs from the checkpoint's; None: as the attribute
-        `shapes_training` of its group says, or yes if there is none.
-      per_machine: whether workers may have different values, as of a folder that is mounted elsewhere; yes for a path
-        that is written.
+    Attributes:
+      shapes_training: whether a resumed run tells that it differs from the checkpoint's; None in the end: yes.
+      per_machine: whether workers may have different values, as of a folder that is mounted elsewhere.
       per_process: whether it says which process of a job this is: `trainer.launch` sets it, and workers compare the
         resulting clusters.
       by_model: whether `trainer.config.model` has other defaults for some models and optimizers.
@@ -50,25 +32,53 @@ def flag(
         none, and waiting for input is not measured.
       draws: whether it draws for TensorBoard, whenever scalars are written.
       of_topology: whether it says which processes and devices train, so that whoever uses the model elsewhere takes the
-        default; None: as the attribute of its group says, or no.
-      replay: value with which `trainer.replay` makes steps again; left out: the run's.
+        default.
+      replay: value with which `trainer.replay` makes steps again; ...: the run's.
+      option: whether it is an argument of `input_fn` of the same name; or the name of that.
+      used_in: `training` or `evaluation`, if it is an argument of that input alone.
       parameter_server: why it cannot be given with --strategy=parameter_server; or {value that cannot: reason}.
-      **options: those of `pipeline.commands.flags.flag`.
     """
-    meaning = {
-        "shapes_training": shapes_training,
-        "per_machine": per_machine or writes is not None,
-        "per_process": per_process,
-        "by_model": by_model,
-        "writes": writes,
-        "reads": reads,
-        "logs_rows": logs_rows,
-        "draws": draws,
-        "of_topology": of_topology,
-        "parameter_server": parameter_server,
-        **({} if replay is dataclasses.MISSING else {"replay": replay}),
-    }
-    return flags.flag(default, text, meaning=meaning, default_of="the model" if by_model else "", **options)
+
+    shapes_training: bool | None = None
+    per_machine: bool = False
+    per_process: bool = False
+    by_model: bool = False
+    writes: Literal["folder", "file"] | None = None
+    reads: bool = False
+    logs_rows: bool = False
+    draws: bool = False
+    of_topology: bool | None = None
+    replay: Any = ...
+    option: str | bool = False
+    used_in: str | None = None
+    parameter_server: str | Mapping[str, str] | None = None
+
+
+def flag(default: Any = dataclasses.MISSING, text: str = "", **said: Any) -> Any:
+    """Returns a field that is a flag of the trainer.
+
+    Args:
+      default: its value if it is not given; without a default it is required.
+      text: for --help.
+      **said: what it means, by the attributes of `Meaning`; and the options of `pipeline.commands.flags.flag`.
+    """
+    names = [field.name for field in dataclasses.fields(Meaning) if field.name in said]
+    meaning = Meaning(**{"per_machine": "writes" in said, **{name: said.pop(name) for name in names}})
+    default_of = "the model" if meaning.by_model else ""
+    return flags.flag(default, text, meaning=vars(meaning), default_of=default_of, **said)
+
+
+def order_flag(name: str, default: Any = None, **changes: Any) -> Any:
+    """Returns a field for a flag that `pipeline.order_flags` declares.
+
+    Args:
+      name: of the flag.
+      default: its value if it is not given.
+      **changes: to its declaration, and what it means to the trainer: as for `flag`.
+    """
+    said = flags.flags_of(OrderFlags)[name].field.metadata
+    declared = {key: said[key] for key in ("text", "known", "unset")} | said["bounds"]
+    return flag(default, **{**declared, "option": said.get("option", name), **changes})
 
 
 def fields(config: Any, meaning: str | None = None) -> Iterator[tuple[Any, dataclasses.Field[Any]]]:
@@ -85,6 +95,16 @@ def given(config: Any, meaning: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
+def options(config: Any, used_in: str) -> dict[str, Any]:
+    """Returns the arguments of `input_fn` that flags of a config give, in `training` or in `evaluation`."""
+    found = dict[str, Any]()
+    for group, field in fields(config, "option"):
+        if field.metadata["used_in"] in (None, used_in):
+            option = field.metadata["option"]
+            found[field.name if option is True else option] = getattr(group, field.name)
+    return found
+
+
 def shapes_training(group: Any, field: dataclasses.Field[Any]) -> bool:
     """Returns whether a flag shapes what is trained, whatever the other flags are."""
     return _said(group, field, "shapes_training", True)
@@ -98,8 +118,8 @@ def elsewhere(kind: type) -> dict[str, Any]:
 
 def in_replay(kind: type) -> dict[str, Any]:
     """Returns the values with which `trainer.replay` makes a run's steps again, of the flags that do not shape them."""
-    found = {one.name: one.field.metadata for one in flags.flags_of(kind).values()}
-    return {**elsewhere(kind), **{name: said["replay"] for name, said in found.items() if "replay" in said}}
+    found = {one.name: one.field.metadata["replay"] for one in flags.flags_of(kind).values()}
+    return {**elsewhere(kind), **{name: value for name, value in found.items() if value is not ...}}
 
 
 def _said(group: Any, field: dataclasses.Field[Any], meaning: str, default: bool) -> bool:
