@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,10 +13,8 @@ from pipeline.batch.compose import make_dataset
 from pipeline.batch.dataset import split
 from pipeline.batch.internals import ResourceVariable
 from pipeline.errors import UsageError
-from pipeline.files.paths import PathLike
-from pipeline.manifest.sources import Sources
 from pipeline.order.sharding import Shard, check_virtual_replicas, whole_number
-from pipeline.request import JobOptions, Request
+from pipeline.request import JobOptions, Request, Taking
 
 PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy, one ready
 _MOST_COPIED = 16 << 20  # 16 MiB of a replica's batches that are copied to its device at once
@@ -244,15 +242,14 @@ def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
     return found
 
 
-def distribute(
-    strategy: tf.distribute.Strategy,
-    data_dir: PathLike | Sources,
-    split: str = "train",
-    *,
-    prefetch: int = PREFETCH,
-    virtual_replicas: int | None = None,
-    **options: Unpack[JobOptions],
-) -> Any:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _DistributeOptions(JobOptions):
+    prefetch: int = PREFETCH
+    virtual_replicas: int | None = None
+
+
+@Taking(_DistributeOptions, shard="the strategy says which rows a worker feeds")
+def distribute(strategy: tf.distribute.Strategy, options: _DistributeOptions) -> Any:
     """Returns the input of a strategy: replica r gets rows [rG/R, (r+1)G/R) of every global batch.
 
     It is for your own loops, inside a `tf.function` or outside, with `for` or `next`; Keras' `fit` distributes
@@ -265,13 +262,12 @@ def distribute(
 
     Args:
       strategy: OneDevice, Mirrored, MultiWorkerMirrored, ParameterServer, CentralStorage or the default strategy.
-      data_dir, split: as for `input_fn`.
+      options: the arguments of `input_fn`, all but `shard`; and the next two.
       prefetch: batches that wait on each replica's device; 0: batches stay in host memory until the step. Replicas on
         CPUs read host memory.
       virtual_replicas: V, a multiple of R that divides the global batch: each replica gets V/R stacked batches,
         (V/R, rows, ...), of G/V rows each, which are the same to the bit for any R (see
         `trainer.topology.sum_gradients`); None: one batch of G/R rows.
-      **options: of `input_fn`, all but `shard`; global_batch_size and training are required.
 
     Returns:
       Elements of `input_fn`, such as (images, labels, weights), as distributed values; as tensors if there is only one
@@ -282,9 +278,9 @@ def distribute(
       DataError, UsageError: as for `input_fn`; also if the replicas do not divide the global batch, and for
         `on_corrupt="skip"` with a ParameterServerStrategy, whose workers cannot skip.
     """
-    if "shard" in options:
-        raise UsageError("distribute: takes no shard; the strategy says which rows a worker feeds")
-    return distribute_request(strategy, Request(data_dir, split, **options), prefetch, virtual_replicas)
+    of_input = dict(vars(options))
+    own = of_input.pop("prefetch"), of_input.pop("virtual_replicas")
+    return distribute_request(strategy, Request(**of_input), *own)
 
 
 def distribute_request(

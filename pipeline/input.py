@@ -2,97 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING
 
 from pipeline import resolved
-from pipeline.files.paths import PathLike
-from pipeline.manifest.sources import Sources
 from pipeline.order.order import Spec
-from pipeline.order.sharding import SHUFFLE_BYTES, InputContext, Shard
-from pipeline.order.views import Where
-from pipeline.request import MAX_CORRUPT, OrderOptions, Request, Size, UserDistort, UserParse, ViewOptions
+from pipeline.request import EpochOptions, OrderOptions, Request, Taking
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def steps_per_epoch(
-    data_dir: PathLike | Sources,
-    split: str = "train",
-    *,
-    global_batch_size: int,
-    remainder: str = "pad",
-    schedule: Any = (),
-    **view: Unpack[ViewOptions],
-) -> int:
+@Taking(EpochOptions)
+def steps_per_epoch(options: EpochOptions) -> int:
     """Returns T, the steps per epoch, which are the same on every replica and in every epoch.
 
     The epochs of a mixture are those of its first source; under a schedule they count as many steps as by the rows of
     the first segment throughout, although the source's own epochs get shorter or longer.
 
     Args:
-      data_dir, split, global_batch_size, remainder, schedule: as for `input_fn`.
-      **view: where, limit, balance, weigh, as for `input_fn`.
+      data_dir, split, global_batch_size, remainder, where, limit, balance, weigh, schedule: as for `input_fn`.
 
     Raises:
       DataError: no valid data set in `data_dir`.
       UsageError: an unknown split or remainder, a view that cannot work, or an epoch without a step.
     """
-    options: Any = {"global_batch_size": global_batch_size, "remainder": remainder, "schedule": schedule, **view}
-    return resolved.steps_per_epoch(Request(data_dir, split, training=True, **options))
+    return resolved.steps_per_epoch(Request(**vars(options), training=True))
 
 
-def order_spec(data_dir: PathLike | Sources, split: str = "train", **options: Unpack[OrderOptions]) -> Spec:
+@Taking(OrderOptions)
+def order_spec(options: OrderOptions) -> Spec:
     """Returns the arguments of the order that `input_fn` follows, to store beside a checkpoint.
 
     Args:
-      data_dir, split: as for `input_fn`.
-      **options: of `input_fn`: global_batch_size, training, seed, remainder, streams, shuffle_bytes, where, limit,
-        balance, weigh, skip_steps, schedule; and distort, resize, parse, which matter if they change the size of an
-        example in memory.
+      data_dir, split, global_batch_size, training, seed, remainder, streams, shuffle_bytes, where, limit, balance,
+        weigh, skip_steps, schedule: as for `input_fn`.
+      distort, resize, parse: likewise; they matter if they change the size of an example in memory.
 
     Raises:
       DataError: no valid data set in `data_dir`.
       UsageError: a value cannot work.
     """
-    return resolved.resolve_all(Request(data_dir, split, **options)).spec
+    return resolved.resolve_all(Request(**vars(options))).spec
 
 
-def input_fn(
-    data_dir: PathLike | Sources,
-    split: str = "train",
-    *,
-    global_batch_size: int,
-    training: bool,
-    seed: int = 0,
-    start_step: int = 0,
-    epochs: int | None = None,
-    distort: str | UserDistort | None = None,
-    distort_on: str = "host",
-    resize: Size = None,
-    statistics: PathLike | None = None,
-    features: Sequence[str] = (),
-    parse: UserParse | None = None,
-    remainder: str = "pad",
-    weights: str = "mask",
-    class_weight: Mapping[int, float] | None = None,
-    streams: int | None = None,
-    shuffle_bytes: int = SHUFFLE_BYTES,
-    shard: Shard | InputContext | None = None,
-    on_corrupt: str = "raise",
-    max_corrupt: int = MAX_CORRUPT,
-    record_ids: bool = False,
-    portable: bool = False,
-    cache_dir: PathLike | None = None,
-    cache_bytes: int | None = None,
-    where: Where = None,
-    limit: int | str | None = None,
-    balance: str | None = None,
-    weigh: str | None = None,
-    skip_steps: Any = (),
-    schedule: Any = (),
-) -> tf.data.Dataset:
+@Taking(Request)
+def input_fn(request: Request) -> tf.data.Dataset:
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
     With `parse`, a pair that your function returns becomes `(x, y, weights)` in the same way, and Keras' three parts
@@ -183,8 +137,6 @@ def input_fn(
         `tf.errors.OpError` with the same text.
       UsageError: an argument cannot work; the message names values that would.
     """
-    # All arguments by name. `of` picks the fields, because autograph adds locals inside a user's tf.function.
-    request = Request.of(locals())
     from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
     from pipeline.batch.weights import for_keras  # noqa: PLC0415, likewise
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import numbers
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Required, TypeAlias, TypedDict
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from pipeline.distort import recipes
 from pipeline.errors import UsageError, unknown
@@ -33,78 +35,123 @@ if TYPE_CHECKING:
 UserDistort: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], Any]"  # of (images, keys)
 UserParse: TypeAlias = "Callable[[tf.Tensor], Any]"  # of serialized records
 Size: TypeAlias = "str | tuple[int, int] | None"
+P = ParamSpec("P")
+Options = TypeVar("Options")
+Result = TypeVar("Result")
+First = TypeVar("First")
 
 WEIGHTS = ("mask", "mean", "none")
 POLICIES = ("raise", "skip")  # for corrupt records
 MAX_CORRUPT = 100  # records to skip at most
 HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # that distort
 DISTORT_KEY, DISTORT_EPOCH = "distort_key", "distort_epoch"  # features of the rows that a device distorts
-_LEAST = {  # options that are whole numbers, and the smallest value of each
-    "global_batch_size": 1,
-    "streams": 1,
-    "shuffle_bytes": 1,
-    "start_step": 0,
-    "epochs": 1,
-    "max_corrupt": 0,
-    "cache_bytes": 1,
-}
-_OPTIONAL = ("streams", "epochs", "cache_bytes")  # those of them that may be None
 _MOST_CLASSES = 1 << 20  # that can have factors: they are a table
 _MOST_FACTOR = 3.4e38  # of a class, as float32
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
-class ViewOptions(TypedDict, total=False):
-    """The options of `input_fn` that choose and weigh records, one value inside: `Request.view`."""
-
-    where: Where
-    limit: int | str | None
-    balance: str | None
-    weigh: str | None
-
-
-class OrderOptions(ViewOptions, total=False):
-    """The options of `input_fn` that the order of examples depends on."""
-
-    global_batch_size: Required[int]
-    training: Required[bool]
-    seed: int
-    remainder: str
-    streams: int | None
-    shuffle_bytes: int
-    distort: str | UserDistort | None
-    resize: Size
-    parse: UserParse | None
-    skip_steps: Any
-    schedule: Any
-
-
-class JobOptions(OrderOptions, total=False):
-    """The options of `input_fn` that all workers of a job share: all but `shard`."""
-
-    features: Sequence[str]
-    distort_on: str
-    statistics: PathLike | None
-    start_step: int
-    epochs: int | None
-    weights: str
-    class_weight: Mapping[int, float] | None
-    on_corrupt: str
-    max_corrupt: int
-    record_ids: bool
-    portable: bool
-    cache_dir: PathLike | None
-    cache_bytes: int | None
-
-
-class InputOptions(JobOptions, total=False):
-    """All options of `input_fn`."""
-
-    shard: Shard | InputContext | None
-
-
 @dataclasses.dataclass(frozen=True)
-class Request:
+class EpochOptions:
+    """The arguments of `input_fn`, which documents them, that the length of an epoch depends on.
+
+    Metadata: the `least` that a whole number may be, besides a default of None; the names that are `known`.
+    """
+
+    data_dir: PathLike | Sources
+    split: str = "train"
+    _: dataclasses.KW_ONLY
+    global_batch_size: int = field(metadata={"least": 1})
+    remainder: str = "pad"
+    where: Where = None
+    limit: int | str | None = None
+    balance: str | None = None
+    weigh: str | None = None
+    schedule: Any = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OrderOptions(EpochOptions):
+    """The arguments of `input_fn` that the order of examples depends on."""
+
+    training: bool
+    seed: int = 0
+    distort: str | UserDistort | None = None
+    resize: Size = None
+    parse: UserParse | None = None
+    streams: int | None = field(default=None, metadata={"least": 1})
+    shuffle_bytes: int = field(default=SHUFFLE_BYTES, metadata={"least": 1})
+    skip_steps: Any = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions(OrderOptions):
+    """The arguments of `input_fn` that all workers of a job share: all but `shard`."""
+
+    start_step: int = field(default=0, metadata={"least": 0})
+    epochs: int | None = field(default=None, metadata={"least": 1})
+    distort_on: str = field(default=HOST, metadata={"known": PLACES})
+    statistics: PathLike | None = None
+    features: Sequence[str] = ()
+    weights: str = field(default="mask", metadata={"known": WEIGHTS})
+    class_weight: Mapping[int, float] | None = None
+    on_corrupt: str = field(default="raise", metadata={"known": POLICIES})
+    max_corrupt: int = field(default=MAX_CORRUPT, metadata={"least": 0})
+    record_ids: bool = False
+    portable: bool = False
+    cache_dir: PathLike | None = None
+    cache_bytes: int | None = field(default=None, metadata={"least": 1})
+
+
+class Taking(Generic[P, Options]):
+    """Decorator of a function of checked options: its callers give these as arguments of its own.
+
+        @Taking(OrderOptions)
+        def order_spec(options: OrderOptions) -> Spec:
+
+    Another argument of the function comes before them: `self`, or a strategy.
+
+    Args:
+      kind: the dataclass of the options.
+      **refused: why an option of `input_fn` is none of the function, by name.
+    """
+
+    def __init__(self, kind: Callable[P, Options], **refused: str) -> None:
+        self._kind, self._refused = kind, refused
+
+    @overload
+    def __call__(self, function: Callable[[Options], Result], /) -> Callable[P, Result]: ...
+
+    @overload
+    def __call__(self, function: Callable[[First, Options], Result], /) -> Callable[Concatenate[First, P], Result]: ...
+
+    def __call__(self, function: Callable[..., Any], /) -> Callable[..., Any]:
+        """Returns the function with the options as arguments."""
+        *first, _ = inspect.signature(function).parameters.values()
+        taken = inspect.signature(self._kind).parameters.values()
+        options = sorted(taken, key=lambda one: (one.kind, one.default is not one.empty))  # required ones first
+        signature = inspect.signature(function).replace(parameters=[*first, *options])
+        kind: Callable[..., Any] = self._kind
+        refused = self._refused
+
+        @functools.wraps(function)
+        def taking(*arguments: Any, **named: Any) -> Any:
+            for name in refused:
+                if name in named:
+                    raise UsageError(f"{function.__name__}: takes no {name}; {refused[name]}")
+            try:
+                bound = signature.bind(*arguments, **named).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__qualname__}() {error}") from None
+            return function(*(bound.pop(one.name) for one in first), kind(**bound))
+
+        del taking.__wrapped__  # type: ignore[attr-defined]
+        taking.__signature__ = signature  # type: ignore[attr-defined]
+        taking.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+        return taking
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(JobOptions):
     """The arguments of `input_fn`, checked as far as they can be without the data set.
 
     Raises:
@@ -112,51 +159,15 @@ class Request:
       UsageError: a value cannot work.
     """
 
-    data_dir: PathLike | Sources
-    split: str = "train"
-    _: dataclasses.KW_ONLY
-    global_batch_size: int
-    training: bool
-    seed: int = 0
-    start_step: int = 0
-    epochs: int | None = None
-    distort: str | UserDistort | None = None
-    distort_on: str = HOST
-    resize: Size = None
-    statistics: PathLike | None = None
-    features: Sequence[str] = ()
-    parse: UserParse | None = None
-    remainder: str = "pad"
-    weights: str = "mask"
-    class_weight: Mapping[int, float] | None = None
-    streams: int | None = None
-    shuffle_bytes: int = SHUFFLE_BYTES
     shard: Shard | InputContext | None = None
-    on_corrupt: str = "raise"
-    max_corrupt: int = MAX_CORRUPT
-    record_ids: bool = False
-    portable: bool = False
-    cache_dir: PathLike | None = None
-    cache_bytes: int | None = None
-    where: Where = None
-    limit: int | str | None = None
-    balance: str | None = None
-    weigh: str | None = None
-    skip_steps: Any = ()
-    schedule: Any = ()
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Request:
-        """Returns the request with the arguments, by name, that are fields of it; ignores others."""
-        return cls(**{field.name: arguments[field.name] for field in dataclasses.fields(cls)})
 
     def __post_init__(self) -> None:
         self._check_data()
         self._set("seed", whole_number("seed", self.seed))
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
-                self._set(name, whole_number(name, value, least))
+        for option in dataclasses.fields(self):
+            value, least = getattr(self, option.name), option.metadata.get("least")
+            if least is not None and (value is not None or option.default is not None):
+                self._set(option.name, whole_number(option.name, value, least))
         if self.streams is not None:
             check_streams(self.global_batch_size, self.streams)
         self._check_examples()
@@ -182,8 +193,9 @@ class Request:
             for name, value in for_all.items():
                 self._set(name, value)
         self._set("schedule", in_order_of(schedule_of(self.schedule), sources if self.is_mixture else ()))
-        for name in ("training", "record_ids", "portable"):
-            self._set(name, truth_value(name, getattr(self, name)))
+        for option in dataclasses.fields(self):
+            if option.type == "bool":
+                self._set(option.name, truth_value(option.name, getattr(self, option.name)))
         if self.is_mixture and not self.training:
             raise UsageError(
                 f"training=False with {len(self.sources)} sources: an evaluation sees each once, by itself; call it "
@@ -205,9 +217,10 @@ class Request:
                 raise UsageError(f"{name}={value!r} with parse: the parse function returns everything that is fed")
 
     def _check_delivery(self) -> None:
-        for name, known in (("weights", WEIGHTS), ("on_corrupt", POLICIES), ("distort_on", PLACES)):
-            if getattr(self, name) not in known:
-                raise unknown(name, str(getattr(self, name)), known)
+        for option in dataclasses.fields(self):
+            value, known = getattr(self, option.name), option.metadata.get("known")
+            if known and value not in known:
+                raise unknown(option.name, str(value), known)
         if self.distort_on != HOST:
             self._check_device()
         if self.on_corrupt == "skip" and self.portable:

@@ -7,7 +7,7 @@ import json
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,12 +15,10 @@ import tensorflow as tf
 from pipeline.batch.compose import is_stacked, make_dataset
 from pipeline.batch.diagnosis import Fed, unusable
 from pipeline.errors import UsageError
-from pipeline.files.paths import PathLike
 from pipeline.graph_calls import error_of_input, kept_error
-from pipeline.manifest.sources import Sources
 from pipeline.order.order import Spec
 from pipeline.order.sharding import as_shard, whole_number
-from pipeline.request import InputOptions, Request
+from pipeline.request import Request, Taking
 from pipeline.resolved import resolve_all
 
 _logger = logging.getLogger("pipeline")
@@ -45,18 +43,18 @@ class StepIterator(Iterator[tuple[Any, ...]]):
       spec: the arguments of the order.
     """
 
-    def __init__(self, data_dir: PathLike | Sources, split: str = "train", **options: Unpack[InputOptions]) -> None:
+    @Taking(Request)
+    def __init__(self, request: Request) -> None:
         """Checks the arguments; shards are opened for the first element.
 
         Args:
-          data_dir, split: as for `input_fn`.
-          **options: of `input_fn`; global_batch_size and training are required.
+          request: the arguments of `input_fn`; global_batch_size and training are required.
 
         Raises:
           DataError: no valid data set in `data_dir`.
           UsageError: an argument cannot work; some about shards and images are checked with the first element.
         """
-        self._start(Request(data_dir, split, **options))
+        self._start(request)
 
     def _start(self, request: Request) -> None:
         self._request = request

@@ -73,11 +73,11 @@ def _data(training: ResolvedInput) -> str:
 
 def _flags(config: TrainConfig) -> dict[str, str]:
     """Returns all flags but those that may differ between machines or processes."""
-    flags = {
-        field.name: getattr(group, field.name)
-        for group, field in fields(config)
-        if not (field.metadata["per_machine"] or field.metadata["per_process"])  # the cluster itself is compared
-    }
-    words = {f"--{name}": f"no --{name}" if value is None else f"--{name}={value}" for name, value in flags.items()}
-    logs = {"--log_keys": config.run.log_keys, "--log_losses": config.run.log_losses}
-    return {**words, **{name: name if folder else f"no {name}" for name, folder in logs.items()}}
+    words, logs = dict[str, str](), dict[str, str]()
+    for group, field in fields(config):
+        name, value = f"--{field.name}", getattr(group, field.name)
+        if field.metadata["logs_rows"]:
+            logs[name] = name if value else f"no {name}"
+        elif not (field.metadata["per_machine"] or field.metadata["per_process"]):  # the cluster itself is compared
+            words[name] = f"no {name}" if value is None else f"{name}={value}"
+    return {**words, **logs}

@@ -14,9 +14,9 @@ from pipeline.manifest.sources import Source, Sources, parse_sources, sources_of
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
-from pipeline.request import HOST, Request, UserParse, ViewOptions, check_classes
+from pipeline.request import HOST, Request, UserParse, check_classes
 from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, resolve, resolve_all
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, meaning
 from trainer.config.data import AUTO
 
 _EVAL_SPLIT = EVALUATED[0]
@@ -167,30 +167,12 @@ def _request(
     statistics: PathLike | None,
     training: bool,
 ) -> Request:
-    order, data = config.order, config.data
-    view: ViewOptions = {"where": order.where, "limit": order.limit, "balance": order.balance, "weigh": order.weigh}
-    return Request(
-        data_dir,
-        split,
-        training=training,
-        global_batch_size=config.order.global_batch_size,
-        seed=config.order.seed,
-        streams=config.order.streams,
-        shuffle_bytes=config.order.shuffle_bytes,
-        remainder=config.order.remainder if training else "pad",
-        parse=parse,
-        distort=None if parse and config.data.distort == "none" else config.data.distort,
-        distort_on=HOST if config.data.distort_on == AUTO or not training else config.data.distort_on,
-        resize=config.data.resize,
-        statistics=statistics,
-        on_corrupt=config.data.on_corrupt,
-        max_corrupt=config.data.max_corrupt,
-        cache_dir=config.data.cache_dir,
-        cache_bytes=config.data.cache_bytes,
-        skip_steps=order.skip_steps if training else (),
-        schedule=order.mixture_schedule if training else (),
-        **(view if training else {"where": data.eval_where, "limit": data.eval_limit}),
-    )
+    options = meaning.options(config, "training" if training else "evaluation")
+    if options.get("distort_on") == AUTO:
+        options["distort_on"] = HOST
+    if parse and options["distort"] == "none":
+        options["distort"] = None
+    return Request(data_dir, split, training=training, parse=parse, statistics=statistics, **options)
 
 
 def _sources(config: TrainConfig) -> tuple[Source, ...]:

@@ -32,9 +32,9 @@ from trainer import lazy_imports
 from trainer import plan as plans
 from trainer.checkpoint import files
 from trainer.cluster import tf_config
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, meaning
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.config.run import AggregationFlags, ClusterFlags
+from trainer.config.run import ClusterFlags
 from trainer.config.train_config import changed_flags
 from trainer.run_folder import RunFolder
 
@@ -50,11 +50,6 @@ _NEWEST = "newest"
 _STRATEGIES = ("one_device", "mirrored", "central_storage")
 _WIDE = 5.0  # standard deviations of a normal distribution
 _OF_MAD, _OF_MEAN = 1.4826, 1.2533  # times the median, and the mean, absolute deviation: its standard deviation
-_UNUSED: dict[str, Any] = {  # flags of a run that shape neither its input nor its steps
-    **{"fresh": False, "log_keys": None, "log_losses": None, "metrics_jsonl": None, "profile": None, "headspace": 0},
-    **{"eval_split": "none", "eval_every": 0, "keep_best": 0, "early_stopping": 0, "all_reduce": "auto"},
-    **{field.name: field.default for kind in (ClusterFlags, AggregationFlags) for field in dataclasses.fields(kind)},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,13 +304,15 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
         strategy = "mirrored"
     strategy = flags.strategy or ("mirrored" if strategy == "one_device" and (count or 1) > 1 else strategy)
     given: dict[str, Any] = {"model_dir": flags.model_dir, "strategy": strategy, "num_replicas": count}
+    given["virtual_replicas"] = stored.order.virtual_replicas  # the bits depend on it
     if flags.data_dir is not None:
         groups = record.content["config"].values()
         moved = flags_for(flags.data_dir, {name: value for group in groups for name, value in group.items()})
         given |= {"data_dir": flags.data_dir, **{name: moved.get(name) for name in VIEWS}}
         given["mixture_schedule"] = moved.get("mixture_schedule") or ""
     # The order is compared here, and what a resumed run was allowed to change was changed on purpose.
-    return TrainConfig.of_stored(record.content["config"], **{**_UNUSED, **given, "allow_order_change": True})
+    changes = {**meaning.in_replay(TrainConfig), "allow_order_change": True}
+    return TrainConfig.of_stored(record.content["config"], **{**changes, **given})
 
 
 def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, parse: Any) -> plans.Plan:

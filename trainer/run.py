@@ -21,7 +21,7 @@ from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
 from trainer.checkpoint import files, fresh
 from trainer.cluster import interrupt, tf_config
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, meaning
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.config.model import name_of_code
 from trainer.config.run import ClusterFlags, RunFlags
@@ -137,10 +137,9 @@ def _train(
         if cluster.is_chief:
             files.check_to_train(config.run.folder, config.run.fresh)
             plans.prepare_folder("--model_dir", config.run.folder.path)
-        if config.run.log_keys:
-            plans.prepare_folder("--log_keys", config.run.log_keys)
+        for name, folder in meaning.given(config, "logs_rows").items():
+            plans.prepare_folder(f"--{name}", folder)
         if config.run.log_losses:
-            plans.prepare_folder("--log_losses", config.run.log_losses)
             loss_log.begin(config.run, plan.training, plan.last_step, cluster.is_chief)
     # The others are not told if another job holds the lock: it may be this one, started twice, and they belong to it.
     only_job = run_folder.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()

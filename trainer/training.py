@@ -41,7 +41,7 @@ from trainer.cluster.rendezvous import Ties
 from trainer.cluster.strategies import Agreement
 from trainer.cluster.tf_config import Cluster
 from trainer.cluster.watchdog import Watchdog
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, meaning
 from trainer.config.steps import Period
 from trainer.loop import Action, InnerLoop, Progress
 from trainer.loss_log import LossLog
@@ -387,7 +387,7 @@ class AllReduceRun(Run):
           DataError: a log cannot be written.
         """
         request = dataclasses.replace(self.plan.training.request, start_step=start)
-        if self.config.run.logs_rows:
+        if meaning.given(self.config, "logs_rows"):
             with self._logged(request) as inner_loop:
                 yield functools.partial(self._train_to_end, inner_loop, start)
             return

@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     description = "Prove that every record is seen once, and show which worker reads what."
     config = commandline.parse(COMMAND, description, AuditConfig, argv)
     # Not in the config: a misspelt --global_batch_size would be named as missing, too.
-    if config.global_batch_size is None and config.observed is None and config.model_dir is None:
+    if config.order.global_batch_size is None and config.observed is None and config.model_dir is None:
         raise UsageError("--global_batch_size: needed, the rows per step over all replicas (or give --observed)")
     from pipeline.audit import command  # noqa: PLC0415, here because --help must be fast
 

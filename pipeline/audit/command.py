@@ -12,28 +12,29 @@ from typing import Any
 import numpy as np
 
 from pipeline import manifest as manifests
+from pipeline import order_flags
 from pipeline.audit import observed, proof, schedules
 from pipeline.audit.config import LAST_EPOCH, AuditConfig
 from pipeline.audit.contract import Contract
 from pipeline.audit.observed import compare, read_keys, report_lines
 from pipeline.audit.proof import Runs, check_all, order_checks
-from pipeline.commands import commandline, quiet, run_flags
+from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of, range_of, size_of, sizes_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.manifest.sources import VIEWS, Sources, flags_for, own_views, parse_sources, sources_of
 from pipeline.order.key_log import Header
-from pipeline.order.order import Order, sharing_note
+from pipeline.order.order import Order, OrderSpec, sharing_note
 from pipeline.order.reading import Reading, Topology
 from pipeline.order.views import skips_text
+from pipeline.order_flags import OrderFlags
 from pipeline.request import Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve, resolve_all
 
 _GIVEN = f"given  the shards hold what the manifest says: {name_of('beam_jobs.validate')} checks that"
-_OF_RUN = ("data_dir", "distort", "resize", "mixture_schedule")  # flags that a run has, too, beside the next ones
-_VIEW = (*VIEWS, "skip_steps")  # flags that only change the order if they are given
 _MOST_WORKERS = 16  # listed, half of them from the end
 _MOST_FILES = 3  # of a worker, listed
-_ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")  # flags
+_NAMES, _OF_SPEC = ({field.name for field in dataclasses.fields(kind)} for kind in (OrderFlags, OrderSpec))
+_OF_SPEC &= _NAMES  # the flags that the spec of an order has, too
 
 
 def run(config: AuditConfig) -> None:
@@ -48,7 +49,7 @@ def run(config: AuditConfig) -> None:
     assert config.data_dir is not None
     sources = parse_sources(config.data_dir, "DATA_DIR")
     if isinstance(sources, str):
-        if config.mixture_schedule is not None:
+        if config.order.mixture_schedule is not None:
             raise UsageError(
                 f"--mixture_schedule with DATA_DIR={config.data_dir}: is of a mixture, such as a=0.7,b=0.3"
             )
@@ -72,16 +73,15 @@ def run(config: AuditConfig) -> None:
 
 def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
     """Returns the flags, with those of a run where they are not given."""
-    flags = flags_for(config.data_dir, run_flags.flags_of_run(model_dir))
-    values: dict[str, Any] = {name: flags.get(name) or None for name in (*_OF_RUN, *_ORDER, *_VIEW)}
-    values["split"] = flags.get("train_split")
+    flags = flags_for(config.data_dir, order_flags.flags_of_run(model_dir))
+    order = dataclasses.replace(OrderFlags.of_run(flags), **config.order.given)
+    config = dataclasses.replace(config, order=order, data_dir=config.data_dir or flags.get("data_dir"))
     if config.observed is None and (config.workers, config.replicas) == (None, None):
-        values |= {"workers": run_flags.workers_of_run(flags), "replicas": run_flags.replicas_of_run(flags)}
-    missing = {name: value for name, value in values.items() if getattr(config, name) is None}
-    config = dataclasses.replace(config, **missing)
+        workers, replicas = order_flags.workers_of_run(flags), order_flags.replicas_of_run(flags)
+        config = dataclasses.replace(config, workers=workers, replicas=replicas)
     sources = sources_of(parse_sources(str(config.data_dir), "DATA_DIR"), "train")
     if not all(manifests.load(one.data_dir).has_images for one in sources):  # the run's own code parses them
-        config = dataclasses.replace(config, distort=None, resize=None)
+        config = dataclasses.replace(config, order=dataclasses.replace(order, distort=None, resize=None))
     return config
 
 
@@ -89,14 +89,12 @@ def _mixture(config: AuditConfig, sources: Sources) -> ResolvedInput | None:
     """Returns the sources with their orders; None: the size of a step is not given, and the logs tell the orders."""
     if config.evaluation:
         raise UsageError("--evaluation with several sources: an evaluation sees each by itself; audit each by itself")
-    if config.global_batch_size is None:
-        if config.mixture_schedule is not None:
+    if config.order.global_batch_size is None:
+        if config.order.mixture_schedule is not None:
             raise UsageError("--mixture_schedule: needs --global_batch_size, which its weights are parts of")
         return None
-    given = {name: getattr(config, name) for name in _ORDER if getattr(config, name) is not None}
-    given |= {"distort": config.distort, "resize": config.resize, "schedule": config.mixture_schedule or ()}
-    request = Request(sources, training=True, **given, **_view(config))
-    for topology in _topologies(config, config.global_batch_size, None):
+    request = Request(sources, training=True, **config.order.options)
+    for topology in _topologies(config, request.global_batch_size, None):
         request.check_replicas(topology.replicas)
     return resolve_all(request)
 
@@ -104,15 +102,17 @@ def _mixture(config: AuditConfig, sources: Sources) -> ResolvedInput | None:
 def _of_each(config: AuditConfig, sources: Sources, mixture: ResolvedInput | None) -> list[AuditConfig]:
     """Returns the flags that audit each source of a mixture by itself."""
     parts, found = [part.request for part in mixture.parts] if mixture is not None else [], []
+    order = config.order
     each, for_all = own_views(
-        sources_of(sources, config.split or "train"), {name: getattr(config, name) for name in VIEWS}
+        sources_of(sources, order.split or "train"), {name: getattr(order, name) for name in VIEWS}
     )
     for number, source in enumerate(each):
-        own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir), **for_all, **source.options}
+        changes: dict[str, Any] = {**for_all, **source.options, "mixture_schedule": None}
         if parts:
-            own |= {name: getattr(parts[number], name) for name in _ORDER}
-        if parts and config.skip_steps is not None:  # under a schedule, the source's units in these steps
-            own["skip_steps"] = ",".join(f"{a}:{b}" for a, b in parts[number].skip_steps)
+            changes |= {name: getattr(parts[number], name) for name in _OF_SPEC}
+            # Under a schedule, the source's units in these steps.
+            changes["skip_steps"] = order.skip_steps and ",".join(f"{a}:{b}" for a, b in parts[number].skip_steps)
+        own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir), "order": dataclasses.replace(order, **changes)}
         if config.observed is not None:
             own["observed"] = f"{config.observed}/source-{number}"
         if config.png is not None:
@@ -147,12 +147,8 @@ def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None
 def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
     """Returns the split in the order that the flags give; those left out come from the run's log, or are defaults."""
     run: dict[str, Any] = dataclasses.asdict(header.spec) if header else {}
-    given = {name: getattr(config, name) for name in _ORDER if getattr(config, name) is not None}
-    values = {name: run[name] for name in _ORDER if name in run} | given | _view(config)
-    if header is not None and config.skip_steps is None:
-        values["skip_steps"] = header.spec.skip_steps
-    if header is None:
-        values |= {"distort": config.distort, "resize": config.resize}
+    order = config.order if header is None else dataclasses.replace(config.order, distort=None, resize=None)
+    values = {name: run[name] for name in _OF_SPEC if name in run} | order.options
     training = not config.evaluation and run.get("training", True)
     assert config.data_dir is not None
     source = resolve(
@@ -166,10 +162,6 @@ def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
             f"--observed: the run's order has {name}={there}, not {here}; leave out flags that the log has"
         )
     return source
-
-
-def _view(config: AuditConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in _VIEW if getattr(config, name) is not None}
 
 
 def _topologies(config: AuditConfig, size: int, header: Header | None) -> list[Topology]:

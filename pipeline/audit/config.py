@@ -6,6 +6,7 @@ import dataclasses
 
 from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError
+from pipeline.order_flags import OrderFlags
 
 LAST_EPOCH = 1 << 62  # an epoch is less than this
 
@@ -18,26 +19,9 @@ class AuditConfig:
         None, "a folder, or a=0.7,b=0.3; not needed with --model_dir", positional=True, metavar="DATA_DIR"
     )
     model_dir: str | None = flag(None, "a run of trainer.run: what it is to prove, where flags do not say otherwise")
-    global_batch_size: int | None = flag(
-        None, "rows per step over all replicas; not needed with --observed or --model_dir"
-    )
+    order: OrderFlags = dataclasses.field(default_factory=OrderFlags)
     workers: int | None = flag(None, "processes that read; default: those that the run's flags tell of, else 1")
     replicas: int | None = flag(None, "in the job; default: likewise, else one per worker")
-    split: str | None = flag(None, "or a slice of one; default: train")
-    seed: int | None = flag(None, "of the order; default: 0")
-    remainder: str | None = flag(None, "pad or drop; default: pad")
-    streams: int | None = flag(None, "default: that of input_fn")
-    shuffle_bytes: int | None = flag(None, "default: 1 GiB")
-    resize: str | None = flag(None, "that of the run, such as 224x224: it decides the memory per example")
-    distort: str | None = flag(None, "that of the run, where it decides the memory per example")
-    where: str | None = flag(None, "records to take, by columns: \"label in ('cat', 'dog') and width >= 28\"")
-    limit: str | None = flag(None, "number of records to take, or '500 per label'")
-    balance: str | None = flag(None, "column whose values get equally many rows: label, or 'sqrt(label)'")
-    weigh: str | None = flag(None, "column of weights: how often a record is in an epoch, in the mean")
-    skip_steps: str | None = flag(None, "steps that are not trained on, first:end, joined by commas")
-    mixture_schedule: str | None = flag(
-        None, "weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5'"
-    )
     evaluation: bool = flag(False, "the order of evaluation; default: of training")
     epoch: int = flag(0, "the epoch that is proved and shown; the one after it is replayed as well")
     against_workers: int | None = flag(None, "compare with a job of this many workers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,14 +18,12 @@ from pipeline.distort.composed import Distortion, cropping_of, cut
 from pipeline.distort.geometry import CroppingRecipe
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
-from pipeline.files.paths import PathLike
-from pipeline.manifest.sources import Sources
 from pipeline.order import tensors
 from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
 from pipeline.read import window
 from pipeline.read.window import Columns
-from pipeline.request import BOTH, DEVICE, DISTORT_EPOCH, DISTORT_KEY, HOST, JobOptions, Request
+from pipeline.request import BOTH, DEVICE, DISTORT_EPOCH, DISTORT_KEY, HOST, JobOptions, Request, Taking
 from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 
 
@@ -296,7 +294,8 @@ class DeviceDistortion:
         return {"image": images, **features} if features else images, labels, weights
 
 
-def distort_fn(data_dir: PathLike | Sources, split: str = "train", **options: Unpack[JobOptions]) -> DeviceDistortion:
+@Taking(JobOptions)
+def distort_fn(options: JobOptions) -> DeviceDistortion:
     """Returns the function that distorts batches of `distort_on="device"` or `"both"` in a replica's step.
 
         options = dict(global_batch_size=1024, training=True, distort="pad_crop_flip | mixup", distort_on="device")
@@ -306,14 +305,13 @@ def distort_fn(data_dir: PathLike | Sources, split: str = "train", **options: Un
             images, labels, weights = distort(*batch)
 
     Args:
-      data_dir, split: those of the `input_fn` or `distribute` that makes the batches.
-      **options: likewise.
+      options: the arguments of the `input_fn` or `distribute` that makes the batches.
 
     Raises:
       DataError: no valid data set in `data_dir`.
       UsageError: a value that cannot work, or `distort_on` is `host`.
     """
-    request = Request(data_dir, split, **options)
+    request = Request(**vars(options))
     if request.distort_on == HOST:
         raise UsageError(f"distort_fn: distort_on={HOST!r}: the input distorts by itself; give 'device' or 'both'")
     return DeviceDistortion(resolve_all(request).first)

@@ -13,6 +13,7 @@ from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check, flag
 from pipeline.errors import name_of
 from pipeline.manifest.sources import parse_sources
+from pipeline.order_flags import InputFlags
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 
@@ -27,24 +28,10 @@ class BenchConfig:
     data_dir: str = flag(
         text="the data set's folder; or a=0.7,b=0.3, timed from end to end", positional=True, metavar="DATA_DIR"
     )
-    split: str = flag("train", "or a slice of one")
-    global_batch_size: int = flag(128, "rows per step over all replicas", least=1)
-    distort: str | None = flag(None, "a recipe, such as cifar10_tutorial; default: none")
+    order: InputFlags = dataclasses.field(default_factory=InputFlags)
     distort_on: str = flag(
         HOST,
         "device: batches are handed over as they are; both: as uint8; what the steps do with them is not timed",
-    )
-    resize: str | None = flag(None, "stretch every image to this first, such as 224x224")
-    shuffle_bytes: int | None = flag(None, "decoded bytes that are shuffled together; default: 1 GiB")
-    streams: int | None = flag(None, "default: that of input_fn")
-    remainder: str = flag("pad", "pad or drop")
-    seed: int = flag(0, "of the order")
-    where: str | None = flag(None, "records to take, by columns: \"label in ('cat', 'dog') and width >= 28\"")
-    limit: str | None = flag(None, "number of records to take, or '500 per label'")
-    balance: str | None = flag(None, "column whose values get equally many rows: label, or 'sqrt(label)'")
-    weigh: str | None = flag(None, "column of weights: how often a record is in an epoch, in the mean")
-    mixture_schedule: str = flag(
-        "", "weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5'; each segment is timed"
     )
     evaluation: bool = flag(False, "the input of evaluation; default: of training")
     replicas: int | None = flag(
@@ -66,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       UsageError: a flag cannot work, or the data set has no images.
     """
     description = "Time each stage of an input: read, check, decode, order, gather, distort, batch, copy to device."
-    config = commandline.parse(COMMAND, description, BenchConfig, argv)
+    config = commandline.parse(COMMAND, description, BenchConfig, argv, {"global_batch_size": 128})
     commandline.require("tensorflow")
     resolved = resolve_all(_request(config))
     for part in resolved.parts:
@@ -85,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
     from pipeline.bench import measure, subject  # noqa: PLC0415, here because they load TensorFlow
 
-    strategy = subject.strategy_of(config.replicas, config.global_batch_size)
+    strategy = subject.strategy_of(config.replicas, resolved.request.global_batch_size)
     names = subject.names_of(strategy)
     opened = subject.Subject.opened(resolved, strategy)
     whole = opened.whole_part()
@@ -107,7 +94,7 @@ def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
 def _measure_mixture(config: BenchConfig, resolved: ResolvedInput) -> None:
     from pipeline.bench import measure, subject  # noqa: PLC0415, here because they load TensorFlow
 
-    strategy = subject.strategy_of(config.replicas, config.global_batch_size)
+    strategy = subject.strategy_of(config.replicas, resolved.request.global_batch_size)
     names = subject.names_of(strategy)
     resolved.request.check_replicas(len(names))
     segments = subject.segments_of(resolved)
@@ -123,10 +110,8 @@ def _measure_mixture(config: BenchConfig, resolved: ResolvedInput) -> None:
 
 
 def _request(config: BenchConfig) -> Request:
-    options = {field.name for field in dataclasses.fields(Request)}
-    given = {name: value for name, value in vars(config).items() if name in options and value is not None}
-    given["data_dir"] = parse_sources(config.data_dir, "DATA_DIR")
-    return Request(training=not config.evaluation, schedule=config.mixture_schedule, **given)
+    data, how = parse_sources(config.data_dir, "DATA_DIR"), {"distort_on": config.distort_on, **config.order.options}
+    return Request(data, training=not config.evaluation, **how)
 
 
 def entry_point() -> None:

@@ -219,6 +219,8 @@ def options_of(flag: Flag, default: Any) -> dict[str, Any]:
     metadata = flag.field.metadata
     of = f" of {metadata['default_of']}" if metadata.get("default_of") else ""
     shown = "" if default in (None, "", dataclasses.MISSING) else f" (default{of}: {default})"
+    if default is None and metadata.get("unset"):
+        shown = f" (None: {metadata['unset']})"
     # A flag that is not given is then no attribute of the namespace, so that the dataclass's default applies.
     options: dict[str, Any] = {
         "help": f"{metadata.get('text', '')}{shown}".strip().replace("%", "%%"),

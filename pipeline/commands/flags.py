@@ -94,6 +94,7 @@ def flag(
     most: float | None = None,
     known: Iterable[str] | None = None,
     default_of: str = "",
+    unset: str = "",
     metavar: str | None = None,
     alias: str | None = None,
     positional: bool = False,
@@ -114,6 +115,7 @@ def flag(
       most: largest value allowed; only `check_most` compares it.
       known: names allowed.
       default_of: for --help, what else the default may come from, such as "the model".
+      unset: for --help, what a default of None stands for.
       metavar: name of its value in --help.
       alias: a second name.
       positional: whether it is given by its place, without its name.
@@ -130,6 +132,7 @@ def flag(
         "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
         "known": known,
         "default_of": default_of,
+        "unset": unset,
         "metavar": metavar,
         "alias": alias,
         "positional": positional,

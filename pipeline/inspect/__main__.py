@@ -7,13 +7,13 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from PIL import Image
 
-from pipeline import manifest, step_rows
-from pipeline.commands import commandline, quiet, run_flags
+from pipeline import manifest, order_flags, step_rows
+from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import check_all, flag
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, name_of, named
@@ -23,8 +23,9 @@ from pipeline.inspect import steps
 from pipeline.manifest import Feature, Manifest, SplitInfo
 from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
 from pipeline.manifest.sources import VIEWS, flags_for, parse_sources
+from pipeline.order_flags import InputFlags
 from pipeline.read.shards import check_present
-from pipeline.request import Request, ViewOptions
+from pipeline.request import Request
 from pipeline.resolved import ResolvedInput, resolve_all
 
 COMMAND = "pipeline.inspect"
@@ -33,7 +34,6 @@ _CROP = 96  # pixels on a side of images that differ in size, in the contact she
 _IMAGES = 32
 _TINY = 4  # pixels on a side: pad_crop_flip would leave nothing of such images
 _OF_SHEET = ("split", "distort", "seed", *VIEWS)  # flags that also choose what the contact sheet shows
-_OF_INPUT = (*_OF_SHEET, "global_batch_size", "resize", "remainder", "streams", "shuffle_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +48,6 @@ class InspectConfig:
         metavar="DATA_DIR",
     )
     png: str | None = flag(None, "write a contact sheet here: images as stored and distorted; of --step, all its rows")
-    split: str | None = flag(
-        None, "the split or slice that the contact sheet shows, or that is trained on; default: train"
-    )
-    distort: str | None = flag(None, "the contact sheet's recipe; default: one that fits the images; the run's")
-    seed: int | None = flag(None, "of the contact sheet's batch; the run's; default: 0")
-    where: str | None = flag(
-        None, "records of the contact sheet, or the run's, by columns: \"label in ('cat', 'dog')\""
-    )
-    limit: str | None = flag(None, "number of them to choose from, or '500 per label'")
-    balance: str | None = flag(None, "column whose values get equally many rows: label, or 'sqrt(label)'")
-    weigh: str | None = flag(None, "column of weights: how often a record is in an epoch, in the mean")
     step: int | None = flag(
         None, "show the batch of this step of a run, counted from 0: the updates made before it", least=0
     )
@@ -66,14 +55,7 @@ class InspectConfig:
     epoch: int | None = flag(None, "of --key: the epoch, from 0; default: 0", least=0)
     model_dir: str | None = flag(None, "a run of trainer.run: --step and --key are of its data, order and distortion")
     replicas: int | None = flag(None, "of the run; default: those that its flags tell of, else 1", least=1)
-    global_batch_size: int | None = flag(None, "the run's: rows of a step over all replicas")
-    remainder: str | None = flag(None, "the run's: pad or drop; default: pad")
-    streams: int | None = flag(None, "the run's; default: that of input_fn")
-    shuffle_bytes: int | None = flag(None, "the run's; default: 1 GiB")
-    resize: str | None = flag(None, "the run's, such as 224x224")
-    mixture_schedule: str | None = flag(
-        None, "the run's: weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5'"
-    )
+    order: InputFlags = dataclasses.field(default_factory=InputFlags)
     json: bool = flag(False, "of --step and --key: print one object of JSON, instead of tables")
 
     def __post_init__(self) -> None:
@@ -90,20 +72,17 @@ class InspectConfig:
         if self.png is not None and self.key is not None:
             raise UsageError(f"--png={self.png} with --key={self.key}: draws the batch of a --step, or a data set")
 
-    def _given(self, *names: str) -> list[str]:
-        values = {name: getattr(self, name) for name in names}
-        given = {name: value for name, value in values.items() if value is not None and value is not False}
-        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
-
     def _check_needed(self) -> None:
         if self.is_of_run:
             return
         if self.data_dir is None:
             raise UsageError("DATA_DIR is missing; see --help")
-        if self.png is None and (given := self._given(*_OF_SHEET)):
+        order = self.order.given
+        of_sheet = {name: order.pop(name) for name in _OF_SHEET if name in order}
+        if self.png is None and (given := _words(of_sheet)):
             raise UsageError(f"{given[0]}: chooses what --png shows; give --png=FILE.png too")
-        of_run = {"model_dir", "replicas", "json", "mixture_schedule", *_OF_INPUT} - set(_OF_SHEET)
-        if given := self._given(*(one.name for one in dataclasses.fields(self) if one.name in of_run)):
+        of_run = {"model_dir": self.model_dir, "replicas": self.replicas, **order, "json": self.json}
+        if given := _words(of_run):
             raise UsageError(f"{given[0]}: is for a step or a record of a run; give --step=NUMBER or --key=KEY too")
 
     def _check_step(self) -> None:
@@ -111,11 +90,17 @@ class InspectConfig:
             raise UsageError(f"--step={self.step} and --key={self.key}: give one of them")
         if self.epoch is not None and self.key is None:
             raise UsageError(f"--epoch={self.epoch}: is the epoch of --key; give --key=KEY too")
-        if self.is_of_run and self.model_dir is None and None in (self.data_dir, self.global_batch_size):
+        if self.is_of_run and self.model_dir is None and None in (self.data_dir, self.order.global_batch_size):
             raise UsageError(
-                f"{self._given('step', 'key')[0]}: of which run? give its --model_dir, or DATA_DIR, "
+                f"{_words({'step': self.step, 'key': self.key})[0]}: of which run? give its --model_dir, or DATA_DIR, "
                 "--global_batch_size and what else shapes its order"
             )
+
+
+def _words(flags: Mapping[str, Any]) -> list[str]:
+    """Returns the flags that are given as on the command line."""
+    given = {name: value for name, value in flags.items() if value is not None and value is not False}
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -144,14 +129,11 @@ def _write_sheet(config: InspectConfig, made: Manifest) -> None:
     with quiet.loading():
         import tensorflow  # noqa: F401, PLC0415, here, where its startup notes are hidden
 
-    recipe = config.distort or _default_recipe(made)
-    split = config.split or "train"
     assert config.data_dir is not None
     assert config.png is not None
-    view: Any = {name: getattr(config, name) for name in VIEWS}
-    sheet = _contact_sheet(config.data_dir, made, split, recipe, config.seed or 0, view)
-    _save(sheet, config.png)
-    print(f"\n{config.png}: contact sheet of {split}, as stored and by {recipe}")
+    options = {"split": "train", "seed": 0, "distort": _default_recipe(made), **config.order.options}
+    _save(_contact_sheet(config.data_dir, made, options), config.png)
+    print(f"\n{config.png}: contact sheet of {options['split']}, as stored and by {options['distort']}")
 
 
 def _default_recipe(made: Manifest) -> str:
@@ -166,21 +148,20 @@ def _default_recipe(made: Manifest) -> str:
     return "cifar10_tutorial" if min(height, width) >= 24 else "pad_crop_flip"
 
 
-def _contact_sheet(
-    data_dir: PathLike, made: Manifest, split: str, distort: str, seed: int, view: ViewOptions
-) -> Image.Image:
+def _contact_sheet(data_dir: PathLike, made: Manifest, options: Mapping[str, Any]) -> Image.Image:
     """Draws the first training batch: each image as stored and, below it, as a model gets it, with its class.
 
     Raises:
       DataError, UsageError: as `input_fn`.
     """
     size = (_CROP, _CROP) if None in made.features["image"].shape else None
-    batches = functools.partial(input_fn, data_dir, split, global_batch_size=_IMAGES, training=True, seed=seed, **view)
+    batches = functools.partial(input_fn, data_dir, global_batch_size=_IMAGES, training=True, **options)
     raw, labels, weights = next(batches(distort="none", resize=size).as_numpy_iterator())
-    distorted, _, _ = next(batches(distort=distort).as_numpy_iterator())
+    distorted, _, _ = next(batches().as_numpy_iterator())
     shown = int((weights > 0).sum())
     names = [step_rows.name_of(label, made.class_names) for label in labels.tolist()]
     tiles = [step_rows.Tile(raw[i], distorted[i], (names[i],)) for i in range(shown)]
+    split, seed, distort = (options[name] for name in ("split", "seed", "distort"))
     title = f"{made.dataset} {split}, step 0, seed {seed}: above as stored, below {distort}"
     return step_rows.sheet(f"{title} (floats stretched to black..white)", {"": tiles})
 
@@ -192,9 +173,9 @@ def _show_run(config: InspectConfig) -> None:
       DataError: there is no valid data set or run, or a shard is missing, changed or corrupt.
       UsageError: a flag cannot work.
     """
-    flags = {} if config.model_dir is None else flags_for(config.data_dir, run_flags.flags_of_run(config.model_dir))
+    flags = {} if config.model_dir is None else flags_for(config.data_dir, order_flags.flags_of_run(config.model_dir))
     resolved = resolve_all(_request(config, flags))
-    replicas = config.replicas or run_flags.replicas_of_run(flags)
+    replicas = config.replicas or order_flags.replicas_of_run(flags)
     resolved.request.check_replicas(replicas)
     if flags.get("task") and not config.json:
         print(f"the run has --task={flags['task']}: if that parses records itself, the order may be another")
@@ -206,9 +187,7 @@ def _show_run(config: InspectConfig) -> None:
 
 def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
     options = steps.options_of_run(flags) if flags else {}
-    if config.mixture_schedule is not None:
-        options["schedule"] = config.mixture_schedule
-    options |= {name: value for name in _OF_INPUT if (value := getattr(config, name)) is not None}
+    options |= config.order.options
     if config.data_dir is not None:
         options["data_dir"] = parse_sources(config.data_dir, "DATA_DIR")
     request = Request(**options, training=True)

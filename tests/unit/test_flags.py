@@ -34,6 +34,7 @@ CONFIGS = {
     "pipeline.audit": "pipeline.audit.__main__:AuditConfig",
     "pipeline.bench": "pipeline.bench.__main__:BenchConfig",
 }
+PASSED_ON = ("StepIterator", "distort_fn", "distribute", "order_spec")  # functions of the options of input_fn
 BESIDES = {"trainer.run": ("config", "dump_config")}  # flags that are read before the config is made
 
 # {command or public function: {flag or argument: test}}; tests are below tests/.
@@ -429,6 +430,10 @@ SEEN: dict[str, dict[str, str]] = {
         "schedule": "unit/pipeline/test_schedule.py::test_a_source_goes_on_in_its_own_units_across_a_change",
     },
     "steps_per_epoch": {
+        "where": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
+        "limit": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
+        "balance": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
+        "weigh": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
         "schedule": "unit/pipeline/test_schedule.py::test_an_epoch_is_counted_by_the_first_segment",
         "global_batch_size": "unit/pipeline/test_mixture.py::test_the_epoch_is_that_of_the_first_source",
         "remainder": "unit/pipeline/test_mixture.py::test_the_epoch_is_that_of_the_first_source",
@@ -459,8 +464,10 @@ def there_are() -> dict[str, set[str]]:
         module, _, name = where.partition(":")
         kind = getattr(importlib.import_module(module), name)
         found[command] = {*flags_of(kind if isinstance(kind, type) else kind()), *BESIDES.get(command, ())}
-    public = {name: arguments_of(getattr(pipeline, name)) for name in pipeline.__all__ if name != "uniform"}
-    return found | {name: set(arguments) for name, arguments in public.items() if arguments}
+    public = {name: {*arguments_of(getattr(pipeline, name))} for name in pipeline.__all__ if name != "uniform"}
+    for name in PASSED_ON:  # to the same request
+        public[name] -= public["input_fn"]
+    return found | {name: arguments for name, arguments in public.items() if arguments}
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from pipeline.files.paths import folder
 from pipeline.files.remote import in_command
 from pipeline.request import DEVICE
 from trainer.callbacks.base import Callback
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, meaning
 from trainer.loop import Progress
 from trainer.models.layers import has_unfused
 from trainer.plan import Plan
@@ -226,9 +226,8 @@ class Bottleneck(Callback):
 
     def _why_not(self) -> str | None:
         """Returns why the run cannot be judged; None: it can."""
-        for name in ("log_keys", "log_losses"):
-            if getattr(self._config.run, name):
-                return f"with --{name}, waiting for input is not measured"
+        for name in meaning.given(self._config, "logs_rows"):
+            return f"with --{name}, waiting for input is not measured"
         if self._progress is None or self._progress.spent.steps <= self._progress.compiling.steps:
             return "each step was the first of its kind, which is compiled"
         return None

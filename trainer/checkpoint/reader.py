@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, line_of, name_of
 from trainer.checkpoint.files import candidates, path_of
-from trainer.config import TrainConfig
-from trainer.config.run import AggregationFlags, ClusterFlags
+from trainer.config import TrainConfig, meaning
 from trainer.run_folder import BEST
 from trainer.runtime import first_line
 
@@ -29,10 +28,6 @@ _STEP = f"global_step{_SUFFIX}"
 _AVERAGES = "averages/"
 _MOST_NAMES = 3  # of variables in a message
 _KERAS_FILES = (".weights.h5", ".keras")
-_ONE_DEVICE: dict[str, Any] = {
-    **{"strategy": "one_device", "num_replicas": None, "virtual_replicas": None},
-    **{field.name: field.default for kind in (ClusterFlags, AggregationFlags) for field in dataclasses.fields(kind)},
-}
 
 
 class UnreadableError(DataError):
@@ -78,7 +73,7 @@ class Record:
         Raises:
           UsageError: a flag has a value that this version does not know.
         """
-        return TrainConfig.of_stored(self.content["config"], **{**_ONE_DEVICE, **flags})
+        return TrainConfig.of_stored(self.content["config"], **{**meaning.elsewhere(TrainConfig), **flags})
 
     def chooses_average(self, kind: str | None) -> bool:
         """Returns whether to load the average of the weights.

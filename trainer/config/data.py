@@ -13,7 +13,7 @@ from pipeline.manifest.sources import Source, parse_sources, schedule_of, source
 from pipeline.order import sharding
 from pipeline.order.views import View, checked_skips
 from pipeline.request import parse_size
-from trainer.config.meaning import flag
+from trainer.config.meaning import flag, order_flag
 
 AUTO = "auto"
 _GRAPHS = "workers read with TensorFlow's own operations, which"
@@ -34,32 +34,39 @@ class DataFlags:
         None,
         "what to evaluate on; 'none' for no evaluation (None: test, else validation, else the only split left)",
         shapes_training=False,
+        replay="none",
     )
-    eval_where: str | None = flag(None, "records to evaluate on, by columns, like --where", shapes_training=False)
-    eval_limit: str | None = flag(None, "number of records to evaluate on, like --limit", shapes_training=False)
-    resize: str | None = flag(None, "stretch every image to HxW, such as 32x32, before it is distorted")
-    distort: str = flag(
-        "none", "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'", by_model=True
+    eval_where: str | None = order_flag(
+        "where", text="records to evaluate on, by columns, like --where", shapes_training=False, used_in="evaluation"
     )
+    eval_limit: str | None = order_flag(
+        "limit", text="number of records to evaluate on, like --limit", shapes_training=False, used_in="evaluation"
+    )
+    resize: str | None = order_flag("resize")
+    distort: str = order_flag("distort", "none", by_model=True)
     distort_on: str = flag(
         AUTO,
         "host: in the input; device: in the replicas' steps; both: the input keeps pixels uint8, the steps make floats "
         "of them; auto: both where replicas are on GPUs and the recipe makes floats, else host",
         known=(AUTO, *request.PLACES),
+        option=True,
+        used_in="training",
     )
     on_corrupt: str = flag(
         "raise",
         "a corrupt record: raise an error that names it, or skip it (its row gets weight 0)",
         known=request.POLICIES,
+        option=True,
         parameter_server={"skip": f"{_GRAPHS} skip nothing; repair the data ({to_run('beam_jobs.validate')})"},
     )
-    max_corrupt: int = flag(request.MAX_CORRUPT, "records that each worker may skip", least=0)
+    max_corrupt: int = flag(request.MAX_CORRUPT, "records that each worker may skip", least=0, option=True)
     cache_dir: str | None = flag(
         None,
         "folder on a local disk for copies of a remote data set's shards (None: no copies)",
         shapes_training=False,
         per_machine=True,
         parameter_server=f"{_GRAPHS} use no cache",
+        option=True,
     )
     cache_bytes: int | None = flag(
         None,
@@ -67,6 +74,7 @@ class DataFlags:
         least=1,
         shapes_training=False,
         per_machine=True,
+        option=True,
     )
 
     def __post_init__(self) -> None:
@@ -97,12 +105,12 @@ class OrderFlags:
 
     shapes_training: ClassVar[bool] = False  # a checkpoint compares the order that these result in
 
-    # At most 16.7 million rows per step, more images than any memory holds.
-    global_batch_size: int = flag(100, "rows of a step over all replicas", least=1, most=1 << 24, by_model=True)
+    global_batch_size: int = order_flag("global_batch_size", 100, by_model=True)
     virtual_replicas: int | None = flag(
         None,
         "V: the same weights, to the bit, on any number of replicas that divides V",
         least=1,
+        of_topology=True,
         parameter_server="what is summed first depends on which worker is first",
     )
     cpu_threads: int = flag(
@@ -112,34 +120,20 @@ class OrderFlags:
         most=1024,
     )
     # Keras, and so NumPy, take seeds below 2^32.
-    seed: int = flag(0, "of the weights, the order and the distortions", least=0, below=1 << 32)
-    streams: int | None = flag(None, "K of the order (None: 1 where the decoded split fits --shuffle_bytes)", least=1)
-    shuffle_bytes: int = flag(
-        sharding.SHUFFLE_BYTES, "decoded bytes that are shuffled together, over all streams", least=1
-    )
-    remainder: str = flag("pad", "the last batch of an epoch: pad it (weight 0) or drop it", known=sharding.REMAINDERS)
+    seed: int = order_flag("seed", 0, text="of the weights, the order and the distortions", least=0, below=1 << 32)
+    streams: int | None = order_flag("streams")
+    shuffle_bytes: int = order_flag("shuffle_bytes", sharding.SHUFFLE_BYTES)
+    remainder: str = order_flag("remainder", "pad", used_in="training")
     prefetch: int = flag(
         2, "batches held ready for every replica", least=0, most=1024, parameter_server="a batch is made with its step"
     )
-    where: str | None = flag(
-        None,
-        "records to train on, by columns: \"label in ('cat', 'dog') and width >= 28\"; of one source "
-        "of a mixture, 'b: width >= 28' (None: all; docs/views.md)",
-    )
-    limit: str | None = flag(None, "number of records to train on, or '500 per label'")
-    balance: str | None = flag(
-        None,
-        "column whose values fill equally many rows of an epoch: label, or 'sqrt(label)' for half way to that",
-    )
-    weigh: str | None = flag(
-        None,
-        "column of weights: a record of weight w is in an epoch floor(w) or ceil(w) times",
-    )
-    skip_steps: str = flag("", "steps that are not trained on, such as 12300:12360,20000:20010 (end excluded)")
-    mixture_schedule: str = flag(
-        "",
-        "weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5' (docs/views.md)",
-        parameter_server="workers plan one data set",
+    where: str | None = order_flag("where", used_in="training")
+    limit: str | None = order_flag("limit", used_in="training")
+    balance: str | None = order_flag("balance", used_in="training")
+    weigh: str | None = order_flag("weigh", used_in="training")
+    skip_steps: str = order_flag("skip_steps", "", used_in="training")
+    mixture_schedule: str = order_flag(
+        "mixture_schedule", "", used_in="training", parameter_server="workers plan one data set"
     )
     allow_order_change: bool = flag(False, "resume although the order of examples differs from the checkpoint's")
 

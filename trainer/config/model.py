@@ -67,7 +67,7 @@ class ModelFlags:
         None, "my_package.module:Class, a subclass of trainer.Task: model, loss and metrics of your own"
     )
     initialize_from: str | None = flag(
-        None, "weights to begin with: a model_dir, a checkpoint in it, or a .weights.h5 file"
+        None, "weights to begin with: a model_dir, a checkpoint in it, or a .weights.h5 file", reads=True
     )
     dropout: float = flag(
         0.0, "share of the features before the last layer that is dropped in training (resnet20)", least=0, below=1

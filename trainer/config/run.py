@@ -30,25 +30,33 @@ class RunFlags:
     shapes_training: ClassVar[bool] = False
 
     model_dir: str = flag(
-        text="folder of checkpoints and logs; a run resumes from the newest checkpoint in it", per_machine=True
+        text="folder of checkpoints and logs; a run resumes from the newest checkpoint in it", writes="folder"
     )
     fresh: bool = flag(
-        False, "start over: remove the run that is in --model_dir; refused where other files lie there, too"
+        False,
+        "start over: remove the run that is in --model_dir; refused where other files lie there, too",
+        replay=False,
     )
     strategy: str = flag(
         "one_device",
         "one_device, mirrored, central_storage; multiworker, parameter_server: processes of TF_CONFIG or "
         "--worker_hosts",
         known=STRATEGIES,
+        of_topology=True,
     )
     num_replicas: int | None = flag(
-        None, "the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)", least=1, most=1024
+        None,
+        "the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)",
+        least=1,
+        most=1024,
+        of_topology=True,
     )
     all_reduce: str = flag(
         "auto",
         "how gradients are summed over replicas: auto lets TensorFlow choose; nccl needs GPUs; ring, between workers; "
         "hierarchical_copy, between the GPUs of a machine",
         known=tuple(ALL_REDUCE),
+        of_topology=True,
     )
     join_timeout: float = flag(
         600.0, "seconds that a worker waits at the start until all are there", above=0, most=_SECONDS
@@ -64,14 +72,17 @@ class RunFlags:
     log_keys: str | None = flag(
         None,
         f"folder for the keys of every row trained on, for {name_of('pipeline.audit')} --observed; slower",
-        per_machine=True,
+        writes="folder",
+        logs_rows=True,
+        replay=None,
         parameter_server="is not supported; the ledger at the end of the run says which steps were applied",
     )
-
     log_losses: str | None = flag(
         None,
         "folder for the loss of every row trained on, by record id; slower: another forward pass per step",
-        per_machine=True,
+        writes="folder",
+        logs_rows=True,
+        replay=None,
         parameter_server="is not supported: workers send sums over their rows",
     )
 
@@ -79,11 +90,6 @@ class RunFlags:
     def folder(self) -> RunFolder:
         """The layout of --model_dir."""
         return RunFolder(pathlib.Path(self.model_dir))
-
-    @property
-    def logs_rows(self) -> bool:
-        """Whether something of each row is logged, for which steps run one by one."""
-        return bool(self.log_keys or self.log_losses)
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
@@ -114,6 +120,7 @@ class ClusterFlags:
     """The processes of a job, instead of TF_CONFIG."""
 
     shapes_training: ClassVar[bool] = False
+    of_topology: ClassVar[bool] = True
 
     worker_hosts: str | None = flag(None, "host:port of each worker, separated by commas", per_process=True)
     ps_hosts: str | None = flag(
@@ -157,6 +164,8 @@ class ClusterFlags:
 @dataclasses.dataclass(frozen=True)
 class AggregationFlags:
     """How the gradients of workers come together, with --strategy=parameter_server."""
+
+    of_topology: ClassVar[bool] = True
 
     sync: bool = flag(False, "a step is the mean of several workers' gradients; else each gradient is a step by itself")
     replicas_to_aggregate: int | None = flag(

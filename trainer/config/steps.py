@@ -150,7 +150,7 @@ class StepFlags:
         100, "a line every N steps, or every '1 epoch', '0.5 epochs', 30s, 5m; 0: none", **_INTERVAL
     )
     summary_every: Every = flag(100, "scalars for TensorBoard, likewise; 0: none, not even of evaluations", **_INTERVAL)
-    eval_every: Every = flag(0, "an evaluation, likewise; 0: only at the end", **_INTERVAL)
+    eval_every: Every = flag(0, "an evaluation, likewise; 0: only at the end", replay=0, **_INTERVAL)
     checkpoint_every: Every = flag(1000, "a checkpoint, likewise; 0: none but the one at the end", **_INTERVAL)
     summary_secs: float = flag(0.0, "scalars also after N seconds without; 0: by --summary_every alone", least=0)
     checkpoint_secs: float | None = flag(
@@ -164,9 +164,11 @@ class StepFlags:
     )
     max_to_keep: int = flag(5, "newest checkpoints kept, besides two that are an epoch apart", least=1)
     keep_best: int = flag(
-        0, "checkpoints with the best evaluations, kept in model_dir/best; needs --eval_every", least=0
+        0, "checkpoints with the best evaluations, kept in model_dir/best; needs --eval_every", least=0, replay=0
     )
-    early_stopping: int = flag(0, "evaluations without a better one after which training ends; 0: it does not", least=0)
+    early_stopping: int = flag(
+        0, "evaluations without a better one after which training ends; 0: it does not", least=0, replay=0
+    )
     best_metric: str | None = flag(
         None, "what makes an evaluation better (None: accuracy, or the loss if there is none)"
     )
@@ -235,33 +237,38 @@ class OutputFlags:
     histogram_every: Every = flag(
         0,
         "histograms of all weights and summed gradients for TensorBoard, as --log_every says it; 0: none",
+        draws=True,
         **_INTERVAL,
     )
     activation_every: Every = flag(
         0,
         "histograms of what each layer returns, and its share of zeros, for TensorBoard, likewise; 0: none",
+        draws=True,
         parameter_server=_WITH_SERVERS,
         **_INTERVAL,
     )
     image_every: Every = flag(
         0,
         "images of a distorted batch for TensorBoard, likewise; 0: none",
+        draws=True,
         parameter_server=_WITH_SERVERS,
         **_INTERVAL,
     )
     profile: str | None = flag(
         None,
         "START:STOP, steps between which TensorFlow's profiler records; for TensorBoard",
+        replay=None,
         parameter_server="is not supported; profile a run with --strategy=one_device",
     )
     metrics_jsonl: str | None = flag(
-        None, "a file that receives all scalars as one JSON object per step and line", per_machine=True
+        None, "a file that receives all scalars as one JSON object per step and line", writes="file", replay=None
     )
     headspace: int = flag(
         0,
         "at the end: N steps with one constant batch, to compare the speed; 0: none",
         least=0,
         most=_LOOP,
+        replay=0,
         parameter_server=_WITH_SERVERS,
     )
     log_time: bool | None = flag(

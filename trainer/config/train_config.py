@@ -18,7 +18,7 @@ from pipeline.commands.flags import Flag, Mistakes, check_all, flags_of, make
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import VIEWS, own_views, parse_sources
 from pipeline.order.views import View
-from trainer.config import file
+from trainer.config import file, meaning
 from trainer.config.data import DataFlags, OrderFlags
 from trainer.config.meaning import (
     PARAMETER_SERVER,
@@ -86,12 +86,11 @@ class TrainConfig:
             )
 
     def _check_headspace(self) -> None:
-        for name in ("log_keys", "log_losses"):
-            if self.output.headspace and (folder := getattr(self.run, name)):
-                raise UsageError(
-                    f"--headspace={self.output.headspace} with --{name}={folder}: waiting for input is not measured "
-                    "then; give one of them"
-                )
+        for name, folder in meaning.given(self, "logs_rows").items() if self.output.headspace else ():
+            raise UsageError(
+                f"--headspace={self.output.headspace} with --{name}={folder}: waiting for input is not measured then; "
+                "give one of them"
+            )
 
     def _check_fresh(self) -> None:
         start = self.model.initialize_from
@@ -189,14 +188,15 @@ class TrainConfig:
     def _check_given(self) -> None:
         """Raises UsageError for values that a user must not give, but that an earlier run may have stored."""
         check_all(
-            *(functools.partial(self._check_folder, name) for name in ("model_dir", "log_keys", "log_losses")),
-            lambda: check_local(self.output, "metrics_jsonl", what="file"),
+            *(functools.partial(self._check_written, *flag) for flag in fields(self, "writes")),
             *(self._check_evaluated, self._check_compared, self._check_drawn),
         )
 
-    def _check_folder(self, name: str) -> None:
-        check_local(self.run, name)
-        check_apart(name, getattr(self.run, name), self.data.data_dir)
+    def _check_written(self, group: Any, field: dataclasses.Field[Any]) -> None:
+        what = field.metadata["writes"]
+        check_local(group, field.name, what=what)
+        if what == "folder":
+            check_apart(field.name, getattr(group, field.name), self.data.data_dir)
 
     def _check_evaluated(self) -> None:
         steps = self.steps
@@ -217,10 +217,8 @@ class TrainConfig:
                 )
 
     def _check_drawn(self) -> None:
-        steps, output = self.steps, self.output
-        for name in ("histogram_every", "activation_every", "image_every"):
-            value = getattr(output, name)
-            if value and not (steps.summary_every or steps.summary_secs):
+        for name, value in meaning.given(self, "draws").items():
+            if not (self.steps.summary_every or self.steps.summary_secs):
                 raise UsageError(
                     f"--{name}={value} with --summary_every=0: nothing is written for TensorBoard; give --{name}=0, or "
                     "--summary_every=STEPS"

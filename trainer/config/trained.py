@@ -12,7 +12,7 @@ from pipeline.commands.flags import check, check_all, flag
 from pipeline.errors import UsageError, name_of, unknown
 from pipeline.order.views import View
 from pipeline.registry import Registry
-from trainer.config.meaning import check_apart, check_local
+from trainer.config.meaning import check_apart, check_local, order_flag
 from trainer.run_folder import RunFolder
 
 WEIGHTS = ("raw", "ema")
@@ -37,7 +37,7 @@ class CheckpointFlags:
     )
     data_dir: str | None = flag(None, "folder of a data set of the same classes (None: the run's)")
     statistics: str | None = flag(None, "folder of the data set whose statistics normalise images (None: the run's)")
-    split: str | None = flag(None, "such as test, or a slice: train[:1000] (None: the run's --eval_split)")
+    split: str | None = order_flag("split", unset="the run's --eval_split")
     cache_dir: str | None = flag(
         None, "folder on a local disk for copies of a remote data set's shards (None: the run's)"
     )
@@ -70,8 +70,8 @@ class EvaluateConfig(CheckpointFlags):
     mistakes: int = flag(24, "the worst that are kept and drawn", least=0)
     output: str | None = flag(None, "folder for report.json, confusion.png and mistakes.png")
     json: bool = flag(False, "print one line of JSON per checkpoint, instead of tables")
-    where: str | None = flag(None, "records of the split, by columns: 'width >= 28' (None: the run's --eval_where)")
-    limit: str | None = flag(None, "number of records, or '50 per label' (None: the run's --eval_limit)")
+    where: str | None = order_flag("where", unset="the run's --eval_where")
+    limit: str | None = order_flag("limit", unset="the run's --eval_limit")
     continuous: bool = flag(False, "evaluate each checkpoint of a run that is training, until its last step")
     interval: float = flag(10.0, "of --continuous: seconds between two looks for new checkpoints", above=0)
 

@@ -1,41 +1,45 @@
-"""One list of options: `input_fn`'s signature, the TypedDicts and the request say the same."""
+"""The options of `input_fn`, as the public functions show and check them."""
 
 import dataclasses
 import inspect
+import re
 
 import numpy as np
 import pytest
 
-from pipeline import StepIterator, distribute, input_fn, order_spec
+from pipeline import StepIterator, distort_fn, distribute, input_fn, order_spec, steps_per_epoch
 from pipeline.errors import UsageError
-from pipeline.request import InputOptions, JobOptions, OrderOptions, Request
+from pipeline.request import EpochOptions, JobOptions, OrderOptions, Request
+
+PUBLIC = {
+    steps_per_epoch: EpochOptions,
+    order_spec: OrderOptions,
+    distort_fn: JobOptions,
+    distribute: JobOptions,
+    input_fn: Request,
+    StepIterator: Request,
+}
 
 
-def test_input_fn_the_request_and_the_typed_dict_have_the_same_options():
-    parameters = inspect.signature(input_fn).parameters
-    asked = inspect.signature(Request).parameters
-    assert {name: (p.annotation, p.default, p.kind) for name, p in asked.items()} == {
-        name: (p.annotation, p.default, p.kind) for name, p in parameters.items()
-    }
-    typed = {name: hint.__forward_arg__ for name, hint in InputOptions.__annotations__.items()}
-    assert typed == {
-        name: p.annotation if p.default is not p.empty else f"Required[{p.annotation}]"
-        for name, p in parameters.items()
-        if name not in ("data_dir", "split")
-    }
-
-
-@pytest.mark.parametrize(
-    ("function", "options"), [(order_spec, OrderOptions), (distribute, JobOptions), (StepIterator, InputOptions)]
-)
-def test_options_that_are_passed_through_are_typed_and_unknown_ones_are_named(function, options):
-    kinds = [p.annotation for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD]
-    assert kinds == [f"Unpack[{options.__name__}]"]
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda function: function.__name__)
+def test_functions_show_the_options_that_they_take_and_name_unknown_ones(function):
+    shown, taken = (inspect.signature(one).parameters for one in (function, PUBLIC[function]))
+    assert set(shown) - set(taken) == (
+        {"strategy", "prefetch", "virtual_replicas"} if function is distribute else set()
+    )
+    assert {name: shown[name].replace() for name in taken} == taken
     data = (None, "nowhere") if function is distribute else ("nowhere",)
+    required = dict.fromkeys((name for name in ("global_batch_size", "training") if name in taken), 1)
     with pytest.raises(TypeError, match="'distrot'"):
-        function(*data, global_batch_size=8, training=True, distrot="shift")
-    with pytest.raises(TypeError, match="'training'"):
-        function(*data, global_batch_size=8)
+        function(*data, **required, distrot="shift")
+    for name in required:
+        with pytest.raises(TypeError, match=f"{function.__name__}.*'{name}'"):
+            function(*data, **{key: value for key, value in required.items() if key != name})
+
+
+def test_each_option_is_documented():
+    documented = re.findall(r"^  +(\w+): ", input_fn.__doc__, re.MULTILINE)
+    assert {field.name for field in dataclasses.fields(Request)} <= set(documented)
 
 
 def test_a_request_is_the_same_however_it_is_given():
@@ -66,6 +70,6 @@ def test_a_cache_that_cannot_be_is_named(data_dir, options, given):
 
 
 def test_a_cache_is_no_part_of_the_order():
-    assert not {"cache_dir", "cache_bytes"} & set(OrderOptions.__annotations__)
+    assert not {"cache_dir", "cache_bytes"} & {field.name for field in dataclasses.fields(OrderOptions)}
     assert Request("s3://b/d", global_batch_size=8, training=True, cache_dir="c", cache_bytes=np.int64(9))
     assert Request("dd", global_batch_size=8, training=True, cache_dir="d")

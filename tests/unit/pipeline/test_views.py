@@ -102,6 +102,7 @@ def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, k
     for name, view in VIEWS.items():
         ids, labels, images = fed(folder, shuffle_bytes=shuffle_bytes, **view)
         times = np.bincount(ids, minlength=100)
+        assert steps_per_epoch(folder, global_batch_size=10, **view) == -(-len(ids) // 10)
         assert (labels == ids % 5).all()
         assert all((image == image_of[record]).all() for record, image in zip(ids.tolist(), images, strict=True))
         if name == "where":

@@ -20,6 +20,7 @@ from pipeline.manifest.sources import parse_sources, sources_of
 from trainer.callbacks import heartbeat
 from trainer.checkpoint import fresh
 from trainer.cluster.tf_config import VARIABLE
+from trainer.config import meaning
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.launching.flags import PAGE_PORT, SCHEDULERS, LaunchFlags
 from trainer.launching.job import Job
@@ -132,15 +133,7 @@ def _check(job: Job, flags: KubernetesFlags) -> None:
 def _check_folders(job: Job, flags: KubernetesFlags) -> None:
     """Checks that everything that pods read or write lies on a volume or at a URL: else they lack it, or lose it."""
     config = job.config
-    written = {
-        "model_dir": config.run.model_dir,
-        "log_keys": config.run.log_keys,
-        "log_losses": config.run.log_losses,
-        "metrics_jsonl": config.output.metrics_jsonl,
-    }
-    for flag, path in written.items():
-        if path is None:
-            continue
+    for flag, path in meaning.given(config, "writes").items():
         mount = _mount_of(path, flags)
         if mount is None:
             raise UsageError(
@@ -149,10 +142,10 @@ def _check_folders(job: Job, flags: KubernetesFlags) -> None:
             )
         if mount.is_read_only:
             raise UsageError(f"--{flag}={path}: lies on a volume that is mounted read-only ({mount.path}:ro)")
-    read = [("initialize_from", config.model.initialize_from), *(("config", path) for path in _config_files(job.flags))]
+    read = [*meaning.given(config, "reads").items(), *(("config", path) for path in _config_files(job.flags))]
     read += [("data_dir", folder) for folder in _data_folders(config.data.data_dir) if "://" not in folder]
     for flag, path in read:
-        if path is not None and not _mount_of(path, flags):
+        if not _mount_of(path, flags):
             raise UsageError(
                 f"--{flag}: {path} lies on {_no_volume(flags)}, so pods do not have it; give "
                 "--volume=CLAIM:/FOLDER:ro and a path in it"

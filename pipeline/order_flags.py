@@ -1,0 +1,115 @@
+"""The flags of an order of examples: of a command that follows one, or as the folder of a trainer's run has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pipeline.commands import commandline
+from pipeline.commands.flags import flag
+from pipeline.errors import DataError, name_of, reason_of
+from pipeline.files.reading import content_of
+from pipeline.order import sharding
+
+_CONFIG = "config.yaml"  # in a run's folder: its flags, in groups, as `trainer.run` stores them
+
+
+@dataclasses.dataclass(frozen=True)
+class InputFlags:
+    """Which examples are in which batch. Flags that are None are those of the run, where --model_dir names one."""
+
+    split: str | None = flag(None, "a split, or a slice of one, such as train[:1000]", unset="train")
+    # At most 16.7 million rows per step, more images than any memory holds.
+    global_batch_size: int | None = flag(None, "rows of a step over all replicas", least=1, most=1 << 24)
+    seed: int | None = flag(None, "of the order and the distortions", unset="0")
+    streams: int | None = flag(None, "K of the order", least=1, unset="1 where the decoded split fits --shuffle_bytes")
+    shuffle_bytes: int | None = flag(
+        None, "decoded bytes that are shuffled together, over all streams", least=1, unset="1 GiB"
+    )
+    remainder: str | None = flag(
+        None, "the last batch of an epoch: pad it (weight 0) or drop it", known=sharding.REMAINDERS, unset="pad"
+    )
+    resize: str | None = flag(None, "stretch every image to HxW, such as 32x32, before it is distorted")
+    distort: str | None = flag(
+        None, "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'"
+    )
+    where: str | None = flag(
+        None,
+        "records to take, by columns: \"label in ('cat', 'dog') and width >= 28\"; of one source of a mixture, "
+        "'b: width >= 28' (docs/views.md)",
+    )
+    limit: str | None = flag(None, "number of records to take, or '500 per label'")
+    balance: str | None = flag(
+        None, "column whose values fill equally many rows of an epoch: label, or 'sqrt(label)' for half way to that"
+    )
+    weigh: str | None = flag(None, "column of weights: a record of weight w is in an epoch floor(w) or ceil(w) times")
+    mixture_schedule: str | None = flag(
+        None,
+        "weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5' (docs/views.md)",
+        meaning={"option": "schedule"},
+    )
+
+    @classmethod
+    def of_run(cls, flags: Mapping[str, Any]) -> Self:
+        """Returns a run's flags, by name, as far as they are these; one that is empty is not given."""
+        flags = {**flags, "split": flags.get("train_split")}
+        return cls(**{field.name: flags.get(field.name) or None for field in dataclasses.fields(cls)})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values of the flags that are given."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `input_fn` that are given."""
+        found = {field: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None}
+        return {field.metadata.get("option", field.name): value for field, value in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderFlags(InputFlags):
+    """Which examples are trained on. Flags that are None are those of the run, where --model_dir names one."""
+
+    skip_steps: str | None = flag(None, "steps that are not trained on, such as 12300:12360,20000:20010 (end excluded)")
+
+
+def flags_of_run(model_dir: str) -> dict[str, Any]:
+    """Returns the flags of the run in a folder, by name, as it has stored them.
+
+    Raises:
+      DataError: there is no run, or its flags cannot be read.
+    """
+    commandline.require("yaml")
+    import yaml  # noqa: PLC0415, which most calls of the commands do not need
+
+    flag, path = f"--model_dir={model_dir}", pathlib.Path(model_dir) / _CONFIG
+    try:
+        groups = yaml.safe_load(content_of(path).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"{_CONFIG} cannot be read: {reason_of(error)}"
+        raise DataError(f"{flag}: {why}; give the --model_dir of a run of {name_of('trainer.run')}") from None
+    except yaml.YAMLError as error:
+        raise DataError(f"{flag}: {_CONFIG} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise DataError(f"{flag}: {_CONFIG} does not have the flags of a run, in groups")
+    return {name: value for group in groups.values() for name, value in group.items()}
+
+
+def workers_of_run(flags: Mapping[str, Any]) -> int:
+    """Returns the workers that share the order by a run's flags: the hosts that they name, else 1.
+
+    With parameter servers the order is that of one process. Only with --sync each step is cut into equal parts, by
+    --replicas_to_aggregate or the number of workers; an asynchronous worker makes whole steps.
+    """
+    workers = len([host for host in str(flags.get("worker_hosts") or "").split(",") if host]) or 1
+    if flags.get("strategy") != "parameter_server":
+        return workers
+    return int(flags.get("replicas_to_aggregate") or workers) if flags.get("sync") else 1
+
+
+def replicas_of_run(flags: Mapping[str, Any]) -> int:
+    """Returns the replicas that a run's flags tell of: --num_replicas, or one per worker."""
+    return int(flags.get("num_replicas") or workers_of_run(flags))
