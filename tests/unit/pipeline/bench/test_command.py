@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import logging
 import subprocess
@@ -211,7 +212,8 @@ def test_a_segment_that_is_timed_has_the_units_and_rows_of_the_whole_schedule(fo
     for segment, (first, rows) in zip(segments_of(whole), steps, strict=True):
         assert (segment.first_step, segment.rows) == (first, rows)
         assert [part.spec.global_batch_size for part in resolve_all(segment.request).parts] == [2, 2]
-        ids = [batch[3] for batch in input_fn(**vars(segment.request) | {"record_ids": True}).take(3)]
+        options = {field.name: getattr(segment.request, field.name) for field in dataclasses.fields(Request)}
+        ids = [batch[3] for batch in input_fn(**options | {"record_ids": True}).take(3)]
         assert [(i.numpy() < 53).sum() for i in ids] == [rows[0]] * 3
 
 
