@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline import resolved
-from pipeline.order.order import Spec
+from pipeline.order.order import MixtureSpec, OrderSpec
 from pipeline.request import EpochOptions, OrderOptions, Request, Taking
 
 if TYPE_CHECKING:
@@ -30,12 +30,13 @@ def steps_per_epoch(options: EpochOptions) -> int:
 
 
 @Taking(OrderOptions)
-def order_spec(options: OrderOptions) -> Spec:
+def order_spec(options: OrderOptions) -> OrderSpec | MixtureSpec:
     """Returns the arguments of the order that `input_fn` follows, to store beside a checkpoint.
 
     Args:
-      data_dir, split, global_batch_size, training, seed, remainder, streams, shuffle_bytes, where, limit, balance,
-        weigh, skip_steps, schedule: as for `input_fn`.
+      data_dir, split, global_batch_size, training: as for `input_fn`.
+      seed, remainder, streams, shuffle_bytes: likewise.
+      where, limit, balance, weigh, skip_steps, schedule: likewise.
       distort, resize, parse: likewise; they matter if they change the size of an example in memory.
 
     Raises:
