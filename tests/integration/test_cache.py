@@ -301,6 +301,7 @@ def test_a_shard_of_the_store_that_is_not_the_manifest_s_is_named(bucket: Remote
     assert path.name not in names_in(cache)
 
 
+@pytest.mark.slow
 def test_yesterday_s_copies_are_not_used_for_today_s_data(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
     cache = tmp_path / "cache"
     write_dataset(tmp_path / "old", COUNTS, classes=3)

@@ -99,8 +99,8 @@ FACTOR_OF = np.array([FACTORS.get(number, 1.0) for number in range(CLASSES)])
     ("memory", "more"),
     [
         ({}, {"distort": "shift(pixels=1)"}),
-        ({"shuffle_bytes": 864, "streams": 2}, {"distort": "mixup"}),
-        ({"portable": True}, {}),
+        pytest.param({"shuffle_bytes": 864, "streams": 2}, {"distort": "mixup"}, marks=pytest.mark.slow),
+        pytest.param({"portable": True}, {}, marks=pytest.mark.slow),
         pytest.param({}, {}, marks=pytest.mark.slow),
         pytest.param({}, {"distort": "mixup"}, marks=pytest.mark.slow),
         pytest.param({"portable": True}, {"distort": "mixup"}, marks=pytest.mark.slow),

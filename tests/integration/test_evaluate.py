@@ -317,6 +317,7 @@ def test_ctrl_c_ends_it_in_one_line(copy):
     assert (code, out, err) == (130, "", "trainer.evaluate: interrupted\n")
 
 
+@pytest.mark.slow
 def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
     """The other data set has the same digits, and says that they are darker than they are."""
     own, other, run = tmp_path / "own", tmp_path / "other", tmp_path / "run"

@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from tests.datasets import write_dataset
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -16,6 +18,7 @@ print("the last line", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_script_ends_while_windows_are_read_ahead(tmp_path):
     write_dataset(tmp_path, (300, 300, 300))
     script = SCRIPT.format(folder=str(tmp_path))

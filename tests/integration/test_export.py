@@ -292,6 +292,7 @@ def test_outputs_that_are_no_classes_are_refused(digits, tmp_path):
     assert "models:eleven: gives outputs of shape (None, 11), not one for each of the 10 classes" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_checkpoint_the_weights_and_the_examples_to_compare_on_are_those_of_the_flags(trained, digits, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(digits, other)

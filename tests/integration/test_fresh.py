@@ -52,6 +52,7 @@ def steps_of(run):
     return sorted(int(path.stem.removeprefix("ckpt-")) for path in run.glob("ckpt-*.index"))
 
 
+@pytest.mark.slow
 def test_the_folder_alone_begins_anew_with_the_flags_of_its_run(run, first):
     code, out, err = trained(f"--model_dir={run}", "--fresh")
     assert (code, err) == (0, "")
@@ -98,6 +99,7 @@ def test_other_files_and_another_process_are_refused(run, data):
     assert steps_of(run)[-1] >= 50
 
 
+@pytest.mark.slow
 def test_killed_while_it_removes_the_next_start_goes_on_with_that(run):
     folder = run / "logs" / "plugins" / "profile"
     folder.mkdir(parents=True)

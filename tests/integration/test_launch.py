@@ -404,6 +404,7 @@ GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
 ELASTIC = ("--elastic=1:3", "--regrow_delay=0.5", "--max_restarts=1")
 
 
+@pytest.mark.slow
 def test_elastic_goes_on_with_fewer_and_grows_back(launch, tmp_path):
     job = launch(*ELASTIC, steps=100_000, environment=GPUS)
     job.wait_for_step(5)

@@ -181,6 +181,7 @@ def test_a_worker_comes_back_then_a_server_is_lost_then_the_job_resumes(digits, 
     assert twice <= 1
 
 
+@pytest.mark.slow
 def test_the_classic_flags_and_a_signal(digits, tmp_path):
     flags = ["--model=softmax_regression", "--global_batch_size=32", "--log_every=20", "--train_steps=100000"]
     job = Job(2, 1, digits, tmp_path, *flags, by_flags=True)

@@ -324,6 +324,7 @@ def test_a_process_that_cannot_begin_ends_the_others_with_its_words(who, flag, c
     assert time.monotonic() - began < 40  # of --join_timeout=600
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_later_and_cannot_begin_does_not_end_the_job(line, tmp_path):
     job = Job(2, 1, line, tmp_path, *LONG, absent=["worker 1"])
     wait_for_step(job.chief, 20)

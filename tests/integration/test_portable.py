@@ -68,6 +68,7 @@ def test_a_saved_dataset_has_the_same_elements(folder, tmp_path, shuffle_bytes):
     assert records(tf.data.Dataset.load(str(tmp_path / "saved"))) == records(dataset)
 
 
+@pytest.mark.slow
 def test_a_service_in_another_process_feeds_the_same_batches(folder):
     server = forked.Process(["-c", SERVE])
     served = tf.data.experimental.service.distribute(

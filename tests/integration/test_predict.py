@@ -267,6 +267,7 @@ def test_an_output_that_cannot_be_written_or_is_interrupted_leaves_what_was_ther
     )
 
 
+@pytest.mark.slow
 def test_a_run_without_an_evaluation_is_asked_exported_replayed_and_evaluated_on_a_split(tmp_path, digits, photos):
     """Training and conversion themselves advise --eval_split=none where there is one split."""
     flags = [f"--data_dir={digits}", "--model=lenet", "--train_steps=20", "--log_every=0", "--eval_split=none"]

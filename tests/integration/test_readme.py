@@ -180,6 +180,7 @@ Mnist(data_dir="tfds").download_and_prepare()
 """
 
 
+@pytest.mark.slow
 def test_a_script_is_ported_in_as_few_lines_as_the_page_says(folder, follow):
     done = forked.run(["-c", MNIST], cwd=folder)  # the digits, where TFDS would have MNIST
     assert done.returncode == 0, done.stderr

@@ -187,8 +187,8 @@ FED = [
         and way in ("replicas in host memory", "TensorFlow's reader")
     )
 ]
-IN_MEMORY = ("raw, keys", "shift, whose crops are taken in memory")  # the forms that `make test` reads in memory
-ONLY_SLOW = ("raw", "raw, features", "PNG", "GZIP", "a function")  # those with more to them are read by windows, too
+IN_MEMORY = ("shift, whose crops are taken in memory",)  # the form that `make test` reads in memory
+ONLY_SLOW = ("raw", "raw, long windows", "raw, features", "PNG", "GZIP", "a function")  # others are read by windows
 
 
 def lane(form: str, memory: str, way: str) -> list[pytest.MarkDecorator]:

@@ -64,6 +64,7 @@ def whole(mixture, flags, tmp_path_factory):
     return checkpoint_bytes(folder, STEPS)
 
 
+@pytest.mark.slow
 def test_two_processes_end_with_the_same_bits(mixture, flags, whole, tmp_path):
     outputs = finish(*start_workers(mixture, [tmp_path / "two"] * 2, *flags))
     assert {code for code, _, _ in outputs} == {0}, outputs

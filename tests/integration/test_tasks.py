@@ -253,6 +253,7 @@ def model(image_shape, num_classes):
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_is_another_one_now_is_neither_resumed_nor_evaluated_nor_exported(models):
     code = models / "changing.py"
     code.write_text(CHANGING.replace("ACTIVATION", "'relu'"))

@@ -96,7 +96,9 @@ TOPOLOGIES = {  # name: replicas
     **{f"parameter_server x{count}": count for count in (2, 3)},
 }
 FED = [
-    pytest.param(topology, case, marks=[slow] if topology in ("multiworker x3", "parameter_server x3") else [])
+    pytest.param(
+        topology, case, marks=[slow] if topology in ("one_device", "multiworker x3", "parameter_server x3") else []
+    )
     for topology in TOPOLOGIES
     for case in list(CASES)[: num_cases(topology)]
 ]

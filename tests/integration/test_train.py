@@ -246,6 +246,7 @@ def test_after_a_kill_and_a_resume_every_scalar_is_there_once(train, tmp_path):
     assert [step for tag, step in scalars(tmp_path / "logs") if tag == "train/loss"] == [10, 20, 30, 40, 50, 70]
 
 
+@pytest.mark.slow
 def test_by_the_clock_scalars_are_written_and_checkpoints_saved(train, tmp_path):
     flags = ("--train_steps=20", "--steps_per_loop=1", "--eval_split=none", "--max_to_keep=20", "--log_every=0")
     train(*flags, "--summary_every=0", "--summary_secs=0.0001", "--checkpoint_every=0", "--checkpoint_secs=0.0001")
@@ -321,6 +322,7 @@ def test_batches_copied_in_groups_train_to_the_same_weights(virtual, train, digi
     assert checkpoint_bytes(folders[0], 12) == checkpoint_bytes(folders[1], 12)
 
 
+@pytest.mark.slow
 def test_distorted_images_train_to_other_weights(train, tmp_path):
     ends = []
     for number, distort in enumerate(("shift(pixels=2)", "shift(pixels=2)", "shift(pixels=3)", "none")):
@@ -369,6 +371,7 @@ def tags_of(folder, kind):
     return {(value.tag, step) for step, value in values if value.WhichOneof("value") == kind}
 
 
+@pytest.mark.slow
 def test_histograms_pictures_a_profile_and_where_operations_run(digits, tmp_path):
     flags = ["--train_steps=12", "--histogram_every=4", "--image_every=6", "--activation_every=5", "--profile=3:5"]
     program = ["-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={tmp_path}", "--eval_split=none", *flags]

@@ -91,6 +91,7 @@ def test_a_batch_is_a_slice_of_its_group(folder, shuffle_bytes):
     assert 4 * 8 * 6 * 3 * 4 in np.diff(where)
 
 
+@pytest.mark.slow
 def test_elements_that_lie_in_a_window_follow_those_that_need_the_window_before(folder, monkeypatch):
     """Windows of 10 records, 4 to a batch: 2 of one window and 2 of the next, then 8 in place, whatever is copied."""
     options = {"shuffle_bytes": 2300, "streams": 1}

@@ -146,6 +146,7 @@ def test_slots_that_fade_to_nothing_keep_the_bits(optimizer, make_stepper):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_dropout_and_batch_norm_follow_the_virtual_replicas_and_the_seed(trained):
     one, _ = trained(1)
     for other, _ in (trained(1, seed=8), trained(1, count=V // 2)):
