@@ -114,18 +114,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 @contextlib.contextmanager
-def virtual_gpu() -> Iterator[None]:
-    """Context in which TensorFlow lists one GPU beside the CPU; what is made on it is made on the CPU."""
+def virtual_gpu(count: int = 1) -> Iterator[None]:
+    """Context in which TensorFlow lists so many GPUs beside the CPU; what is made on them is made on the CPU."""
     import tensorflow as tf  # noqa: PLC0415, after the quiet loading
 
     listings = {
-        "list_physical_devices": tf.config.PhysicalDevice("/physical_device:GPU:0", _GPU),
-        "list_logical_devices": tf.config.LogicalDevice("/device:GPU:0", _GPU),
+        "list_physical_devices": [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", _GPU) for i in range(count)],
+        "list_logical_devices": [tf.config.LogicalDevice(f"/device:GPU:{i}", _GPU) for i in range(count)],
     }
     own = {name: getattr(tf.config, name) for name in listings}
 
     def listed(name: str, device_type: str | None = None) -> list[Any]:
-        return [*own[name](device_type), *([listings[name]] if device_type in (None, _GPU) else [])]
+        return [*own[name](device_type), *(listings[name] if device_type in (None, _GPU) else [])]
 
     tf.config.set_soft_device_placement(True)
     try:
@@ -137,13 +137,14 @@ def virtual_gpu() -> Iterator[None]:
             setattr(tf.config, name, listing)
 
 
-def made(flags: Sequence[str], side: int, rows: int) -> tuple[Any, Any]:
-    """Returns a `TrainStep` for one GPU, and the TensorSpecs of its batches of float32 images.
+def made(flags: Sequence[str], side: int, rows: int, gpus: int = 1) -> tuple[Any, Any]:
+    """Returns a `TrainStep` for GPUs, and the TensorSpecs of its global batches of float32 images.
 
     Args:
       flags: those of `trainer.run`, without data and folder.
       side: height and width of the images.
       rows: rows of a global batch.
+      gpus: number of GPUs that are listed.
     """
     import tensorflow as tf  # noqa: PLC0415, as above
 
@@ -157,7 +158,7 @@ def made(flags: Sequence[str], side: int, rows: int) -> tuple[Any, Any]:
     of_rows = [virtual, rows // virtual] if virtual else [rows]
     images, labels = tf.TensorSpec([*of_rows, side, side, 3]), tf.TensorSpec(of_rows, tf.int64)
     spec = DataSpec(tf.TensorSpec([None, side, side, 3]), tf.TensorSpec([None], tf.int64), tuple("0123456789"))
-    with virtual_gpu():
+    with virtual_gpu(gpus):
         strategy = strategies.create(config.run, rows, tf_config.ALONE)
         trained = state.build(config, spec, strategy, Task, lambda step: tf.constant(0.1))
         step = train_step.create(strategy, trained, config, None)

@@ -355,10 +355,12 @@ class TrainStep:
 
     def _taken(self, batch: Any) -> list[tf.Tensor | tf.Operation]:
         """Returns what the host has once a batch is there, without waiting for what GPUs compute before it."""
-        parts = list(zip(*map(self._local, tf.nest.flatten(batch, expand_composites=True)), strict=True))
-        devices = self.strategy.extended.worker_devices
-        if not any("GPU" in device for device in devices):
-            return tf.nest.flatten(parts)
+        parts = [tf.nest.flatten(part, expand_composites=True) for part in self._local(batch)]
+        extended = self.strategy.extended
+        devices = tuple(extended.worker_devices)
+        on_gpus = any("GPU" in device for device in devices)
+        if not on_gpus or tuple(extended.parameter_devices) != devices:  # in central storage variables are elsewhere
+            return [value for part in parts for value in part]
         variables = self._local(self.state.model.trainable_variables[0].value)
         return [clock.begun(*one) for one in zip(parts, variables, devices, strict=True)]
 

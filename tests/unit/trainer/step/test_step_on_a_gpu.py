@@ -3,8 +3,10 @@
 import functools
 
 import pytest
+import tensorflow as tf
 
 from benchmarks import gpu_graph
+from pipeline.distribution import as_distributed
 from trainer.config import TrainConfig
 from trainer.step import train_step
 
@@ -53,6 +55,24 @@ def test_the_wait_for_a_batch_is_measured_without_waiting_for_the_update_before_
     counts = counted(*VARIANTS[variant], how=gpu_graph.fed)
     assert not [node for node in counts.waits if "/while/input/" in node]
     assert counts.waits  # there are others: at the end of a pass, the host waits for its update
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
+def test_several_gpus_are_each_asked_whether_they_have_their_part_of_a_batch(strategy):
+    flags = ("--model=softmax_regression", "--nojit_compile", f"--strategy={strategy}", "--num_replicas=2")
+    step, batch = gpu_graph.made(flags, SIDE, ROWS, gpus=2)
+    halves = tf.nest.map_structure(lambda one: tf.zeros([ROWS // 2, *one.shape[1:]], one.dtype), batch)
+    batches = as_distributed(step.strategy, tf.data.Dataset.from_tensors((halves, halves)).repeat())
+    with gpu_graph.virtual_gpu(2):
+        traced = step.train.get_concrete_function(iter(batches), tf.TensorSpec([], tf.int64))
+    asked = [node.device for node in nodes_of(traced) if node.op == "VarIsInitializedOp" and "/input/" in node.name]
+    # In central storage the variables are the host's.
+    assert [device[-5:] for device in sorted(asked)] == (["GPU:0", "GPU:1"] if strategy == "mirrored" else [])
+
+
+def nodes_of(traced):
+    graph = traced.graph.as_graph_def()
+    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
 
 
 @pytest.mark.parametrize(
