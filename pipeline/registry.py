@@ -31,19 +31,22 @@ class Registry(Mapping[str, _Thing], Generic[_Thing]):
     def __init__(self, package: str, kind: Callable[..., _Thing] | None = None, besides: Collection[str] = ()) -> None:
         self._package, self._kind, self._besides = package, kind, besides
         self._things: dict[str, _Thing] = {}
+        self._places: dict[str, tuple[Any, Any]] = {}  # module and name that each is defined by
         self._is_complete = False
 
     def named(self, *names: str, **facts: Any) -> Callable[[_Defined], _Defined]:
         """Returns a decorator that registers a class or function, and returns it unchanged.
 
         Raises:
-          ValueError: another thing has one of the names.
+          ValueError: another thing has one of the names. What a module registers again, because it is loaded again,
+            replaces what it has registered.
         """
 
         def register(defined: _Defined) -> _Defined:
             thing: Any = self._kind(defined, **facts) if self._kind else defined
+            place = getattr(defined, "__module__", None), getattr(defined, "__qualname__", defined)
             for name in names:
-                if name in self._things:
+                if self._places.setdefault(name, place) != place:
                     raise ValueError(f"{self._package}: {name!r} is registered twice")
                 self._things[name] = thing
             return defined

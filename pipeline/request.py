@@ -125,7 +125,10 @@ class Taking(Generic[P, Options]):
     def __call__(self, function: Callable[[First, Options], Result], /) -> Callable[Concatenate[First, P], Result]: ...
 
     def __call__(self, function: Callable[..., Any], /) -> Callable[..., Any]:
-        """Returns the function with the options as arguments."""
+        """Returns the function with the options as arguments.
+
+        It raises TypeError for an option that is missing or unknown, UsageError for one that is refused or cannot work.
+        """
         *first, _ = inspect.signature(function).parameters.values()
         taken = inspect.signature(self._kind).parameters.values()
         options = sorted(taken, key=lambda one: (one.kind, one.default is not one.empty))  # required ones first

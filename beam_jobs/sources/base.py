@@ -55,7 +55,7 @@ def _option(
 
     Args:
       default: its value if the flag is not given.
-      text: for --help.
+      text: help text.
       *takers: the data sets that take it, by the names of `SOURCES`; none: all do.
       parse: gets the flag's name and its value on the command line.
       shapes: whether it shapes the bytes of the shards, so that the manifest's options have it.

@@ -210,7 +210,7 @@ def reading_lines(reading: Reading, list_all: bool) -> list[str]:
     """Returns the table of what each worker reads, and the sums below it.
 
     Args:
-      reading: of a topology.
+      reading: what the workers of a topology read.
       list_all: whether to list every worker and every shard.
     """
     workers, half = reading.topology.workers, _MOST_WORKERS // 2

@@ -353,7 +353,7 @@ def _steps(
 
     Args:
       mixture: the request, with its data sets.
-      of_sources: by the numbers of the sources, in their order; an element has the rows of one unit after the other.
+      of_sources: datasets by the number of their source, in order; an element has the rows of one unit after the other.
       taken: units of each source in an element.
       replicas: number of replicas that share each element; None: it is not split.
     """

@@ -108,14 +108,14 @@ def flag(
 
     Args:
       default: its value if it is not given; without a default the flag is required.
-      text: for --help.
+      text: help text.
       least: smallest value allowed. A value of None is compared with no bound.
       above: bound that values must exceed; they must be finite, too.
       below: bound that values must stay below.
       most: largest value allowed; only `check_most` compares it.
       known: names allowed.
-      default_of: for --help, what else the default may come from, such as "the model".
-      unset: for --help, what a default of None stands for.
+      default_of: help text of what else the default may come from, such as "the model".
+      unset: help text of what a default of None stands for.
       metavar: name of its value in --help.
       alias: a second name.
       positional: whether it is given by its place, without its name.

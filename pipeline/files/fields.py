@@ -18,7 +18,7 @@ def from_json(kind: Any, value: Any, path: str = "") -> Any:
     Args:
       kind: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
       value: the value. An object must have all fields of the dataclass except `OPTIONAL` ones, and no others.
-      path: of the value in the file.
+      path: place of the value in the file, for messages.
 
     Raises:
       ValueError: a value has another type; the message names the first one, its place and its type.

@@ -108,8 +108,8 @@ class Drafts:
     """Files that are written but do not have their names yet. Several threads may add some.
 
     Args:
-      folder: that they are for.
-      hidden: a folder in it, which holds them.
+      folder: folder in which the files get their names.
+      hidden: folder in it that holds the drafts.
     """
 
     def __init__(self, folder: pathlib.Path, hidden: pathlib.Path) -> None:

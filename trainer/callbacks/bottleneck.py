@@ -20,7 +20,7 @@ from trainer.loop import Progress
 from trainer.models.layers import has_unfused
 from trainer.plan import Plan
 from trainer.step.gradients import all_sum
-from trainer.step.train_step import TrainStep, is_compiled, repeats_bits
+from trainer.step.train_step import TrainStep, is_compiled
 
 INPUT, COMPUTE, COMMUNICATION = "input-bound", "compute-bound", "communication-bound"
 _LEAST_SECONDS = 5.0  # of steps, for a verdict that nobody has asked for
@@ -162,7 +162,7 @@ def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[st
         yield "trainer.fuse_layers(model), since its BatchNormalization is Keras' own"
     if times.seconds / times.steps < _SHORT_STEP:
         yield f"a larger --global_batch_size than {config.order.global_batch_size}, since a step is short"
-    if facts.gpus and not is_compiled(config) and not repeats_bits(config):
+    if facts.gpus and not is_compiled(config) and not config.repeats_on_gpus:
         yield "--jit_compile"
     if facts.gpus and config.model.precision == "float32":
         yield "--precision=bfloat16"

@@ -77,7 +77,7 @@ def configure(config: TrainConfig, is_chief: bool = False) -> None:
       is_chief: whether this process writes down the algorithms that XLA chooses; see `algorithms`.
     """
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
-    if config.run.deterministic or (config.order.virtual_replicas and has_gpus):
+    if config.run.deterministic or (has_gpus and config.repeats_on_gpus):
         keras.utils.set_random_seed(config.order.seed)
         tf.config.experimental.enable_op_determinism()
         if has_gpus:

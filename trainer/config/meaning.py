@@ -59,7 +59,7 @@ def flag(default: Any = dataclasses.MISSING, text: str = "", **said: Any) -> Any
 
     Args:
       default: its value if it is not given; without a default it is required.
-      text: for --help.
+      text: help text.
       **said: what it means, by the attributes of `Meaning`; and the options of `pipeline.commands.flags.flag`.
     """
     names = [field.name for field in dataclasses.fields(Meaning) if field.name in said]

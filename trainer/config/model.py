@@ -95,8 +95,8 @@ class ModelFlags:
     )
     jit_compile: str = flag(
         "auto",
-        "XLA compiles a step to one program: on, off, or auto: on where the replicas are GPUs, but with "
-        "--deterministic or --virtual_replicas",
+        "XLA compiles a step to one program: on, off, or auto: on where the replicas are GPUs, but off "
+        "with --deterministic or --virtual_replicas",
         known=COMPILING,
         bare="on",
         off="off",

@@ -146,6 +146,11 @@ class TrainConfig:
         model: dict[str, Any] = dict(names)
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **model))  # built from all flags
 
+    @property
+    def repeats_on_gpus(self) -> bool:
+        """Whether a run on GPUs has TensorFlow's op determinism, so that it can be repeated to the bit."""
+        return bool(self.run.deterministic or self.order.virtual_replicas)
+
     def with_mode(self, jit_compile: str) -> TrainConfig:
         """Returns the config with another value of --jit_compile."""
         return dataclasses.replace(self, model=dataclasses.replace(self.model, jit_compile=jit_compile))

@@ -573,14 +573,9 @@ def is_compiled(config: TrainConfig) -> bool:
     """
     if config.model.jit_compile != "auto":
         return config.model.jit_compile == "on"
-    if config.run.strategy == PARAMETER_SERVER or repeats_bits(config):
+    if config.run.strategy == PARAMETER_SERVER or config.repeats_on_gpus:
         return False
     return bool(tf.config.list_physical_devices("GPU"))
-
-
-def repeats_bits(config: TrainConfig) -> bool:
-    """Returns whether a run has op determinism on GPUs."""
-    return bool(config.run.deterministic or config.order.virtual_replicas)
 
 
 def create(

@@ -1,5 +1,7 @@
 """Registries: what the modules of a package register is found by name, without loading what is heavy."""
 
+import importlib
+import pathlib
 import subprocess
 import sys
 
@@ -44,6 +46,20 @@ def test_a_name_is_registered_once():
     assert registry.named("one")(1) == 1
     with pytest.raises(ValueError, match="'one' is registered twice"):
         registry.named("two", "one")(2)
+
+
+def test_a_module_that_is_loaded_again_registers_its_own_again(package):
+    """As a notebook does with a module that is edited, or Python after an import that has failed."""
+    animals = __import__(package).ANIMALS
+    assert animals["dog"] == ("woof", 4)
+    dogs = sys.modules[f"{package}.dogs"]
+    path = pathlib.Path(dogs.__file__)
+    path.write_text(path.read_text().replace("legs=4", "legs=30"), encoding="utf-8")
+    importlib.reload(dogs)
+    assert animals["dog"] == ("woof", 30)
+    path.write_text(path.read_text().replace("def dog", "def wolf"), encoding="utf-8")
+    with pytest.raises(ValueError, match="'dog' is registered twice"):
+        importlib.reload(dogs)
 
 
 def test_names_are_known_without_tensorflow():
