@@ -251,9 +251,15 @@ class ParseJudge:
         self, parse: Callable[[tf.Tensor], Any], rows: int, others: Callable[[], Iterable[bytes]] = tuple
     ) -> None:
         self.rows, self._others = rows, others
-        self._parse = tf.function(graph_calls.as_given(parse), [tf.TensorSpec([rows], tf.string)], autograph=False)
         self._taken: list[bytes] | None = None  # a batch
-        self._is_able = True  # whether such a batch may be found
+        traced = tf.function(graph_calls.as_given(parse), [tf.TensorSpec([rows], tf.string)], autograph=False)
+        # Traced here, not in the threads that judge, of which each would wait for the other.
+        try:
+            with tf.device("CPU:0"):
+                self._parse = traced.get_concrete_function()
+            self._is_able = True  # whether such a batch may be found
+        except Exception:  # it is not a function of a batch at all, which the input itself says better
+            self._is_able = False
 
     def problems(self, records: Sequence[bytes]) -> list[str | None]:
         """Returns for each record the parser's error; None for records that are not to blame for one."""
@@ -290,8 +296,6 @@ class ParseJudge:
                 self._parse(tf.constant(batch))
         except tf.errors.OpError as error:
             return f"parse: {root_cause(error.message)[1]}"
-        except Exception:  # it is not a function of a batch at all, which the input itself says better
-            self._is_able = False
         return None
 
 

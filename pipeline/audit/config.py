@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.commands.flags import check_all, flag
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, name_of
 from pipeline.order_flags import OrderFlags
 
 LAST_EPOCH = 1 << 62  # an epoch is less than this
@@ -18,7 +18,9 @@ class AuditConfig:
     data_dir: str | None = flag(
         None, "a folder, or a=0.7,b=0.3; not needed with --model_dir", positional=True, metavar="DATA_DIR"
     )
-    model_dir: str | None = flag(None, "a run of trainer.run: what it is to prove, where flags do not say otherwise")
+    model_dir: str | None = flag(
+        None, f"a run of {name_of('trainer.run')}: what it is to prove, where flags do not say otherwise"
+    )
     order: OrderFlags = dataclasses.field(default_factory=OrderFlags)
     workers: int | None = flag(None, "processes that read; default: those that the run's flags tell of, else 1")
     replicas: int | None = flag(None, "in the job; default: likewise, else one per worker")

@@ -53,7 +53,9 @@ class InspectConfig:
     )
     key: str | None = flag(None, "show at which steps of an epoch the record with this key is, and where")
     epoch: int | None = flag(None, "of --key: the epoch, from 0; default: 0", least=0)
-    model_dir: str | None = flag(None, "a run of trainer.run: --step and --key are of its data, order and distortion")
+    model_dir: str | None = flag(
+        None, f"a run of {name_of('trainer.run')}: --step and --key are of its data, order and distortion"
+    )
     replicas: int | None = flag(None, "of the run; default: those that its flags tell of, else 1", least=1)
     order: InputFlags = dataclasses.field(default_factory=InputFlags)
     json: bool = flag(False, "of --step and --key: print one object of JSON, instead of tables")

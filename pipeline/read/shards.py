@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,27 +51,75 @@ class _Pools:
 _pools = _Pools()
 
 
+class _Work(Generic[Task, Result]):
+    """Tasks that several threads take one after the other, in order, until none is left or one has failed."""
+
+    def __init__(self, function: Callable[[Task], Result], tasks: list[Task]) -> None:
+        self._function, self._tasks = function, tasks
+        self._numbers = iter(range(len(tasks)))  # whose next() no other thread can interrupt
+        self.results: dict[int, Result] = {}
+        self.errors: dict[int, BaseException] = {}
+
+    def run(self) -> None:
+        """Takes tasks until there is nothing more to do."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[None]:
+        """Takes tasks like `run`; yields after each."""
+        for number in self._numbers:
+            try:
+                self.results[number] = self._function(self._tasks[number])
+            except BaseException as error:
+                self.errors[number] = error
+            if self.errors:
+                return
+            yield
+
+
 def in_parallel(
     function: Callable[[Task], Result], tasks: Iterable[Task], *, is_remote: bool = False, text: str = ""
 ) -> list[Result]:
     """Returns a function's results in order, computed in threads; raises the first error.
 
+    The caller takes tasks, too, so that it never waits for a thread that has not begun one of them. A thread may stand
+    still: where Python collects garbage in it and finds an iterator of TensorFlow, TensorFlow waits for that iterator's
+    last read, which may be another caller's.
+
     Args:
-      function: of a task; it must not call `in_parallel` itself.
+      function: of a task.
       tasks: its arguments.
       is_remote: whether it waits for other machines.
       text: of a bar that shows how far it is, on a terminal, if it takes long; empty: none.
-
-    Raises:
-      DataError: the interpreter is exiting and starts no more threads.
     """
-    pool = _pools.remote if is_remote else _pools.local
+    pool, threads = (_pools.remote, _REMOTE_THREADS) if is_remote else (_pools.local, LOCAL_THREADS)
     tasks = list(tasks)
+    work = _Work(function, tasks)
+    others = []
+    # Once the interpreter is exiting, the pool takes nothing.
+    with contextlib.suppress(RuntimeError):
+        others += [pool.submit(work.run) for _ in range(min(len(tasks), threads) - 1)]
+
+    def steps() -> Iterator[None]:
+        shown = 0
+        for _ in work.steps():
+            ended = len(work.results)
+            yield from itertools.repeat(None, ended - shown)
+            shown = ended
+        wait([other for other in others if not other.cancel()])
+        yield from itertools.repeat(None, len(work.results) - shown)
+
     try:
-        done = pool.map(function, tasks)
-    except RuntimeError as error:  # from the pool; errors of the function come with the results
-        raise DataError(f"nothing more can be read: {error}") from None
-    return list(progress.bar(done, len(tasks), text) if text else done)
+        for _ in progress.bar(steps(), len(tasks), text) if text else steps():
+            pass
+    except BaseException as error:  # a signal's; the others end after the task that they have begun
+        work.errors.setdefault(len(tasks), error)
+        raise
+    if work.errors:
+        first = [work.errors[min(work.errors)]]
+        work.errors.clear()  # in whose tracebacks are frames that hold them, and the memory that was read into
+        raise first.pop()
+    return [work.results[number] for number in range(len(tasks))]
 
 
 def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Identity]:

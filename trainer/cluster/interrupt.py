@@ -37,7 +37,7 @@ class Interrupt:
         self.requested: signal.Signals | None = None
         self.receiver = ""
         self.asked = self.saves = False
-        self._command = command
+        self._command = errors.name_of(command)
         self._deferred = self._received = False
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline.errors import PipelineError, RerunError
+from pipeline.errors import PipelineError, RerunError, name_of
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import Output
@@ -200,7 +200,7 @@ class WorkerClient(Client):
             yield None
             return
         line = (
-            f"trainer.run: {self._roles.name(mine)} was stopped, or stuck, for {self._silence:g} s "
+            f"{name_of('trainer.run')}: {self._roles.name(mine)} was stopped, or stuck, for {self._silence:g} s "
             "(--collective_timeout), and is killed: others make its steps; rerun the same command to take part again\n"
         )
         command = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), str(self._silence), line]

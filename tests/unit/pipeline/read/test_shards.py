@@ -6,7 +6,9 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
@@ -16,7 +18,7 @@ from pipeline.manifest import naming
 from pipeline.manifest.splits import select
 from pipeline.read import shards as read
 from pipeline.read.corruption import Corruption
-from pipeline.read.shards import Shards
+from pipeline.read.shards import LOCAL_THREADS, Shards
 from tests.datasets import to_memory, write_dataset
 from tests.raised import at
 
@@ -109,25 +111,50 @@ def test_a_remote_folder_is_checked_alike(folder):
 
 AT_EXIT = """
 import atexit
-from pipeline.errors import DataError
 from pipeline.read.shards import in_parallel
 
-@atexit.register
-def read_on():
-    try:
-        in_parallel(abs, [-1])
-    except DataError as error:
-        print(error)
-
+atexit.register(lambda: print(in_parallel(abs, [-1, -2])))
 print(in_parallel(abs, [-1]))
 """
 
 
-def test_reading_while_the_interpreter_ends_is_an_error_of_one_line():
+def test_reading_goes_on_while_the_interpreter_ends():
     done = subprocess.run([sys.executable, "-c", AT_EXIT], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("[1]\nnothing more can be read: cannot schedule new futures after")
-    assert done.stdout.count("\n") == 2
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1]\n[1, 2]\n", "")
+
+
+def test_the_first_error_in_order_is_raised_and_no_task_begins_after_one():
+    begun = []
+
+    def task(number):
+        begun.append(number)
+        if number == 0:
+            time.sleep(0.3)
+        if number < 2:
+            raise ValueError(number)
+
+    with pytest.raises(ValueError, match="^0$"):
+        read.in_parallel(task, range(100))
+    assert len(begun) <= LOCAL_THREADS + 1
+
+
+def test_a_caller_does_not_wait_for_threads_that_stand_still():
+    """As those do in which garbage is collected whose end waits for the caller itself."""
+    ends, begun = threading.Event(), threading.Semaphore(0)
+
+    def stands_still(_):
+        begun.release()
+        ends.wait(60)
+
+    with ThreadPoolExecutor(2) as callers:
+        held = [callers.submit(read.in_parallel, stands_still, range(LOCAL_THREADS)) for _ in range(2)]
+        try:
+            for _ in range(LOCAL_THREADS + 2):  # all threads and the two callers
+                assert begun.acquire(timeout=60)
+            assert read.in_parallel(abs, range(-9, 0)) == list(range(9, 0, -1))
+            assert not any(caller.done() for caller in held)
+        finally:
+            ends.set()
 
 
 def test_a_forked_process_has_threads_of_its_own():

@@ -76,6 +76,17 @@ def test_the_first_signal_lets_the_long_call_end_if_there_is_something_to_save_a
     assert not code or time.monotonic() - began < 1.5
 
 
+def test_the_command_is_named_as_the_user_typed_it():
+    code = CHILD.replace('"child"', '"trainer.run"')
+    environment = os.environ | {"STEPFEED_COMMANDS": "trainer.run=stepfeed train"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "at once"], stdout=-1, stderr=-1, text=True, env=environment
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=10)[1].startswith("stepfeed train: SIGINT")
+
+
 def test_signals_can_be_left_to_the_system_for_a_while():
     with Interrupt("test") as interrupt:
         with interrupt.left_to_the_system():
