@@ -53,7 +53,8 @@ lint: $(READY)
 	$(BIN)/lint-imports --config=circles.toml
 
 # Two runs: XLA's compiled functions stay in a test process until it ends.
-test: lint docs
+test: $(READY)
+	$(MAKE) --jobs=2 --output-sync=target lint docs
 	$(BIN)/python -m pytest -m "not slow and not engines" -n 3 --dist loadfile tests/unit
 	$(BIN)/python -m pytest -m "not slow and not engines" -n 3 --dist loadfile tests/integration
 
