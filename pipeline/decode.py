@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 import tensorflow as tf
 
 from pipeline import graph_calls, operations
-from pipeline.distort.base import Crop
+from pipeline.augmentation.base import Crop
 from pipeline.errors import UsageError, root_cause, unknown
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import EXACT, FAST
@@ -475,7 +475,7 @@ class Form:
         raise NotImplementedError
 
     def as_images(self, images: tf.Tensor) -> tf.Tensor:
-        """Returns `Examples.images` as uint8 (..., height, width, channels); XLA compiles it with the distortion."""
+        """Returns `Examples.images` as uint8 (..., height, width, channels); XLA compiles it with the augmentation."""
         return images
 
 

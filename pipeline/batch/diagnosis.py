@@ -78,8 +78,8 @@ def _of_source(part: ResolvedRequest, first_step: int, last_step: int) -> DataEr
     plain = dataclasses.replace(
         request,
         parse=_as_it_is,
-        distort=None,
-        distort_on=HOST,
+        augment=None,
+        augment_on=HOST,
         resize=None,
         features=(),
         weights="mask",

@@ -134,8 +134,8 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
     if request.record_ids:
         problem = "record_ids=True: Keras would take the ids for weights or refuse them; leave it out"
         return NotForKeras(dataset, problem)
-    if request.distort_on != HOST:
-        problem = f"distort_on={request.distort_on!r}: Keras does not call distort_fn in its step; leave it out"
+    if request.augment_on != HOST:
+        problem = f"augment_on={request.augment_on!r}: Keras does not call augment_fn in its step; leave it out"
         return NotForKeras(dataset, problem)
     return dataset
 

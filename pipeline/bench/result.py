@@ -217,9 +217,9 @@ def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
 
 
 def recipe_text(request: Request) -> str:
-    """Returns in words how images are distorted, and where."""
-    recipe = "undistorted" if request.distort in (None, "none") else f"distorted by {request.distort}"
-    return recipe + {HOST: "", DEVICE: " in the steps", BOTH: " here and in the steps"}[request.distort_on]
+    """Returns in words how images are augmented, and where."""
+    recipe = "unaugmented" if request.augment in (None, "none") else f"augmented by {request.augment}"
+    return recipe + {HOST: "", DEVICE: " in the steps", BOTH: " here and in the steps"}[request.augment_on]
 
 
 def stage_lines(result: Result, num_records: int) -> list[str]:
@@ -311,8 +311,8 @@ def as_object(
         "dataset": resolved.manifest.dataset,
         "images": resolved.order.num_records,
         "spec": dataclasses.asdict(spec),
-        "distort": request.distort,
-        "distort_on": request.distort_on,
+        "distort": request.augment,
+        "distort_on": request.augment_on,
         "resize": list(request.size) if request.size else None,
         "windows": resolved.order.windows,
         "devices": list(devices),
@@ -449,8 +449,8 @@ def mixture_as_object(
     return {
         "sources": [{"data_dir": os.fspath(one.data_dir), "split": one.split} for one in request.sources],
         "spec": mixture.spec.fields(),
-        "distort": request.distort,
-        "distort_on": request.distort_on,
+        "distort": request.augment,
+        "distort_on": request.augment_on,
         "devices": list(devices),
         "cores": cores,
         "segments": found,

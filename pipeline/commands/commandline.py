@@ -61,7 +61,7 @@ _USUAL = {
     **dict.fromkeys(("wd", "decay", "l2"), ("weight_decay",)),
     **dict.fromkeys(("arch", "network", "net", "model_name"), ("model",)),
     **dict.fromkeys(("ckpt", "step", "checkpoint_path"), ("checkpoint",)),
-    **dict.fromkeys(("augment", "augmentation", "transform"), ("distort",)),
+    **dict.fromkeys(("augmentation", "augmentations", "transform"), ("augment",)),
     **dict.fromkeys(("amp", "fp16", "use_fp16", "bf16", "dtype", "mixed_precision"), ("precision",)),
     **dict.fromkeys(("save_every", "save_steps", "save_interval"), ("checkpoint_every",)),
     **dict.fromkeys(("save_model_secs", "save_checkpoint_secs", "save_checkpoints_secs"), ("checkpoint_secs",)),

@@ -48,7 +48,7 @@ class OrderSpec:
     Attributes:
       manifest_digest: identity of the data (`Manifest.digest`).
       split: the split argument, including slices.
-      seed: of every permutation and distortion.
+      seed: of every permutation and augmentation.
       global_batch_size: G, rows of a step over all replicas.
       streams: K.
       shuffle_bytes: decoded bytes that the windows of all streams may take together.

@@ -157,7 +157,7 @@ def test_a_run_that_changes_its_strategy(digits, tmp_path):
         ("--strategy=one_device",),
         ("--strategy=mirrored", "--num_replicas=4"),
     ]
-    flags = ("--distort=shift(pixels=2)", "--eval_split=none", "--global_batch_size=64")
+    flags = ("--augment=shift(pixels=2)", "--eval_split=none", "--global_batch_size=64")
     last = 10 * len(stages)
     for step, stage in enumerate(stages, 1):
         [(code, _, err)] = finish(start(digits, tmp_path / "changing", *stage, *flags, f"--train_steps={10 * step}"))

@@ -124,7 +124,7 @@ def test_skipped_steps_are_made_by_workers_and_change_nothing(line_with_columns,
 def test_two_servers_three_workers_and_the_recipes(digits, tmp_path):
     flags = ["--optimizer=adam", "--learning_rate=0.02", "--clip_norm=1", "--ema=0.98", "--label_smoothing=0.1"]
     flags += ["--weight_decay=0.001", "--schedule=cosine", "--global_batch_size=48", "--model=softmax_regression"]
-    flags += ["--distort=shift(pixels=1)", "--distort_on=device"]
+    flags += ["--augment=shift(pixels=1)", "--augment_on=device"]
     outcomes = Job(3, 2, digits, tmp_path, *flags, "--epochs=4", "--eval_every=60").finish()
     assert_all_ended(outcomes)
     out = outcomes["chief 0"][1]

@@ -141,10 +141,10 @@ def _for_input(config: TrainConfig, facts: Facts) -> Iterator[str]:
         yield "a faster parse function"
     elif facts.encoding in ("png", "jpeg", "any"):
         yield "converting with --image_encoding=raw"
-    if facts.gpus and config.data.distort != "none" and config.data.distort_on != DEVICE:
-        yield "--distort_on=device"
-    if config.data.distort != "none":
-        yield f"a simpler --distort than {config.data.distort}"
+    if facts.gpus and config.data.augment != "none" and config.data.augment_on != DEVICE:
+        yield "--augment_on=device"
+    if config.data.augment != "none":
+        yield f"a simpler --augment than {config.data.augment}"
     yield "more CPU cores"
     if not facts.parses:
         yield f"{to_run('pipeline.bench')} {in_command(config.data.data_dir)} shows which stage is slow"

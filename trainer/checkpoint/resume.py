@@ -180,7 +180,7 @@ class RunSpec:
 
     def _reshaped(self, stored: Mapping[str, Any], was: Any, here: Any) -> tuple[str, str]:
         """Returns why the images have another shape, and what helps: the flag that changed, or one that undoes it."""
-        why = self._flag_behind(stored, "resize", "distort")
+        why = self._flag_behind(stored, "resize", "augment")
         is_other_size = was and here and len(was) == len(here) == 3 and was[2] == here[2]
         return why, f" --resize={was[0]}x{was[1]}," if is_other_size and not why else ""
 

@@ -169,8 +169,8 @@ class ParameterServerRun(Run):
             self.ledger = Ledger()
         columns = iter(self.cluster.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
         shown = period_of(config.output.histogram_every, plan.training.steps_per_epoch)
-        distort = train_step.distortion(plan.training)
-        compute = self.shown = Compute(self.strategy, self.state, config, distort, shown, batches.skip_steps)
+        augment = train_step.augmentation(plan.training)
+        compute = self.shown = Compute(self.strategy, self.state, config, augment, shown, batches.skip_steps)
         if shown.steps:
             self.read_histograms = compute.histograms
         self.rows = Rows(self.state.measure)

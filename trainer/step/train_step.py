@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from pipeline.batch.batches import DeviceDistortion
+from pipeline.batch.batches import DeviceAugmentation
 from pipeline.order.views import Intervals
 from pipeline.request import HOST
 from pipeline.resolved import ResolvedInput
@@ -190,7 +190,7 @@ class TrainStep:
         self._sums: dict[str, tf.TensorSpec] = {}
         self._clock = clock.clock()
         of_one_copy(self.state.optimizer)
-        self._summaries = Summaries(self.state.model, self.gradients.distort, bool(self.virtual_replicas))
+        self._summaries = Summaries(self.state.model, self.gradients.augment, bool(self.virtual_replicas))
         compiled, alone = self.gradients.compiled, self.strategy.num_replicas_in_sync == 1
         # Virtual replicas stay out of the program of the whole step, in which their number would change the bits.
         self._is_one_program = compiled and alone and not self.virtual_replicas
@@ -587,11 +587,11 @@ def create(
       strategy: whose replicas compute.
       state: created in its scope.
       config: of the run.
-      training: the request for training data; None: the step neither distorts nor knows the length of an epoch.
+      training: the request for training data; None: the step neither augments nor knows the length of an epoch.
     """
     virtual = config.order.virtual_replicas
     units = virtual or strategy.num_replicas_in_sync
-    gradients = Gradients(state, units, config.order.seed, is_compiled(config), distortion(training))
+    gradients = Gradients(state, units, config.order.seed, is_compiled(config), augmentation(training))
     steps_per_epoch = training.steps_per_epoch if training else None
     skips = training.spec.skip_steps if training else ()
     times = config.run.strategy == "multiworker" and strategy.num_replicas_in_sync > 1
@@ -603,11 +603,11 @@ def is_skipped(step: tf.Tensor, skip_steps: Intervals) -> tf.Tensor:
     return tf.reduce_any([(step >= first) & (step < stop) for first, stop in skip_steps])
 
 
-def distortion(training: ResolvedInput | None) -> DeviceDistortion | None:
-    """Returns what a replica's device distorts of its rows; None: the input distorts."""
-    if training is None or training.request.distort_on == HOST:
+def augmentation(training: ResolvedInput | None) -> DeviceAugmentation | None:
+    """Returns what a replica's device augments of its rows; None: the input augments."""
+    if training is None or training.request.augment_on == HOST:
         return None
-    return DeviceDistortion(training.first)
+    return DeviceAugmentation(training.first)
 
 
 def _without_keys(batch: tuple[Any, ...]) -> tuple[Any, ...]:

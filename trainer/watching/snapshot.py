@@ -201,7 +201,7 @@ class Snapshot:
       flags: by name, with their values as text.
       changes: at resumes.
       events: in their order.
-      images, images_step: how many distorted images are in TensorBoard's files, and of which step.
+      images, images_step: how many augmented images are in TensorBoard's files, and of which step.
       problems: files that are missing, half written or damaged, and how.
     """
 

@@ -1,6 +1,6 @@
-"""Draws docs/distortions.png: what each distortion makes of four parts of photographs.
+"""Draws docs/augmentation.png: what each augmentation makes of four parts of photographs.
 
-    python docs/distortions.py
+    python docs/augmentation.py
 
 The photographs come with scikit-learn (the extra `demo`).
 """
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_sample_images
 
+from pipeline.augmentation.base import ImageStatistics
+from pipeline.augmentation.composed import cropping_of
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.decode import ImageDecoder
-from pipeline.distort.base import ImageStatistics
-from pipeline.distort.composed import cropping_of
-from pipeline.distort.recipes import make_recipe
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
-PICTURE = pathlib.Path(__file__).with_name("distortions.png")
+PICTURE = pathlib.Path(__file__).with_name("augmentation.png")
 SIDE = 96  # pixels of an image
 PARTS = ((0, 60, 150), (1, 60, 200), (0, 200, 330), (1, 120, 90))  # photograph, top, left
 EPOCHS = 2  # shown of each image
@@ -57,22 +57,22 @@ def photographs() -> NDArray[np.uint8]:
     return np.stack([np.asarray(Image.fromarray(part).resize((SIDE, SIDE), Image.Resampling.BOX)) for part in parts])
 
 
-def distorted(text: str, images: NDArray[np.uint8], epoch: int) -> NDArray[np.generic]:
+def augmented(text: str, images: NDArray[np.uint8], epoch: int) -> NDArray[np.generic]:
     """Returns the images of an epoch, as a recipe gives them."""
     recipe, rows = make_recipe(text), len(images)
     recipe.check(images.shape[1:])
     flat = images.reshape(-1, 3)
     statistics = ImageStatistics(tuple(flat.mean(axis=0)), tuple(flat.std(axis=0)))
 
-    def distort(pixels: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        pixels = recipe.distort(pixels, keys, statistics)
+    def augment(pixels: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        pixels = recipe.augment(pixels, keys, statistics)
         if recipe.mixing is None:
             return pixels
         labels, real = tf.eye(rows), tf.ones(rows, tf.bool)
         return recipe.mixing.mix(pixels, labels, keys, tf.constant(epoch, tf.int64), real).images
 
-    compiled = tf.function(distort, jit_compile=True, autograph=False)
-    keys = hashing.derive_key(Domain.DISTORT, 1, epoch, np.arange(rows))
+    compiled = tf.function(augment, jit_compile=True, autograph=False)
+    keys = hashing.derive_key(Domain.AUGMENT, 1, epoch, np.arange(rows))
     if cropping := cropping_of(recipe):
         files = tf.stack([tf.io.encode_png(image) for image in images])
         decoder = ImageDecoder("png", (SIDE, SIDE, 3), cropping.crop(training=True))
@@ -99,7 +99,7 @@ def draw() -> Image.Image:
     for i, text in enumerate(LINES):
         left, top = GAP + i // rows * (wide + GAP), GAP + i % rows * tall
         pen.text((left, top), text, INK, font)
-        shown = np.concatenate([distorted(text, images, epoch) for epoch in range(EPOCHS)])
+        shown = np.concatenate([augmented(text, images, epoch) for epoch in range(EPOCHS)])
         for j, image in enumerate(shown):
             sheet.paste(tile(image), (left + j * (SIDE + GAP), top + CAPTION))
     return sheet

@@ -6,10 +6,10 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from pipeline.distort import RECIPES, kernels, passes
-from pipeline.distort.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument
-from pipeline.distort.passes import Pass
-from pipeline.distort.pixels import Normalize
+from pipeline.augmentation import RECIPES, kernels, passes
+from pipeline.augmentation.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument
+from pipeline.augmentation.passes import Pass
+from pipeline.augmentation.pixels import Normalize
 from pipeline.lazily import tf
 from pipeline.order import tensors
 
@@ -18,7 +18,7 @@ _ROTATE, _SCALE, _DOWN, _RIGHT, _SHEAR = range(5)  # draws of affine
 
 
 class CropFirst(Recipe):
-    """A distortion that begins with a crop. A caller that has all images in memory may take the crops itself.
+    """An augmentation that begins with a crop. A caller that has all images in memory may take the crops itself.
 
     It then applies `composed.of_crops(recipe)` to them.
     """
@@ -37,16 +37,16 @@ class CropFirst(Recipe):
 
         Args:
           image_shape: (height, width, channels), without the padding.
-          keys: as for `distort`.
+          keys: as for `augment`.
         """
         raise NotImplementedError
 
-    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns the result of `distort`, given the crops, uint8 (rows, *crop_size, channels)."""
+    def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """Returns the result of `augment`, given the crops, uint8 (rows, *crop_size, channels)."""
         raise NotImplementedError
 
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass] | None:
-        """Returns the passes that compute `distort_crops`, or not in training `evaluate`; None if only XLA can."""
+        """Returns the passes that compute `augment_crops`, or not in training `evaluate`; None if only XLA can."""
         del statistics, training
         return None
 
@@ -62,17 +62,17 @@ class CropFirst(Recipe):
         size = self.crop_size(image_shape)
         return [passes.crop(self.padding, size, lambda keys: self.corners(image_shape, keys)), *after]
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         _, height, width, channels = images.shape
         shape, around = (height, width, channels), [self.padding, self.padding]
         padded = tf.pad(images, [[0, 0], around, around, [0, 0]]) if self.padding else images
         lanes = kernels.crop(padded, *self.corners(shape, keys), *self.crop_size(shape))
-        return self.distort_crops(kernels.to_images(lanes, channels), keys, statistics)
+        return self.augment_crops(kernels.to_images(lanes, channels), keys, statistics)
 
 
 @dataclasses.dataclass(frozen=True)
 class OfCrops(Recipe):
-    """The distortion of a `CropFirst` for crops that are taken already; in evaluation they stand for the images.
+    """The augmentation of a `CropFirst` for crops that are taken already; in evaluation they stand for the images.
 
     Attributes:
       recipe: the `CropFirst`.
@@ -93,8 +93,8 @@ class OfCrops(Recipe):
         del image_shape
         return self.recipe.passes_of_crops(statistics, training)
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        return self.recipe.distort_crops(images, keys, statistics)
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        return self.recipe.augment_crops(images, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         return self.recipe.evaluate(images, keys, statistics)
@@ -124,7 +124,7 @@ class CropsOf(CropFirst):
     def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return self.recipe.corners(image_shape, keys)
 
-    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys, statistics
         return crops
 
@@ -211,7 +211,7 @@ class Shift(_RandomShift):
         count = len(statistics.mean)
         return [passes.normalise((0.0,) * count, (255.0,) * count)]
 
-    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         return self.evaluate(crops, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -253,7 +253,7 @@ class PadCropFlip(_FlippedNormalised, _RandomShift):
     def passes_of_crops(self, statistics: ImageStatistics, training: bool) -> list[Pass]:
         return self._flips(statistics, training)
 
-    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         return self._flipped(crops, keys, statistics)
 
 
@@ -277,7 +277,7 @@ class Flip(Augmentation):
         del image_shape, statistics
         return [passes.flip(self._is_flipped)] if training else []
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         return kernels.flip_images(images, self._is_flipped(keys))
 
@@ -315,7 +315,7 @@ class Affine(Augmentation):
         move = Pass("move", (self.fill,), lambda keys: [self._places(keys, image_shape[:2])])
         return [move] if training else []
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         return kernels.transform(images, self._places(keys, (images.shape[1], images.shape[2])), self.fill)
 
@@ -371,11 +371,11 @@ class Resize(Recipe):
         del statistics, training
         return [passes.resize(image_shape[:2], (self.height, self.width))]
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys, statistics
         return kernels.resize(images, self.height, self.width)
 
-    evaluate = distort
+    evaluate = augment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -412,14 +412,14 @@ class CroppingRecipe(_FlippedNormalised):
         return not self.hands_on
 
     def mirrored(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns which images are flipped in training: bool, of the shape of `keys`, which are those of `distort`."""
+        """Returns which images are flipped in training: bool, of the shape of `keys`, which are those of `augment`."""
         return self._is_flipped(keys) if self.flip else tf.zeros_like(keys, tf.bool)
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
         del image_shape
         return self._flips(statistics, training)
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the decoded parts, flipped and normalised."""
         return self._flipped(images, keys, statistics)
 

@@ -1,4 +1,4 @@
-"""Several recipes one after another, and the distortion of batches by a recipe, on the host or on a device."""
+"""Several recipes one after another, and the augmentation of batches by a recipe, on the host or on a device."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from pipeline.distort import kernels, passes
-from pipeline.distort.base import ImageStatistics, Mixing, Recipe, Shares, Undistorted, output_spec
-from pipeline.distort.geometry import CropFirst, CroppingRecipe, OfCrops
-from pipeline.distort.mixing import mix, mix_images, mix_labels, mixing_pass
-from pipeline.distort.passes import Pass
+from pipeline.augmentation import kernels, passes
+from pipeline.augmentation.base import ImageStatistics, Mixing, Recipe, Shares, Unaugmented, output_spec
+from pipeline.augmentation.geometry import CropFirst, CroppingRecipe, OfCrops
+from pipeline.augmentation.mixing import mix, mix_images, mix_labels, mixing_pass
+from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 
 DRAWS = 64  # of a key, per recipe: recipe i has the draws 64i to 64i + 63
@@ -42,19 +42,19 @@ class Composed(Recipe):
         floats, gave, sized = False, "", ""
         for i, (name, recipe) in enumerate(zip(self.names, self.recipes, strict=True)):
             last = i == len(self.recipes) - 1
-            if isinstance(recipe, Undistorted):
-                raise UsageError("distort: 'none' stands alone; leave it out")
+            if isinstance(recipe, Unaugmented):
+                raise UsageError("augment: 'none' stands alone; leave it out")
             if isinstance(recipe, CroppingRecipe) and i:
-                raise UsageError(f"distort: {name!r} decodes the part that it crops, so it comes first")
+                raise UsageError(f"augment: {name!r} decodes the part that it crops, so it comes first")
             if recipe.mixing and not last:
                 raise UsageError(
-                    f"distort: {name!r} mixes rows, so it comes last; for both of them use mixup_or_cutmix"
+                    f"augment: {name!r} mixes rows, so it comes last; for both of them use mixup_or_cutmix"
                 )
             if recipe.sets_size and sized:
-                raise UsageError(f"distort: {name!r} after {sized!r}: only one of them can decide the size")
+                raise UsageError(f"augment: {name!r} after {sized!r}: only one of them can decide the size")
             if floats and not recipe.takes_floats:
                 raise UsageError(
-                    f"distort: {name!r} takes pixels, and {gave!r} before it gives floats; put it before {gave!r}"
+                    f"augment: {name!r} takes pixels, and {gave!r} before it gives floats; put it before {gave!r}"
                 )
             gave = name if recipe.gives_floats(floats) and not floats else gave
             floats, sized = recipe.gives_floats(floats), name if recipe.sets_size else sized
@@ -80,9 +80,9 @@ class Composed(Recipe):
         for recipe in self.recipes:
             image_shape = tuple(output_spec(recipe, image_shape).shape[1:])
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         for i, recipe in enumerate(self.recipes, self.place):
-            images = _applied(recipe, recipe.distort, images, _keys(keys, i), statistics)
+            images = _applied(recipe, recipe.augment, images, _keys(keys, i), statistics)
         return images
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -144,7 +144,7 @@ def cut(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
     if at is None:
         return None
     head, tail = several[at].in_two()
-    before = several[:at] if isinstance(head, Undistorted) else (*several[:at], head)
+    before = several[:at] if isinstance(head, Unaugmented) else (*several[:at], head)
     after: Recipe = tail
     if len(several) > 1:
         after = Composed(names[at:], (tail, *several[at + 1 :]), at)
@@ -180,7 +180,7 @@ class _Chain(NamedTuple):
 
 
 def _chain(recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool) -> _Chain:
-    """Applies recipes up to the last one without passes; the arguments are those of `distorted_by_passes`."""
+    """Applies recipes up to the last one without passes; the arguments are those of `augmented_by_passes`."""
     waiting: list[Pass] = []  # applied together, before the next recipe without passes
     shape = images.shape[1:]
     several, first = (recipe.recipes, recipe.place) if isinstance(recipe, Composed) else ((recipe,), 0)
@@ -189,7 +189,7 @@ def _chain(recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: Image
         own = each.passes(tuple(shape), statistics, training) if images.dtype == tf.uint8 else None
         if own is None:
             images = passes.apply(images, keys, waiting) if waiting else images
-            images = _applied(each, each.distort if training else each.evaluate, images, own_keys(keys), statistics)
+            images = _applied(each, each.augment if training else each.evaluate, images, own_keys(keys), statistics)
             waiting, shape = [], images.shape[1:]
         else:
             waiting += [one.of(own_keys) for one in own]
@@ -197,15 +197,15 @@ def _chain(recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: Image
     return _Chain(images, waiting, (shape[0], shape[1]))
 
 
-def distorted_by_passes(
+def augmented_by_passes(
     recipe: Recipe, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics, training: bool
 ) -> tf.Tensor:
-    """Returns the same bytes as `recipe.distort`, or not in training `recipe.evaluate`, by passes where it has them.
+    """Returns the same bytes as `recipe.augment`, or not in training `recipe.evaluate`, by passes where it has them.
 
     Args:
-      recipe: the distortion.
-      images, keys, statistics: as for `Recipe.distort`.
-      training: whether to distort.
+      recipe: the augmentation.
+      images, keys, statistics: as for `Recipe.augment`.
+      training: whether to augment.
     """
     after, waiting, _ = _chain(recipe, images, keys, statistics, training)
     # Without any pass, apply copies: whoever kept images in a window's memory would keep the window.
@@ -221,11 +221,11 @@ def mixed_by_passes(
     epoch: tf.Tensor,
     real: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the same bytes as `mix` of `recipe.distort`, for a recipe that mixes, and the mixed labels.
+    """Returns the same bytes as `mix` of `recipe.augment`, for a recipe that mixes, and the mixed labels.
 
     Args:
-      recipe: the distortion.
-      images, keys, statistics: as for `Recipe.distort`.
+      recipe: the augmentation.
+      images, keys, statistics: as for `Recipe.augment`.
       labels, epoch, real: as for `mix`.
     """
     mixing = recipe.mixing
@@ -264,15 +264,15 @@ def batchwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Distortion:
-    """Distorts batches and mixes their rows.
+class Augmenter:
+    """Augments batches and mixes their rows.
 
     Attributes:
-      recipe: the distortion.
+      recipe: the augmentation.
       statistics: of the training images.
       num_classes: of the labels, for recipes that mix them.
       training: False: the recipe's evaluation twin, without mixing.
-      by_passes: whether compiled code distorts, where the recipe has passes; else XLA.
+      by_passes: whether compiled code augments, where the recipe has passes; else XLA.
       keys_of: returns the keys, uint64, of an epoch and its rows; XLA compiles it with the recipe.
       images_of: shapes the images uint8 (rows, height, width, channels); XLA compiles it, too.
     """
@@ -301,7 +301,7 @@ class Distortion:
             labels = tf.one_hot(labels, self.num_classes)
         if self.by_passes and self._has_passes(images):
             return self._passed(images, labels, epoch, rows, real)
-        images = (self._compiled if self.recipe.compiled else self._distorted)(images, epoch, rows)
+        images = (self._compiled if self.recipe.compiled else self._augmented)(images, epoch, rows)
         if self.recipe.mixing and self.training:
             images, labels = self._mixed(images, labels, epoch, rows, real)
         return images, labels
@@ -318,8 +318,8 @@ class Distortion:
     def _passed(
         self, images: tf.Tensor, labels: Any, epoch: tf.Tensor, rows: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, Any]:
-        def distorted(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-            return distorted_by_passes(self.recipe, images, keys, self.statistics, self.training)
+        def augmented(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+            return augmented_by_passes(self.recipe, images, keys, self.statistics, self.training)
 
         def mixed(
             images: tf.Tensor, labels: tf.Tensor, real: tf.Tensor, keys: tf.Tensor
@@ -330,20 +330,20 @@ class Distortion:
         if self.recipe.mixing and self.training:
             both: tuple[tf.Tensor, tf.Tensor] = batchwise(mixed)(images, labels, real, keys)
             return both
-        return batchwise(distorted)(images, keys), labels
+        return batchwise(augmented)(images, keys), labels
 
     @tf.function(jit_compile=True, autograph=False)
     def _compiled(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        return self._distorted(images, epoch, rows)
+        return self._augmented(images, epoch, rows)
 
-    def _distorted(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        function = self.recipe.distort if self.training else self.recipe.evaluate
+    def _augmented(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        function = self.recipe.augment if self.training else self.recipe.evaluate
 
         def call(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
             return function(images, keys, self.statistics)
 
-        distorted: tf.Tensor = batchwise(call)(self.images_of(images), self.keys_of(epoch, rows))
-        return distorted
+        augmented: tf.Tensor = batchwise(call)(self.images_of(images), self.keys_of(epoch, rows))
+        return augmented
 
     @tf.function(jit_compile=True, autograph=False)
     def _mixed(

@@ -1,4 +1,4 @@
-"""The interface of recipes; and the two without code of ours: no distortion, and the user's own function."""
+"""The interface of recipes; and the two without code of ours: no augmentation, and the user's own function."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from pipeline.distort import RECIPES
-from pipeline.distort.passes import Pass
+from pipeline.augmentation import RECIPES
+from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.lazily import tf
 
@@ -26,13 +26,13 @@ class ImageStatistics:
 
 
 class Recipe:
-    """A distortion of a batch and its evaluation twin, with static shapes.
+    """An augmentation of a batch and its evaluation twin, with static shapes.
 
     Each row gets the same bits in a batch of any size. XLA may sum floats in another order in another batch, so only
     whole numbers are summed.
 
     Attributes:
-      compiled: whether distortion and twin are each compiled as one XLA function.
+      compiled: whether augmentation and twin are each compiled as one XLA function.
       hands_on: whether the result may be the images that were given, in the same memory.
       takes_floats: whether it also takes floats that a recipe before it has normalised; else only uint8.
       sets_size: whether it decides the height and width of the result.
@@ -49,7 +49,7 @@ class Recipe:
 
     @property
     def mixing(self) -> Mixing | None:
-        """Mixes the rows of the distorted batch and their labels; None: they are not mixed."""
+        """Mixes the rows of the augmented batch and their labels; None: they are not mixed."""
         return None
 
     @property
@@ -66,26 +66,26 @@ class Recipe:
 
         The rest, given the result of the first part and the same keys, gives what the whole gives.
         """
-        return Undistorted(), self
+        return Unaugmented(), self
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError if images of this (height, width, channels) cannot be distorted; here they all can."""
+        """Raises UsageError if images of this (height, width, channels) cannot be augmented; here they all can."""
 
     def passes(
         self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool
     ) -> list[Pass] | None:
-        """Returns the passes that compute `distort`, or not in training `evaluate`; None if only XLA can.
+        """Returns the passes that compute `augment`, or not in training `evaluate`; None if only XLA can.
 
         Args:
           image_shape: (height, width, channels) of the images.
           statistics: of the training images.
-          training: whether to distort.
+          training: whether to augment.
         """
         del image_shape, statistics, training
         return None
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns the distorted batch.
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """Returns the augmented batch.
 
         Args:
           images: uint8 (rows, height, width, channels).
@@ -95,12 +95,12 @@ class Recipe:
         raise NotImplementedError
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns the batch without randomness, in the shape and range of `distort`."""
+        """Returns the batch without randomness, in the shape and range of `augment`."""
         raise NotImplementedError
 
 
 class Augmentation(Recipe):
-    """A distortion that keeps shape and dtype; in evaluation the images stay as they are."""
+    """An augmentation that keeps shape and dtype; in evaluation the images stay as they are."""
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys, statistics
@@ -130,7 +130,7 @@ class Mixing(Protocol):
 
         Args:
           size: (height, width) of the images.
-          keys: as for `Recipe.distort`.
+          keys: as for `Recipe.augment`.
           epoch: int64 scalar, or (rows,).
           real: the rows that may be mixed if their partners are real, too; bool (rows,).
         """
@@ -138,21 +138,21 @@ class Mixing(Protocol):
 
 @RECIPES.named("none")
 @dataclasses.dataclass(frozen=True)
-class Undistorted(Recipe):
-    """No distortion: uint8 of the images' shape, in training and evaluation."""
+class Unaugmented(Recipe):
+    """No augmentation: uint8 of the images' shape, in training and evaluation."""
 
     compiled: ClassVar[bool] = False
     hands_on: ClassVar[bool] = True
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys, statistics
         return images
 
-    evaluate = distort
+    evaluate = augment
 
 
 @dataclasses.dataclass(frozen=True)
-class UserDistorted(Recipe):
+class UserAugmented(Recipe):
     """Calls `function(images, keys)` in training and in evaluation; not compiled, because it may use any op."""
 
     compiled: ClassVar[bool] = False
@@ -160,7 +160,7 @@ class UserDistorted(Recipe):
 
     function: Callable[[tf.Tensor, tf.Tensor], Any]
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the result of the user's function.
 
         Raises:
@@ -169,7 +169,7 @@ class UserDistorted(Recipe):
         from pipeline import graph_calls  # noqa: PLC0415, here because it loads TensorFlow
 
         del statistics
-        given, rows = graph_calls.call_user("distort", self.function, images, keys), images.shape[0]
+        given, rows = graph_calls.call_user("augment", self.function, images, keys), images.shape[0]
         if (
             not isinstance(given, tf.Tensor)
             or given.dtype in (tf.string, tf.variant, tf.resource)
@@ -179,12 +179,12 @@ class UserDistorted(Recipe):
                 lambda leaf: f"{leaf.dtype.name} {leaf.shape}" if tf.is_tensor(leaf) else leaf, given
             )
             raise UsageError(
-                f"distort: the function must return a tensor of numbers with {rows} rows, as many as it gets; it "
+                f"augment: the function must return a tensor of numbers with {rows} rows, as many as it gets; it "
                 f"returned {got}"
             )
         return given
 
-    evaluate = distort
+    evaluate = augment
 
 
 class Crop(Protocol):
@@ -225,7 +225,7 @@ def check_argument(
     """
     if not least <= value <= most:
         images = f" for images of {image_shape[0]}x{image_shape[1]}" if image_shape else ""
-        raise UsageError(f"distort: {recipe}({argument}={value}): must be in {least}..{most}{images}")
+        raise UsageError(f"augment: {recipe}({argument}={value}): must be in {least}..{most}{images}")
 
 
 def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorSpec:

@@ -7,16 +7,16 @@ import pytest
 import tensorflow as tf
 
 from pipeline import input_fn, operations
-from pipeline.distort import RECIPES
-from pipeline.distort.base import Recipe
-from pipeline.distort.composed import distorted_by_passes
-from pipeline.distort.passes import Pass
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation import RECIPES
+from pipeline.augmentation.base import Recipe
+from pipeline.augmentation.composed import augmented_by_passes
+from pipeline.augmentation.passes import Pass
+from pipeline.augmentation.recipes import make_recipe
 from tests import datasets
 from tests.datasets import write_dataset
 from tests.lanes import some_slow
-from tests.unit.pipeline.distort import reference
-from tests.unit.pipeline.distort.running import run, statistics_of
+from tests.unit.pipeline.augmentation import reference
+from tests.unit.pipeline.augmentation.running import run, statistics_of
 
 pytestmark = pytest.mark.usefixtures("compiled_operation")
 WITHOUT = {"cifar10_tutorial", "none"}  # recipes that only XLA does
@@ -74,7 +74,7 @@ def test_a_recipe_without_passes_stands_between_those_with_them():
 def test_an_evaluation_copies_the_images(text):
     """Whoever kept images that share memory with a window would keep the window."""
     recipe, images = make_recipe(text), tf.constant(reference.images_of(5, 4, 3))
-    made = distorted_by_passes(recipe, images, tf.constant(reference.keys_of(5)), statistics_of(3), False)
+    made = augmented_by_passes(recipe, images, tf.constant(reference.keys_of(5)), statistics_of(3), False)
     np.testing.assert_array_equal(made, images)
     assert made is not images
     assert not recipe.hands_on
@@ -93,7 +93,7 @@ CHAIN = "affine | random_erasing | pad_crop_flip(pad=2) | cutout(size=4) | mixup
 @pytest.mark.parametrize("options", some_slow([{}, {"shuffle_bytes": 20_000}], [{}]), ids=["in memory", "in windows"])
 def test_the_input_gives_the_same_bytes_with_and_without_a_compiler(data, options, monkeypatch):
     def batches():
-        dataset = input_fn(data, "train", global_batch_size=12, training=True, distort=CHAIN, **options)
+        dataset = input_fn(data, "train", global_batch_size=12, training=True, augment=CHAIN, **options)
         return [[part.numpy() for part in batch] for batch in dataset.take(9)], str(graph_of(dataset))
 
     with_passes, graph = batches()
@@ -107,21 +107,21 @@ def test_the_input_gives_the_same_bytes_with_and_without_a_compiler(data, option
 
 
 def test_a_dataset_for_another_process_has_no_operations_of_ours(data):
-    dataset = input_fn(data, "train", global_batch_size=12, training=True, distort=CHAIN, portable=True)
+    dataset = input_fn(data, "train", global_batch_size=12, training=True, augment=CHAIN, portable=True)
     assert "Stepfeed" not in str(graph_of(dataset))
 
 
 @pytest.mark.parametrize("text", ["none", "cifar10_tutorial(crop=9)", "cifar10_tutorial(crop=9) | mixup"])
 def test_what_has_no_pass_is_left_to_xla(data, text):
     """Else each batch would be copied, or its keys computed apart."""
-    dataset = input_fn(data, "train", global_batch_size=12, training=True, distort=text)
+    dataset = input_fn(data, "train", global_batch_size=12, training=True, augment=text)
     assert "StepfeedDistort" not in str(graph_of(dataset))
 
 
 @pytest.mark.parametrize("text", some_slow(["mixup", "cutmix(prob=0.5)"], ["mixup"]))
 def test_mixing_alone_is_a_pass_and_an_evaluation_hands_the_images_on(data, text):
     for training in (True, False):
-        dataset = input_fn(data, "train", global_batch_size=12, training=training, distort=text)
+        dataset = input_fn(data, "train", global_batch_size=12, training=training, augment=text)
         assert ("StepfeedDistort" in str(graph_of(dataset))) == training
 
 
@@ -130,7 +130,7 @@ def test_photographs_are_resized_and_flipped_alike_in_this_process_and_for_anoth
     write_dataset(tmp_path, (9, 7), (40, 60, 3), (5,), kind=datasets.Kind("jpeg", varied=True))
     found = {}
     for portable in (False, True):
-        options = {"training": True, "distort": text, "portable": portable}
+        options = {"training": True, "augment": text, "portable": portable}
         dataset = input_fn(tmp_path, "train", global_batch_size=4, **options)
         found[portable] = [images.numpy() for images, *_ in dataset.take(5)]
         graph, is_resized = str(graph_of(dataset)), not portable and operations.can_resize()
@@ -163,26 +163,26 @@ FINE = {
 }
 
 
-def distorted(program, columns, parameter=0, images=None):
+def augmented(program, columns, parameter=0, images=None):
     images = np.zeros((2, *SIZE), np.uint8) if images is None else images
     floats = any(kind == "normalise" for kind, _ in program)
     numbers = [number for kind, given in program for number in Pass(kind, given).coded()]
     given = np.full((2, columns), parameter, np.int32)
-    return operations.distort(images, np.array(numbers, np.int32), given, floats).numpy()
+    return operations.augment(images, np.array(numbers, np.int32), given, floats).numpy()
 
 
 @pytest.mark.parametrize("kind", FINE)
 def test_each_pass_takes_its_numbers_and_no_others(kind):
     numbers, columns = FINE[kind]
-    assert distorted([(kind, numbers)], columns).shape[0] == 2
+    assert augmented([(kind, numbers)], columns).shape[0] == 2
     for wrong in (numbers[:-1], [*numbers, 0]):
         if wrong != numbers:
             with pytest.raises(tf.errors.InvalidArgumentError, match="wrong numbers"):
-                distorted([(kind, wrong)], columns)
+                augmented([(kind, wrong)], columns)
     for wrong in (columns - 1, columns + 1):
         if wrong >= 0:
             with pytest.raises(tf.errors.InvalidArgumentError, match="parameters must be those of the program"):
-                distorted([(kind, numbers)], wrong)
+                augmented([(kind, numbers)], wrong)
 
 
 @pytest.mark.parametrize(
@@ -209,14 +209,14 @@ def test_each_pass_takes_its_numbers_and_no_others(kind):
 )
 def test_a_program_that_would_reach_beyond_an_image_is_refused(program, columns, parameter, reason):
     with pytest.raises(tf.errors.InvalidArgumentError, match=reason):
-        distorted(program, columns, parameter)
+        augmented(program, columns, parameter)
 
 
 @pytest.mark.parametrize("numbers", [[], [1], [-1], [0, 1]], ids=str)
 def test_a_program_that_ends_within_a_pass_is_refused(numbers):
     program = [*Pass("flip").coded()[:-1], *numbers]
     with pytest.raises(tf.errors.InvalidArgumentError, match="must not end within a pass"):
-        operations.distort(
+        operations.augment(
             np.zeros((1, *SIZE), np.uint8), np.array(program, np.int32), np.zeros((1, 1), np.int32), False
         )
 
@@ -224,12 +224,12 @@ def test_a_program_that_ends_within_a_pass_is_refused(numbers):
 def test_an_odd_number_of_images_is_not_mixed():
     program, parameters = np.array(Pass("mix").coded(), np.int32), np.zeros((3, 6), np.int32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="even number of images"):
-        operations.distort(np.zeros((3, *SIZE), np.uint8), program, parameters, False)
+        operations.augment(np.zeros((3, *SIZE), np.uint8), program, parameters, False)
 
 
 def test_an_operation_gives_only_its_own_type():
     with pytest.raises(tf.errors.InvalidArgumentError, match="floats if it normalises"):
-        operations.distort(np.zeros((1, *SIZE), np.uint8), np.zeros(0, np.int32), np.zeros((1, 0), np.int32), True)
+        operations.augment(np.zeros((1, *SIZE), np.uint8), np.zeros(0, np.int32), np.zeros((1, 0), np.int32), True)
 
 
 def test_the_parameters_are_those_of_the_keys_that_are_given():

@@ -10,9 +10,9 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from pipeline.distort import RECIPES, kernels
-from pipeline.distort.base import Augmentation, ImageStatistics, Mixing, Shares, check_argument
-from pipeline.distort.passes import Pass
+from pipeline.augmentation import RECIPES, kernels
+from pipeline.augmentation.base import Augmentation, ImageStatistics, Mixing, Shares, check_argument
+from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.lazily import tf
 from pipeline.order import tensors
@@ -29,7 +29,7 @@ class MixingRecipe(Augmentation):
       until_epoch: from this epoch on, counted from 0, nothing is mixed; None: rows are always mixed.
     """
 
-    compiled: ClassVar[bool] = False  # `distort` only hands images on, which XLA would copy; `mix_images` is compiled
+    compiled: ClassVar[bool] = False  # `augment` only hands images on, which XLA would copy; `mix_images` is compiled
     hands_on: ClassVar[bool] = True
     takes_floats: ClassVar[bool] = True
     mixes_rows: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class MixingRecipe(Augmentation):
     def __post_init__(self) -> None:
         check_argument(self.name, "prob", self.prob, 0, 1)
         if self.until_epoch is not None and self.until_epoch < 0:
-            raise UsageError(f"distort: {self.name}(until_epoch={self.until_epoch}): must be 0 or more")
+            raise UsageError(f"augment: {self.name}(until_epoch={self.until_epoch}): must be 0 or more")
 
     @property
     def mixing(self) -> Mixing:
@@ -52,7 +52,7 @@ class MixingRecipe(Augmentation):
         del image_shape, statistics, training
         return []
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the images as they are; `mix_images` follows."""
         del keys, statistics
         return images

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.order import hashing
-from tests.unit.pipeline.distort import reference
-from tests.unit.pipeline.distort.reference import below, draw
-from tests.unit.pipeline.distort.running import run
+from tests.unit.pipeline.augmentation import reference
+from tests.unit.pipeline.augmentation.reference import below, draw
+from tests.unit.pipeline.augmentation.running import run
 
 
 def covered(shape, top, left, height, width):
@@ -82,13 +82,13 @@ def test_noise_is_uniform():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("random_erasing(prob=1.5)", r"^distort: random_erasing\(prob=1.5\): .* 0..1$"),
-        ("random_erasing(min_area=0.5)", r"^distort: random_erasing\(min_area=0.5\): .* 0..0.4$"),
-        ("random_erasing(max_shape=0.5)", r"^distort: random_erasing\(max_shape=0.5\): .* 1..16$"),
+        ("random_erasing(prob=1.5)", r"^augment: random_erasing\(prob=1.5\): .* 0..1$"),
+        ("random_erasing(min_area=0.5)", r"^augment: random_erasing\(min_area=0.5\): .* 0..0.4$"),
+        ("random_erasing(max_shape=0.5)", r"^augment: random_erasing\(max_shape=0.5\): .* 1..16$"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused(text, message):
     with pytest.raises(UsageError, match=message):
         make_recipe(text)
-    with pytest.raises(UsageError, match=r"^distort: cutout\(size=9\): .* 1..8 for images of 8x12$"):
+    with pytest.raises(UsageError, match=r"^augment: cutout\(size=9\): .* 1..8 for images of 8x12$"):
         make_recipe("cutout(size=9)").check((8, 12, 3))

@@ -1,8 +1,8 @@
-"""Named distortions of a whole batch: `cifar10_tutorial`, `pad_crop_flip(pad=2) | cutout(size=8) | mixup`, `none`.
+"""Named augmentations of a whole batch: `cifar10_tutorial`, `pad_crop_flip(pad=2) | cutout(size=8) | mixup`, `none`.
 
 A recipe is a frozen dataclass whose fields are its arguments. It has no state: all its randomness comes from one uint64
-key per example, so that a record is distorted alike on any replica, host or device. docs/distortions.md has the grammar
-and a table.
+key per example, so that a record is augmented alike on any replica, host or device. docs/augmentation.md has the
+grammar and a table.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING
 
+from pipeline.augmentation import RECIPES
 from pipeline.commands.text import parse_calls
-from pipeline.distort import RECIPES
 from pipeline.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from pipeline.distort.base import Recipe
+    from pipeline.augmentation.base import Recipe
 
 
-def make_recipe(text: str, flag: str = "distort") -> Recipe:
+def make_recipe(text: str, flag: str = "augment") -> Recipe:
     """Returns the recipe of a text: names, or names with arguments as in a Python call, with `|` between them.
 
     Args:

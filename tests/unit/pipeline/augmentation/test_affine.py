@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import UsageError
-from tests.unit.pipeline.distort import reference
-from tests.unit.pipeline.distort.reference import symmetric
-from tests.unit.pipeline.distort.running import compiled, run
+from tests.unit.pipeline.augmentation import reference
+from tests.unit.pipeline.augmentation.reference import symmetric
+from tests.unit.pipeline.augmentation.running import compiled, run
 
 
 def expected(image, key, rotate, scale, shift, shear, fill):
@@ -50,10 +50,10 @@ def test_affine_without_any_range_and_in_an_evaluation_leaves_images_as_they_are
 
 def test_the_same_rows_are_the_same_to_the_byte_in_batches_of_other_sizes():
     images, keys = reference.images_of(24, 32, 32), reference.keys_of(24)
-    distort = compiled("affine")
-    whole = distort(images, keys)
+    augment = compiled("affine")
+    whole = augment(images, keys)
     for rows in (1, 8):
-        parts = [distort(images[i : i + rows], keys[i : i + rows]) for i in range(0, 24, rows)]
+        parts = [augment(images[i : i + rows], keys[i : i + rows]) for i in range(0, 24, rows)]
         np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
@@ -68,5 +68,5 @@ def test_the_same_rows_are_the_same_to_the_byte_in_batches_of_other_sizes():
     ],
 )
 def test_what_is_out_of_bounds_is_refused(text, bounds):
-    with pytest.raises(UsageError, match=rf"^distort: affine\({text}\): .* {bounds}$"):
+    with pytest.raises(UsageError, match=rf"^augment: affine\({text}\): .* {bounds}$"):
         make_recipe(f"affine({text})")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.distort.randaugment import by_group
+from pipeline.augmentation.randaugment import by_group
 
 IMAGES = np.arange(45 * 4, dtype=np.float32).reshape(45, 2, 2, 1)
 FUNCTIONS = [

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.distort import RECIPES, recipes
-from pipeline.distort.base import output_spec
-from pipeline.distort.composed import DRAWS, crop_first_of, of_crops
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation import RECIPES, recipes
+from pipeline.augmentation.base import output_spec
+from pipeline.augmentation.composed import DRAWS, crop_first_of, of_crops
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import UsageError
-from tests.unit.pipeline.distort import reference
-from tests.unit.pipeline.distort.running import run
+from tests.unit.pipeline.augmentation import reference
+from tests.unit.pipeline.augmentation.running import run
 
 ROWS = 16
 IMAGES, KEYS = reference.images_of(ROWS, 20, 17), reference.keys_of(ROWS)
@@ -45,32 +45,32 @@ def test_recipes_that_stood_before_are_the_same_in_a_composition():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("affine | cutuot", "^distort: unknown 'cutuot'; did you mean 'cutout'\\? known: affine, "),
+        ("affine | cutuot", "^augment: unknown 'cutuot'; did you mean 'cutout'\\? known: affine, "),
         (
             "affine || cutout",
-            r"^distort: 'affine \|\| cutout' is not a recipe; write name\(argument=value\), and \| between",
+            r"^augment: 'affine \|\| cutout' is not a recipe; write name\(argument=value\), and \| between",
         ),
         ("affine | cutout(8)", "is not a recipe"),
         ("affine & cutout", "is not a recipe"),
         ("affine | cutout(size=8) |", "is not a recipe"),
         ("affine(**{'a': 1})", "is not a recipe"),
-        ("affine | cutout(sise=8)", "^distort: .*cutout: .*'sise'.*'size'"),
-        ("affine | none", "^distort: 'none' "),
-        ("flip | random_crop", "^distort: 'random_crop' .* first$"),
+        ("affine | cutout(sise=8)", "^augment: .*cutout: .*'sise'.*'size'"),
+        ("affine | none", "^augment: 'none' "),
+        ("flip | random_crop", "^augment: 'random_crop' .* first$"),
         ("random_crop(size=24) | random_resized_crop(size=20)", "so it comes first$"),
-        ("mixup | cutout", "^distort: 'mixup' .* last; .*mixup_or_cutmix$"),
-        ("mixup | cutmix", "^distort: 'mixup' .* last;"),
+        ("mixup | cutout", "^augment: 'mixup' .* last; .*mixup_or_cutmix$"),
+        ("mixup | cutmix", "^augment: 'mixup' .* last;"),
         (
             "normalize | affine",
-            "^distort: 'affine' .*'normalize'.*'normalize'$",
+            "^augment: 'affine' .*'normalize'.*'normalize'$",
         ),
         (
             "pad_crop_flip | cutout | randaugment",
             "'randaugment' .*'pad_crop_flip'$",
         ),
         ("cifar10_tutorial | pad_crop_flip", "'pad_crop_flip' .*'cifar10_tutorial'"),
-        ("resize | resize(height=9)", "^distort: 'resize' after 'resize': "),
-        ("random_crop(normalize=False) | resize", "^distort: 'resize' after 'random_crop': "),
+        ("resize | resize(height=9)", "^augment: 'resize' after 'resize': "),
+        ("random_crop(normalize=False) | resize", "^augment: 'resize' after 'random_crop': "),
     ],
 )
 def test_what_cannot_be_composed_is_one_clear_error(text, message):
@@ -80,7 +80,7 @@ def test_what_cannot_be_composed_is_one_clear_error(text, message):
 
 
 def test_a_later_recipe_is_checked_against_what_it_gets():
-    with pytest.raises(UsageError, match=r"^distort: cutout\(size=8\): .* 1..6 for images of 6x9$"):
+    with pytest.raises(UsageError, match=r"^augment: cutout\(size=8\): .* 1..6 for images of 6x9$"):
         make_recipe("resize(height=6, width=9) | cutout(size=8)").check((32, 32, 3))
 
 

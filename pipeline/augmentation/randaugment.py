@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.distort import RECIPES, kernels
-from pipeline.distort.base import Augmentation, ImageStatistics, check_argument
-from pipeline.distort.passes import Pass
-from pipeline.distort.pixels import GREY, check_channels, mean_grey
+from pipeline.augmentation import RECIPES, kernels
+from pipeline.augmentation.base import Augmentation, ImageStatistics, check_argument
+from pipeline.augmentation.passes import Pass
+from pipeline.augmentation.pixels import GREY, check_channels, mean_grey
 from pipeline.lazily import tf, xla
 from pipeline.order import tensors
 
-Distortion: TypeAlias = "Callable[..., tf.Tensor]"
+Operation: TypeAlias = "Callable[..., tf.Tensor]"
 
 _LEAST_BLOCK = 16  # images to compute together; fewer cost as much
 _BLOCKS = 16  # of a batch
@@ -39,7 +39,7 @@ _COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # groups that are computed o
 _GROUP = [next((g for g, names in enumerate(_COSTLY) if name in names), len(_COSTLY)) for name in OPERATIONS]
 
 
-def by_group(images: tf.Tensor, group: tf.Tensor, functions: Sequence[Distortion], *arguments: tf.Tensor) -> tf.Tensor:
+def by_group(images: tf.Tensor, group: tf.Tensor, functions: Sequence[Operation], *arguments: tf.Tensor) -> tf.Tensor:
     """Applies `functions[g](images, *arguments)` to the rows of group g; other rows stay as they are.
 
     The rows are sorted by group, with those that stay in front. Each function then computes little more than the rows
@@ -65,7 +65,7 @@ def by_group(images: tf.Tensor, group: tf.Tensor, functions: Sequence[Distortion
 
 
 def _in_blocks(
-    function: Distortion, given: Sequence[tf.Tensor], done: tf.Tensor, first: tf.Tensor, stop: tf.Tensor, block: int
+    function: Operation, given: Sequence[tf.Tensor], done: tf.Tensor, first: tf.Tensor, stop: tf.Tensor, block: int
 ) -> tf.Tensor:
     """Returns `done` with the results of a function for the given rows from `first` to `stop`.
 
@@ -143,7 +143,7 @@ class RandAugment(Augmentation):
         maps = [_map(name, way * self.m / MOST, size) for name in OPERATIONS for way in (-1, 1)]
         return kernels.places_of(np.array(maps), size)
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         for number in range(self.n):
             images = self.apply(images, *_drawn(number, keys))

@@ -1,10 +1,10 @@
-"""Distortions of one image, step by step in float64 NumPy, as their papers and libraries define them."""
+"""Augmentations of one image, step by step in float64 NumPy, as their papers and libraries define them."""
 
 import math
 
 import numpy as np
 
-from pipeline.distort.base import ImageStatistics
+from pipeline.augmentation.base import ImageStatistics
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
@@ -13,7 +13,7 @@ GREY = np.array([0.299, 0.587, 0.114])
 
 
 def keys_of(rows, seed=5):
-    return hashing.derive_key(Domain.DISTORT, seed, 2, np.arange(rows))
+    return hashing.derive_key(Domain.AUGMENT, seed, 2, np.arange(rows))
 
 
 def images_of(rows, height, width, channels=3):

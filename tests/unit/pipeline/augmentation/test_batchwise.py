@@ -1,13 +1,13 @@
-"""Several batches in one call: each row has the bits that it has where its batch is distorted alone."""
+"""Several batches in one call: each row has the bits that it has where its batch is augmented alone."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.distort import RECIPES, mixing
-from pipeline.distort.base import ImageStatistics
-from pipeline.distort.composed import batchwise
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation import RECIPES, mixing
+from pipeline.augmentation.base import ImageStatistics
+from pipeline.augmentation.composed import batchwise
+from pipeline.augmentation.recipes import make_recipe
 
 STATISTICS = ImageStatistics((120.0, 110.0, 100.0), (60.0, 61.0, 62.0))
 FAST = ["cifar10_tutorial(crop=6)", "normalize | mixup_or_cutmix"]
@@ -20,13 +20,13 @@ SLOW = (
 )
 
 
-def distorting(recipe):
+def augmenting(recipe):
     """Returns what gives images and labels as the input makes them, of (rows, ...) or (batches, rows, ...)."""
 
-    def distort(images, keys):
-        return recipe.distort(images, keys, STATISTICS)
+    def augment(images, keys):
+        return recipe.augment(images, keys, STATISTICS)
 
-    distort = tf.function(batchwise(distort), jit_compile=recipe.compiled or None, autograph=False)
+    augment = tf.function(batchwise(augment), jit_compile=recipe.compiled or None, autograph=False)
 
     @tf.function(jit_compile=True, autograph=False)
     def mix(images, labels, keys, epoch):
@@ -35,11 +35,11 @@ def distorting(recipe):
             images, labels, keys, real
         )
 
-    def distorted(images, keys, labels):
-        images = distort(images, keys)
+    def augmented(images, keys, labels):
+        images = augment(images, keys)
         return mix(images, labels, keys, tf.constant(0, tf.int64)) if recipe.mixing else (images, labels)
 
-    return distorted
+    return augmented
 
 
 @pytest.mark.parametrize("text", [*FAST, *(pytest.param(text, marks=pytest.mark.slow) for text in SLOW)])
@@ -49,11 +49,11 @@ def test_a_batch_has_the_same_bits_alone_and_among_others(text, rows):
     images = random.integers(0, 256, (count, rows, 11, 8, 3), np.uint8)
     keys = random.integers(0, 1 << 63, (count, rows)).astype(np.uint64)
     labels = np.eye(4, dtype=np.float32)[random.integers(0, 4, (count, rows))]
-    distorted = distorting(make_recipe(text))
-    together = distorted(*map(tf.constant, (images, keys, labels)))
+    augmented = augmenting(make_recipe(text))
+    together = augmented(*map(tf.constant, (images, keys, labels)))
     assert together[0].shape[:2] == (count, rows)
     for number in range(count):
-        alone = distorted(*(tf.constant(each[number]) for each in (images, keys, labels)))
+        alone = augmented(*(tf.constant(each[number]) for each in (images, keys, labels)))
         for one, all_of in zip(alone, together, strict=True):
             assert one.numpy().tobytes() == all_of[number].numpy().tobytes()
     assert len(np.unique(together[0].numpy().reshape(count * rows, -1), axis=0)) > 0.9 * count * rows  # mixup may copy

@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageOps
 
-from pipeline.distort.randaugment import OPERATIONS, RandAugment
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation.randaugment import OPERATIONS, RandAugment
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import UsageError
-from tests.unit.pipeline.distort import reference
-from tests.unit.pipeline.distort.reference import GREY, below, draw
-from tests.unit.pipeline.distort.running import run
+from tests.unit.pipeline.augmentation import reference
+from tests.unit.pipeline.augmentation.reference import GREY, below, draw
+from tests.unit.pipeline.augmentation.running import run
 
 
 def matrix(operation, part, size):
@@ -97,9 +97,9 @@ def test_operations_and_directions_are_drawn_alike():
 
 
 def test_what_is_out_of_bounds_is_refused():
-    with pytest.raises(UsageError, match=r"^distort: randaugment\(m=31\): .* 0..30$"):
+    with pytest.raises(UsageError, match=r"^augment: randaugment\(m=31\): .* 0..30$"):
         make_recipe("randaugment(m=31)")
-    with pytest.raises(UsageError, match=r"^distort: randaugment\(n=0\): .* 1..14$"):
+    with pytest.raises(UsageError, match=r"^augment: randaugment\(n=0\): .* 1..14$"):
         make_recipe("randaugment(n=0)")
-    with pytest.raises(UsageError, match="^distort: randaugment: .* 4$"):
+    with pytest.raises(UsageError, match="^augment: randaugment: .* 4$"):
         make_recipe("randaugment").check((8, 8, 4))

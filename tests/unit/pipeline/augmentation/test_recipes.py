@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.distort.base import ImageStatistics, output_spec
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation.base import ImageStatistics, output_spec
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -22,12 +22,12 @@ def images():
 
 @pytest.fixture(scope="module")
 def keys():
-    return hashing.derive_key(Domain.DISTORT, 5, 2, np.arange(64))
+    return hashing.derive_key(Domain.AUGMENT, 5, 2, np.arange(64))
 
 
 def run(text, images, keys, training=True):
     recipe = make_recipe(text)
-    function = recipe.distort if training else recipe.evaluate
+    function = recipe.augment if training else recipe.evaluate
     compiled = tf.function(lambda i, k: function(i, k, STATISTICS), jit_compile=True)
     return compiled(tf.constant(images), tf.constant(keys)).numpy()
 
@@ -130,7 +130,7 @@ def test_output_spec_tells_shape_and_dtype_without_data():
     ],
 )
 def test_what_leaves_nothing_of_an_image_or_exceeds_it_is_refused(text, bounds):
-    with pytest.raises(UsageError, match=f"^distort: {re.escape(text)}: .* {re.escape(bounds)} .*20x32$"):
+    with pytest.raises(UsageError, match=f"^augment: {re.escape(text)}: .* {re.escape(bounds)} .*20x32$"):
         output_spec(make_recipe(text), (20, 32, 3))
     last = int(bounds.split("..")[1])
     make_recipe(re.sub(r"\d+\)", f"{last})", text)).check((20, 32, 3))
@@ -162,7 +162,7 @@ def test_a_wrong_recipe_is_one_clear_error(text, message):
 
 
 def boxes_of(text, count, height, width):
-    many = hashing.derive_key(Domain.DISTORT, 3, 1, np.arange(count))
+    many = hashing.derive_key(Domain.AUGMENT, 3, 1, np.arange(count))
     sizes = (np.full(count, side, np.int32) for side in (height, width))
     return make_recipe(text).crop(True).box(*sizes, tf.constant(many)).numpy()
 

@@ -1,4 +1,4 @@
-"""The distorted inputs of TensorFlow's CIFAR-10 tutorial.
+"""The augmented inputs of TensorFlow's CIFAR-10 tutorial.
 
 Source: tensorflow/models, tutorials/image/cifar10/cifar10_input.py: random_crop to 24x24, random_flip_left_right,
 random_brightness(max_delta=63), random_contrast(0.2, 1.8), per_image_standardization; for evaluation
@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from pipeline.distort import RECIPES, kernels
-from pipeline.distort.base import ImageStatistics, check_argument
-from pipeline.distort.geometry import CropFirst
+from pipeline.augmentation import RECIPES, kernels
+from pipeline.augmentation.base import ImageStatistics, check_argument
+from pipeline.augmentation.geometry import CropFirst
 from pipeline.lazily import tf, xla
 from pipeline.order import tensors
 
@@ -64,7 +64,7 @@ class Cifar10Tutorial(CropFirst):
         top = kernels.random_below(height - self.crop + 1, keys, _TOP)
         return top, kernels.random_below(width - self.crop + 1, keys, _LEFT)
 
-    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         rows, height, width, channels = crops.shape
         lanes = tf.reshape(crops, (rows, height, width * channels))

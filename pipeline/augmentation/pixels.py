@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.distort import RECIPES, kernels, passes
-from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, check_argument
-from pipeline.distort.passes import Pass
+from pipeline.augmentation import RECIPES, kernels, passes
+from pipeline.augmentation.base import Augmentation, ImageStatistics, Recipe, check_argument
+from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.lazily import tf
 from pipeline.order import tensors
@@ -40,11 +40,11 @@ class Normalize(Recipe):
         del image_shape, training
         return [passes.normalise(statistics.mean, statistics.divisor)]
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del keys
         return kernels.normalise(images, statistics.mean, statistics.divisor)
 
-    evaluate = distort
+    evaluate = augment
 
 
 @RECIPES.named("color_jitter")
@@ -77,7 +77,7 @@ class ColorJitter(Augmentation):
         for argument in ("saturation", "hue"):
             if image_shape[2] == 1 and getattr(self, argument):
                 raise UsageError(
-                    f"distort: color_jitter({argument}={getattr(self, argument)}): must be 0 for images of one channel"
+                    f"augment: color_jitter({argument}={getattr(self, argument)}): must be 0 for images of one channel"
                 )
 
     def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
@@ -89,7 +89,7 @@ class ColorJitter(Augmentation):
 
         return [Pass("recolour", (), parameters)] if training else []
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         channels = images.shape[3]
         factors, of_mean = self._drawn(keys, channels)
@@ -113,7 +113,7 @@ class ColorJitter(Augmentation):
 def check_channels(recipe: str, image_shape: tuple[int, int, int]) -> None:
     """Raises UsageError if images are neither grey nor RGB."""
     if image_shape[2] not in (1, 3):
-        raise UsageError(f"distort: {recipe}: needs images of 1 or 3 channels; these have {image_shape[2]}")
+        raise UsageError(f"augment: {recipe}: needs images of 1 or 3 channels; these have {image_shape[2]}")
 
 
 def hue_matrix(angle: tf.Tensor) -> tf.Tensor:
@@ -165,7 +165,7 @@ class Cutout(Augmentation):
     def _corner(self, size: tuple[int, int], keys: tf.Tensor) -> list[tf.Tensor]:
         return [kernels.random_below(n, keys, draw) - self.size // 2 for draw, n in enumerate(size)]
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns covered images; the cover of floats, which are normalised, is 0."""
         size = images.shape[1], images.shape[2]
         top, left = self._corner(size, keys)
@@ -213,7 +213,7 @@ class RandomErasing(Augmentation):
 
         return [Pass("noise", (), parameters)] if training else []
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         size, channels = (images.shape[1], images.shape[2]), images.shape[3]
         covered, top, left, tall, wide = self._box(keys, size)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.distort import mixing
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation import mixing
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import UsageError
-from tests.unit.pipeline.distort import reference
-from tests.unit.pipeline.distort.reference import below, beta, draw
-from tests.unit.pipeline.distort.running import mix, run
+from tests.unit.pipeline.augmentation import reference
+from tests.unit.pipeline.augmentation.reference import below, beta, draw
+from tests.unit.pipeline.augmentation.running import mix, run
 
 ROWS = 40
 
@@ -98,7 +98,7 @@ CHAINS = [
 
 
 @pytest.mark.parametrize("text", CHAINS)
-def test_distorted_rows_are_mixed_alike_by_both_forms(pixels, labels, text):
+def test_augmented_rows_are_mixed_alike_by_both_forms(pixels, labels, text):
     """`mix` compares them."""
     got, got_labels = mix(text, pixels, labels, KEYS, real=REAL)
     assert got.dtype == (np.uint8 if "color" in text or "resize" in text else np.float32)
@@ -140,11 +140,11 @@ def test_shares_are_of_the_beta_distribution(alpha):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mixup(alpha=0.0)", r"^distort: mixup\(alpha=0.0\): .* 0.01..100.0$"),
-        ("cutmix(prob=2)", r"^distort: cutmix\(prob=2\): .* 0..1$"),
-        ("mixup(until_epoch=-1)", r"^distort: mixup\(until_epoch=-1\): .* 0 "),
-        ("mixup(until_epoch=1.5)", r"^distort: mixup\(until_epoch=1.5\): .*int"),
-        ("mixup_or_cutmix(cutmix_prob=-1)", r"^distort: mixup_or_cutmix\(cutmix_prob=-1\): .* 0..1$"),
+        ("mixup(alpha=0.0)", r"^augment: mixup\(alpha=0.0\): .* 0.01..100.0$"),
+        ("cutmix(prob=2)", r"^augment: cutmix\(prob=2\): .* 0..1$"),
+        ("mixup(until_epoch=-1)", r"^augment: mixup\(until_epoch=-1\): .* 0 "),
+        ("mixup(until_epoch=1.5)", r"^augment: mixup\(until_epoch=1.5\): .*int"),
+        ("mixup_or_cutmix(cutmix_prob=-1)", r"^augment: mixup_or_cutmix\(cutmix_prob=-1\): .* 0..1$"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused(text, message):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import operations
-from pipeline.distort import kernels
+from pipeline.augmentation import kernels
 from pipeline.lazily import tf
 
 Parameters: TypeAlias = "Callable[[tf.Tensor], list[tf.Tensor]]"
@@ -106,5 +106,5 @@ def apply(images: tf.Tensor, keys: tf.Tensor, passes: Sequence[Pass]) -> tf.Tens
         return tf.concat([tf.zeros((rows, 0), tf.int32), *columns], axis=1)
 
     floats = any(each.gives_floats for each in passes)
-    distorted = operations.distort(images, tf.constant(program, tf.int32), kernels.separate(parameters)(keys), floats)
-    return tf.ensure_shape(distorted, (rows, *size, channels))
+    augmented = operations.augment(images, tf.constant(program, tf.int32), kernels.separate(parameters)(keys), floats)
+    return tf.ensure_shape(augmented, (rows, *size, channels))

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.distort import kernels
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation import kernels
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.order import hashing
-from tests.unit.pipeline.distort import reference
-from tests.unit.pipeline.distort.running import run
+from tests.unit.pipeline.augmentation import reference
+from tests.unit.pipeline.augmentation.running import run
 
 KEYS = reference.keys_of(6)
 
@@ -86,5 +86,5 @@ def test_flip_mirrors_a_part_of_the_images(prob):
 
 
 def test_what_is_out_of_bounds_is_refused():
-    with pytest.raises(UsageError, match=r"^distort: resize\(width=0\): .* 1..4096$"):
+    with pytest.raises(UsageError, match=r"^augment: resize\(width=0\): .* 1..4096$"):
         make_recipe("resize(width=0)")

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import UsageError
-from tests.unit.pipeline.distort import reference
-from tests.unit.pipeline.distort.reference import GREY, symmetric
-from tests.unit.pipeline.distort.running import run
+from tests.unit.pipeline.augmentation import reference
+from tests.unit.pipeline.augmentation.reference import GREY, symmetric
+from tests.unit.pipeline.augmentation.running import run
 
 YIQ = np.array([GREY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
 
@@ -49,9 +49,9 @@ def test_color_jitter_is_its_steps_within_rounding(arguments, shape):
 
 
 def test_images_without_colours_are_told():
-    with pytest.raises(UsageError, match=r"^distort: color_jitter\(hue=0.1\): .* 0 "):
+    with pytest.raises(UsageError, match=r"^augment: color_jitter\(hue=0.1\): .* 0 "):
         make_recipe("color_jitter(saturation=0)").check((8, 8, 1))
-    with pytest.raises(UsageError, match="^distort: color_jitter: .* 4$"):
+    with pytest.raises(UsageError, match="^augment: color_jitter: .* 4$"):
         make_recipe("color_jitter").check((8, 8, 4))
-    with pytest.raises(UsageError, match=r"^distort: color_jitter\(hue=0.6\): .* 0..0.5$"):
+    with pytest.raises(UsageError, match=r"^augment: color_jitter\(hue=0.6\): .* 0..0.5$"):
         make_recipe("color_jitter(hue=0.6)")
