@@ -55,6 +55,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        from pipeline.commands import aliases  # noqa: PLC0415, of what few scripts need
+
+        name = aliases.TODAY.get(name, name)
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'pipeline' has no attribute {name!r}")

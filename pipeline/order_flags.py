@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pipeline.commands import commandline
+from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import flag
 from pipeline.errors import DataError, name_of, reason_of
 from pipeline.files.reading import content_of
@@ -95,7 +95,7 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
         raise DataError(f"{flag}: {_CONFIG} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise DataError(f"{flag}: {_CONFIG} does not have the flags of a run, in groups")
-    return {name: value for group in groups.values() for name, value in group.items()}
+    return aliases.stored(groups)
 
 
 def workers_of_run(flags: Mapping[str, Any]) -> int:

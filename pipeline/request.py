@@ -13,6 +13,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from pipeline.augmentation import recipes
+from pipeline.commands import aliases
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
 from pipeline.manifest.sources import VIEWS, Source, Sources, in_order_of, own_views, schedule_of, sources_of
@@ -44,7 +45,7 @@ WEIGHTS = ("mask", "mean", "none")
 POLICIES = ("raise", "skip")  # for corrupt records
 MAX_CORRUPT = 100  # records to skip at most
 HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # that augment
-AUGMENT_KEY, AUGMENT_EPOCH = "distort_key", "distort_epoch"  # features of the rows that a device augments
+AUGMENT_KEY, AUGMENT_EPOCH = "distort_key", "distort_epoch"  # features of rows, see `pipeline.commands.aliases`
 _MOST_CLASSES = 1 << 20  # that can have factors: they are a table
 _MOST_FACTOR = 3.4e38  # of a class, as float32
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
@@ -138,6 +139,7 @@ class Taking(Generic[P, Options]):
 
         @functools.wraps(function)
         def taking(*arguments: Any, **named: Any) -> Any:
+            named = aliases.renamed(named, f"{function.__name__}: ")
             for name in refused:
                 if name in named:
                     raise UsageError(f"{function.__name__}: takes no {name}; {refused[name]}")

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import step_rows
-from pipeline.commands import commandline
+from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import check, check_all, flag
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
@@ -306,8 +306,7 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
     given: dict[str, Any] = {"model_dir": flags.model_dir, "strategy": strategy, "num_replicas": count}
     given["virtual_replicas"] = stored.order.virtual_replicas  # the bits depend on it
     if flags.data_dir is not None:
-        groups = record.content["config"].values()
-        moved = flags_for(flags.data_dir, {name: value for group in groups for name, value in group.items()})
+        moved = flags_for(flags.data_dir, aliases.stored(record.content["config"]))
         given |= {"data_dir": flags.data_dir, **{name: moved.get(name) for name in VIEWS}}
         given["mixture_schedule"] = moved.get("mixture_schedule") or ""
     # The order is compared here, and what a resumed run was allowed to change was changed on purpose.

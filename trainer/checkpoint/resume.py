@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from pipeline.commands import aliases
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from pipeline.files import code
@@ -187,7 +188,7 @@ class RunSpec:
     def _flag_behind(self, stored: Mapping[str, Any], *names: str) -> str:
         """Returns in words the first of some flags that has changed; a size does not show which flag it comes from."""
         for name in names:
-            was, now = stored["config"]["data"].get(name), getattr(self.config.data, name)
+            was, now = aliases.stored(stored["config"]).get(name), getattr(self.config.data, name)
             if was != now:
                 return f" (--{name} was {was or 'unset'}, is {now or 'unset'})"
         return ""

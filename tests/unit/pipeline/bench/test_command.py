@@ -31,12 +31,12 @@ def folder(tmp_path_factory):
 def test_the_object_has_every_stage_and_adds_up(folder, capsys):
     bench.main([str(folder), "--augment=shift", "--seed=3", "--json", *SHORT])
     found = json.loads(capsys.readouterr().out)
-    assert [stage["stage"] for stage in found["stages"]] == STAGES
+    assert [stage["stage"] for stage in found["stages"]] == [*STAGES[:5], "distort", *STAGES[6:]]  # as programs know it
     occurs = {stage["stage"]: stage["occurs"] for stage in found["stages"]}
     assert occurs == {
         **dict.fromkeys(("read", "check"), "once"),
         **dict.fromkeys(("decode", "copy to device"), "absent"),
-        **dict.fromkeys(("order", "gather", "augment", "batch"), "each epoch"),
+        **dict.fromkeys(("order", "gather", "distort", "batch"), "each epoch"),
     }
     each = [stage for stage in found["stages"] if stage["occurs"] == "each epoch"]
     assert sum(stage["share"] for stage in each) == pytest.approx(1)
@@ -45,7 +45,7 @@ def test_the_object_has_every_stage_and_adds_up(folder, capsys):
         assert 0 <= cost["lowest"] <= cost["median"] <= cost["highest"]
     assert found["bound"]["stage"] in {stage["stage"] for stage in each}
     assert found["images"] == 53
-    assert (found["spec"]["seed"], found["spec"]["global_batch_size"], found["augment"]) == (3, 8, "shift")
+    assert (found["spec"]["seed"], found["spec"]["global_batch_size"], found["distort"]) == (3, 8, "shift")
     assert found["images_per_second"]["median"] > 0
     assert set(found["sections"]) == {"planning", "making batches"}
 
@@ -68,7 +68,7 @@ def test_decoding_and_augmenting_jpegs_are_stages_of_their_own(windows, photogra
     recipe = "random_resized_crop(size=8, normalize=False) | normalize"
     bench.main([str(photographs), "--json", f"--augment={recipe}", *windows, *SHORT])
     stages = {stage["stage"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
-    assert stages["decode"]["occurs"] == stages["augment"]["occurs"] == "each epoch"
+    assert stages["decode"]["occurs"] == stages["distort"]["occurs"] == "each epoch"
     assert stages["decode"]["note"] == ("crops, resizes and flips, too" if can_resize() else "")
     assert stages["decode"]["processor_us_per_image"]["median"] > 0  # 8x8 pixels to normalise are below its noise
 
@@ -77,7 +77,7 @@ def test_decoding_and_augmenting_jpegs_are_stages_of_their_own(windows, photogra
 def test_what_is_done_while_images_are_decoded_is_no_other_stage(photographs, capsys):
     bench.main([str(photographs), "--json", "--augment=random_resized_crop(size=8, normalize=False)", *SHORT])
     stages = {stage["stage"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
-    assert (stages["augment"]["occurs"], stages["augment"]["note"]) == ("absent", "done while images are decoded")
+    assert (stages["distort"]["occurs"], stages["distort"]["note"]) == ("absent", "done while images are decoded")
 
 
 @pytest.mark.slow
