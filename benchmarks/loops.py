@@ -42,7 +42,7 @@ class Made:
 
     @property
     def rows(self) -> int:
-        """Rows of a step."""
+        """Batch rows."""
         return int(self.config.order.global_batch_size)
 
     @property

@@ -65,7 +65,7 @@ def bar(worker: int, y: float, start: float, length: float, fill: str, label: st
 
 
 def update(y: float, at: float, label: str) -> list[str]:
-    """Returns a line across all workers: they go on from new weights together."""
+    """Returns a line across all workers: they continue from new weights together."""
     x, end = LEFT + at, y + 3 * LANE
     line = f'<line x1="{x:g}" y1="{y - 6:g}" x2="{x:g}" y2="{end:g}" stroke="{LINE}" stroke-width="2"/>'
     return [line, text(x, end + 13, label, 12, 'text-anchor="middle"', LINE)]

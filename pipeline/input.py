@@ -70,7 +70,7 @@ def input_fn(request: Request) -> tf.data.Dataset:
         the rules.
       split: a split or a slice of one, as in TFDS: `train`, `train[:90%]`, `train[10000:]`, `train[:10%]+test`; in a
         mixture, that of the sources that name none.
-      global_batch_size: G, rows of a step over all replicas.
+      global_batch_size: G, batch rows over all replicas.
       training: True: shuffled and augmented. False: in the stored order, with the recipe's evaluation twin.
       seed: of the order and the augmentations.
       start_step: global step to begin at; earlier steps are not read.
@@ -125,7 +125,7 @@ def input_fn(request: Request) -> tf.data.Dataset:
         weight 0.
       schedule: weights of a mixture that change at steps, instead of those in `data_dir`:
         `[(0, {"a": 1, "b": 0}), (10_000, {"a": 0.5, "b": 0.5})]`. Sources are named as in `data_dir`; 0 gives no rows.
-        Each goes on in its own epochs where the steps before have left it (docs/views.md).
+        Each continues in its own epochs where the steps before have left it (docs/views.md).
 
     Returns:
       A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels

@@ -22,7 +22,7 @@ class InputFlags:
 
     split: str | None = flag(None, "a split, or a slice of one, such as train[:1000]", unset="train")
     # At most 16.7 million rows per step, more images than any memory holds.
-    global_batch_size: int | None = flag(None, "rows of a step over all replicas", least=1, most=1 << 24)
+    global_batch_size: int | None = flag(None, "batch rows over all replicas", least=1, most=1 << 24)
     seed: int | None = flag(None, "of the order and the augmentations", unset="0")
     streams: int | None = flag(None, "K of the order", least=1, unset="1 where the decoded split fits --shuffle_bytes")
     shuffle_bytes: int | None = flag(

@@ -186,7 +186,7 @@ class Replay:
         return f"{replicas} on {', '.join(strategies.device_names(self.strategy))}"
 
     def changes_at(self, step: int) -> list[str]:
-        """Returns what of the flags and of the order a run changed when it went on from the checkpoint of a step.
+        """Returns what of the flags and of the order a run changed when it continued from the checkpoint of a step.
 
         Raises:
           UnreadableError: the checkpoint cannot be read.
@@ -435,7 +435,7 @@ def _begin(replay: Replay, config: ReplayConfig, before: Sequence[int], step: in
       step: that is shown.
 
     Raises:
-      UsageError: there is none, because the run went on with others in between.
+      UsageError: there is none, because the run continued with others in between.
     """
     from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
 
@@ -449,13 +449,13 @@ def _begin(replay: Replay, config: ReplayConfig, before: Sequence[int], step: in
             changes = replay.changes_at(one)
         except reader.UnreadableError as error:
             print(
-                f"{error.skipped} If the run went on from it with other flags, this is not its step.", file=sys.stderr
+                f"{error.skipped} If the run continued from it with other flags, this is not its step.", file=sys.stderr
             )
             continue
         if changes:
             advice = "leave out --from_start" if config.from_start else f"{replay.origin} does not lead to this step"
             raise UsageError(
-                f"--step={step}: after ckpt-{one} the run went on with other flags ({'; '.join(changes)}); {advice}"
+                f"--step={step}: after ckpt-{one} the run continued with other flags ({'; '.join(changes)}); {advice}"
             )
 
 
@@ -565,7 +565,7 @@ def _verify(config: ReplayConfig) -> None:
     for step in reversed(between):  # the flags of a checkpoint are those of the run that led to it
         if others := replay.changes_at(step):
             raise UsageError(
-                f"--verify={first}:{stop}: after ckpt-{step} the run went on with other flags ({'; '.join(others)}); "
+                f"--verify={first}:{stop}: after ckpt-{step} the run continued with other flags ({'; '.join(others)}); "
                 f"verify up to there: --verify={first}:{step}"
             )
     replay.begin(first if first in files.steps_in(path) else None)

@@ -1,6 +1,6 @@
 """The summary that a conversion prints, with warnings about gaps in the labels, features beside images and mixing.
 
-Whether the labels of a split are well mixed over its shards is judged against a random assignment of its records. A
+Whether the labels of a split are well mixed over its shards is compared with a random assignment of its records. A
 source that is sorted by class and read in chunks is not: each shard holds whole chunks.
 """
 

@@ -24,7 +24,7 @@ from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
 _RECORDS = 256  # whose augmented rows are compared
-_BATCH, _OTHER_BATCH = 32, 16  # rows of a step; what a row gets must not depend on it
+_BATCH, _OTHER_BATCH = 32, 16  # batch rows; what a row gets must not depend on it
 _TRIES = 12  # epochs, and seeds, where one more epoch shows no other rows
 _ENOUGH = 8  # of the seeds give other rows, so that the epochs should have, too
 _ROUNDING = 2e-5  # of floats, in batches of other sizes

@@ -127,7 +127,7 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
         if not are_paired(spec[2], spec[1]):
             problem = (
                 f"parse returns sample_weight as {_places(spec[2])} for the target {_places(spec[1])}: it is not known "
-                "what weighs what; return one tensor for all targets, or one for each at its place"
+                "which weights belong to which target; return one tensor for all targets, or one for each at its place"
             )
             return NotForKeras(dataset, problem)
         dataset = dataset.map(_widened)

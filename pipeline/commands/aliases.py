@@ -1,4 +1,4 @@
-"""Other names of options, flags and functions: earlier ones, and that of a classic program. They go on working.
+"""Other names of options, flags and functions: earlier ones, and that of a classic program. They keep working.
 
 Scripts may use them, and runs of earlier versions have stored them. What other programs read, or compiled code
 registers, has kept its earlier name: the keys `distort` and `distort_on` and the stage `distort` in the JSON of

@@ -48,7 +48,7 @@ class Run:
 
 
 def play(stage, first, data, model, logs):
-    """Runs a stage from step `first`; returns the step that the next one goes on from."""
+    """Runs a stage from step `first`; returns the step that the next one resumes from."""
     workers = start_workers(data, [model] * stage.workers, *FLAGS, f"--log_keys={logs}")
     if stage.end is signal.SIGTERM:  # to one of them
         wait_for_step(workers[0], first + 2 * LOOP)

@@ -149,7 +149,7 @@ def test_the_tutorial_runs_to_the_letter(folder, follow):
     assert len(said) == 104
     assert said.count("temple") > 90
     assert json.loads(ask)["class_name"] == "temple"
-    for picture in ("data/card.html", "batch.png", "judged/confusion.png", "judged/mistakes.png"):
+    for picture in ("data/card.html", "batch.png", "evaluation/confusion.png", "evaluation/mistakes.png"):
         assert (folder / picture).is_file(), picture
     (block,) = re.findall(r"```sh\n(.*?)```", TEXT["README.md"], re.DOTALL)
     of_readme = [line.replace("photos/cats", "photos/temple") for line in block.splitlines()]

@@ -1,4 +1,4 @@
-"""Restored at every step, a run goes on as if it had never been disturbed: each element of the tail is compared."""
+"""Restored at every step, a run resumes as if it had never been disturbed: each element of the tail is compared."""
 
 import dataclasses
 import json

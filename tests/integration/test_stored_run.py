@@ -1,4 +1,4 @@
-"""Runs that an earlier release stored, whose flags have earlier names, go on here: `tests/data/earlier_runs`.
+"""Runs that an earlier release stored, whose flags have earlier names, resume here: `tests/data/earlier_runs`.
 
 They were made by the commit c4e0a3d6 from the data sets that `data` writes:
 
@@ -7,7 +7,7 @@ They were made by the commit c4e0a3d6 from the data sets that `data` writes:
         --distort_on=device --ema=0.9 $FLAGS
 
 with FLAGS="--model=softmax_regression --train_steps=3 --global_batch_size=8 --summary_every=0 --eval_split=none".
-`expected.npz` has what that commit went on to: the weights of both at step 6, and the images of two steps of
+`expected.npz` has what that commit came to: the weights of both at step 6, and the images of two steps of
 `input_fn("a", global_batch_size=8, training=True, distort="shift(pixels=1)")`.
 """
 

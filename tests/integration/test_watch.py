@@ -317,7 +317,7 @@ def test_it_follows_a_job_that_loses_a_worker_and_takes_it_back(chromium, digits
             assert "worker 1" in page.locator(".cause").inner_text()
             wait(page, "document.querySelector('.events').textContent.includes('starting all processes again')")
             wait(page, "document.querySelector('h1 .state').textContent === 'training'")
-            wait(page, "document.querySelector('.events').textContent.includes('training goes on from step')")
+            wait(page, "document.querySelector('.events').textContent.includes('training resumes from step')")
             after = page.evaluate(step)
             wait(page, f"{step} > {after}")
             assert [row.locator("[data-name=restarts]").inner_text() for row in rows.all()] == ["1", "1"]

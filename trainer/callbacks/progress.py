@@ -98,7 +98,7 @@ def epoch_note(step: int, steps_per_epoch: int, steps: int) -> str:
     """Returns a note if the means of the current epoch will not cover its first steps; otherwise an empty text.
 
     Args:
-      step: global step that training goes on from.
+      step: global step that training resumes from.
       steps_per_epoch: T.
       steps: how many steps of this epoch have been summed.
     """

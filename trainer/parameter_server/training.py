@@ -292,10 +292,10 @@ class Loop:
       epoch: the sums over their epoch.
       ledger: of them.
       tally: of all steps of the training.
-      actions: in their order. Workers go on during those that only look at a step's numbers. Before one that `pauses`,
-        exactly the steps before it are applied.
+      actions: in their order. Workers continue during those that only look at a step's numbers. Before one that
+        `pauses`, exactly the steps before it are applied.
       settle: called at every pause with the number of applied steps.
-      stops: whether training has to end; asked often, raises if it cannot go on.
+      stops: whether training has to end; asked often, raises if it cannot continue.
       watch: called with every report.
     """
 

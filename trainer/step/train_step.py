@@ -246,7 +246,7 @@ class TrainStep:
         return result._replace(names=self.value_names, **shown), Logged(weights, keys, records, losses)
 
     def without_xla(self) -> TrainStep:
-        """Returns a step of the same state that goes on from the same sums, and is not compiled by XLA."""
+        """Returns a step of the same state that continues from the same sums, and is not compiled by XLA."""
         plain = dataclasses.replace(self, gradients=dataclasses.replace(self.gradients, compiled=False))
         plain.averages, plain.epoch, plain.graphs = self.averages, self.epoch, self.graphs
         return plain

@@ -352,7 +352,7 @@ class RunSource:
         found = list(self._job_events())
         changes = {change.time: change for change in _changes(self._events.starts)}
         for start in self._events.starts:
-            what = "training begins" if start.step == 0 else f"training goes on from step {start.step:,}"
+            what = "training begins" if start.step == 0 else f"training resumes from step {start.step:,}"
             flags = changes[start.time].flags if start.time in changes else ()
             also = "; changed: " + ", ".join(f"--{name} {was} → {now}" for name, was, now in flags) if flags else ""
             found.append(Event(start.time, "start", f"{what}, on {start.host}{also}"))

@@ -56,7 +56,7 @@ def test_a_gpu_may_augment(gpus, place, helps, config_of):
             {"virtual_replicas": 4},
             0.008,
             "no --virtual_replicas, which sends twice the bytes, a larger --global_batch_size than 100, so that there "
-            "are fewer exchanges, fewer replicas",
+            "are fewer all-reduces, fewer replicas",
         ),
     ],
 )

@@ -335,7 +335,7 @@ def test_every_command_refuses_a_url_to_write_to(command, flags, tmp_path, monke
          ["--log_every", "--seed", "--ema=2", "--steps_per_loop=0", "--max_to_keep=0"]),
         ([*PATHS, "--sync", "--headspace=3", "--log_keys=K", "--eval_every=5", "--eval_split=none", "--best_mode=max"],
          ["--sync", "--headspace=3", "--eval_every=5", "--best_mode=max"]),
-        # What depends on a flag that is wrong, or missing, is not judged: no word of one_device, of 100 rows, of D.
+        # What depends on a flag that is wrong, or missing, is not checked: no word of one_device, of 100 rows, of D.
         ([*PATHS, "--strategy=mirored", "--sync", "--num_replicas=2", "--worker_hosts=a:1"], ["--strategy"]),
         ([*PATHS, "--global_batch_size=x", "--streams=3"], ["--global_batch_size"]),
         (["--model_dir=M", "--log_keys=M/keys", "--augment=shfit"], ["--data_dir", "--augment"]),
