@@ -213,11 +213,11 @@ class ImageJudge:
         self._shape = (*image.shape[:2], self._channels)
 
     def problems(self, records: Sequence[bytes]) -> list[str | None]:
-        """Returns for each record why no example can be made of it; None if one can."""
+        """Returns for each record why it is invalid; None: it is valid."""
         return [self.problem(record) for record in records]
 
     def problem(self, record: bytes) -> str | None:
-        """Returns why no example can be made of a record; None: one can."""
+        """Returns why a record is invalid; None: it is valid."""
         image = self._image
         try:
             with tf.device("CPU:0"):

@@ -96,7 +96,7 @@ def input_fn(request: Request) -> tf.data.Dataset:
         batch size is the mean over the real rows; in a mixture this holds per source, so that each keeps its share.
         `none`, in evaluation: the element is (images, labels), each record is one row and nothing is padding, so that
         Keras' `loss`, `metrics` and `predict` are exact. The last batches have fewer rows; give each replica 4 or more.
-      class_weight: factors of the weights of rows by class, `{0: 1.0, 3: 2.5}`, in training; 1 for the classes that it
+      class_weight: factors of the sample weights by class, `{0: 1.0, 3: 2.5}`, in training; 1 for the classes that it
         leaves out. Keras' rule: losses and weighted metrics see it, and the batch size that divides the loss does not
         change. It takes the place of the argument of `fit`, which refuses data with weights (docs/porting.md).
       streams: K; None: 1 if the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64, or more

@@ -95,7 +95,7 @@ class DataSpec:
       labels: TensorSpec, int64 (None,); if --augment mixes rows, float32 (None, classes), also in evaluations; or of
         what `Task.parse` returns.
       class_names: names of the labels; empty if the data set has none.
-      has_sample_weights: whether `Task.parse` returns weights of rows, too.
+      has_sample_weights: whether `Task.parse` returns sample weights, too.
     """
 
     features: Any
@@ -596,7 +596,7 @@ def _weights_of_labels(metric: keras.metrics.IoU, labels: tf.Tensor, weights: tf
     Args:
       metric: whose dtype the weights get.
       labels: classes, or a number for each class along the metric's axis.
-      weights: float32 (rows,).
+      weights: sample weights, float32 (rows,).
     """
     classes = labels if metric.sparse_y_true else tf.argmax(labels, axis=metric.axis)
     weights = tf.cast(weights, metric.total_cm.dtype)

@@ -168,7 +168,7 @@ class Batches:
         return [] if request.weights == "none" else [weights]
 
     def _of_examples(self, weights: list[tf.Tensor], labels: Any, sample_weight: Any = None) -> list[Any]:
-        """Returns the weights of rows, times the factors of their classes, times the user's own sample weights."""
+        """Returns the sample weights: those of the rows, times the factors of their classes, times the user's own."""
         class_weight = self.resolved.request.class_weight
         if class_weight:
             weights = [times(weights[0], of_classes(class_weight, labels, is_image=self.recipe is not None))]
@@ -286,7 +286,7 @@ class DeviceAugmentation:
         Args:
           x: images, uint8 (rows, height, width, channels), keys, and other features if there are any.
           labels: int64 (rows,).
-          weights: float32 (rows,).
+          weights: sample weights, float32 (rows,).
         """
         features = {name: value for name, value in x.items() if name not in (AUGMENT_KEY, AUGMENT_EPOCH)}
         keys, epoch = x[AUGMENT_KEY], x.get(AUGMENT_EPOCH, tf.constant(0, tf.int64))

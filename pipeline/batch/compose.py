@@ -240,7 +240,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
 
 
 def judge_of(resolved: ResolvedRequest) -> Judge:
-    """Returns what says of which records of a source no example can be made, by its parser if it has one."""
+    """Returns the check that finds a source's invalid records, by its parser if it has one."""
     request = resolved.request
     if request.parse is None:
         return ImageJudge(resolved.manifest)

@@ -1,4 +1,4 @@
-"""Records with a good CRC of which no example can be made: named by shard and record on every path, or skipped."""
+"""Invalid records with a good CRC: named by shard and record on every path, or skipped."""
 
 import io
 import os

@@ -61,7 +61,7 @@ class Gradients:
 
         Args:
           unit: its number, int64 scalar.
-          weight: sum of the weights of all rows of the step, float32 scalar, at least 1.
+          weight: sum of the sample weights of the whole step, float32 scalar, at least 1.
           values: of the variables, as returned by `TrainState.values`.
           rows: (features, labels, weights).
           step: global step before the update, int64 scalar; None: the state's.

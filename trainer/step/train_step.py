@@ -55,7 +55,7 @@ class LoopResult(NamedTuple):
         infinite (a NaN can pass through ReLU as 0, and show only in the gradient).
       waited: seconds that the updates waited for their batches, float64 scalar.
       exchanged: seconds of the updates in which this worker had its part of a sum over all workers, and not yet the
-        sum, float64 scalar; 0 with one worker. There are two sums: of the rows' weights, while it may be computing
+        sum, float64 scalar; 0 with one worker. There are two sums: of the sample weights, while it may be computing
         already, and of the gradients. The worker that comes last has the fewest of these seconds: the others wait for
         it.
       averages: moving averages over the updates, float32 (AVERAGED,).
@@ -92,7 +92,7 @@ class Logged(NamedTuple):
     """The rows of an update, for logs: for each local replica, with the axes of its batch.
 
     Attributes:
-      weights: float32 (rows,); 0 for padding.
+      weights: sample weights, float32 (rows,); 0 for padding.
       keys: string (rows,); None: the batches have none.
       records: ids, int64 (rows,); None: likewise.
       losses: of each row before the update, without regularisation, float32 (rows,); None: the batches have no records.
@@ -462,7 +462,7 @@ class TrainStep:
         Args:
           features: of this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
           labels: likewise.
-          weights: likewise, float32 (rows,).
+          weights: sample weights, likewise, float32 (rows,).
         """
         compute, state = self.gradients, self.state
         with _replica_scope():
