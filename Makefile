@@ -30,12 +30,12 @@ $(READY): setup.py constraints.txt $(wildcard pipeline/*/*.[ch])
 
 demo: $(READY)
 	$(BIN)/python -m beam_jobs.convert --dataset=digits --data_dir=demo/digits
-	$(BIN)/python -m pipeline.inspect demo/digits --png=demo/distorted.png
-	$(BIN)/python -m trainer.run --data_dir=demo/digits --model_dir=demo/run --model=lenet --distort=shift \
+	$(BIN)/python -m pipeline.inspect demo/digits --png=demo/augmented.png
+	$(BIN)/python -m trainer.run --data_dir=demo/digits --model_dir=demo/run --model=lenet --augment=shift \
 	    --strategy=mirrored --num_replicas=2 --global_batch_size=64 --epochs=20
 	@echo
 	@echo "shards:       demo/digits"
-	@echo "picture:      demo/distorted.png"
+	@echo "picture:      demo/augmented.png"
 	@echo "checkpoints:  demo/run"
 	@echo "TensorBoard:  $(BIN)/tensorboard --logdir=demo/run"
 

@@ -32,7 +32,7 @@ class BenchmarkConfig:
     images: int = flag(60_000, "images to make")
     step: int = flag(10_000_000, "where the resume starts", least=0)
     global_batch_size: int = flag(128, "rows of a batch")
-    distort: str = flag("cifar10_tutorial", "the recipe")
+    augment: str = flag("cifar10_tutorial", "the recipe")
     rounds: int = flag(5, "rounds of each", least=1)
     start_at: int = flag(-1, "start once at this step, print the seconds and exit, as each round does")
     windowed: bool = flag(False, "with --start_at: in windows")
@@ -66,7 +66,7 @@ def start(config: BenchmarkConfig) -> float:
     batches = inputs.train_input(
         config.data_dir,
         config.global_batch_size,
-        distort=config.distort,
+        augment=config.augment,
         start_step=config.start_at,
         shuffle_bytes=decoded // _WINDOWS if config.windowed else decoded,
     )
@@ -77,7 +77,7 @@ def start(config: BenchmarkConfig) -> float:
 def compare(config: BenchmarkConfig, is_windowed: bool) -> None:
     """Starts processes in turn and prints the medians and the ratio."""
     flags = [f"--data_dir={config.data_dir}", f"--global_batch_size={config.global_batch_size}"]
-    flags += [f"--distort={config.distort}", f"--windowed={is_windowed}"]
+    flags += [f"--augment={config.augment}", f"--windowed={is_windowed}"]
     resumes: list[float] = []
     colds: list[float] = []
     whole = []

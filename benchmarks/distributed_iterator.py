@@ -65,7 +65,7 @@ def contestants(tf, config: BenchmarkConfig, data_dir: str, recipe: str) -> Iter
     """Yields (name, strategy, batches) of what is compared."""
     from pipeline import distribute, input_fn  # noqa: PLC0415
 
-    arguments = {"global_batch_size": config.global_batch_size, "training": True, "distort": recipe}
+    arguments = {"global_batch_size": config.global_batch_size, "training": True, "augment": recipe}
     yield "plain", tf.distribute.get_strategy(), input_fn(data_dir, **arguments)
     for replicas in REPLICAS:
         devices = [f"CPU:{i}" for i in range(replicas)]

@@ -43,7 +43,7 @@ class Ready:
     python: str
     own: str
     versions: dict[str, str]
-    distorts: str
+    augments: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Result:
     part: str
     name: str
     rows: int
-    distorted: bool
+    augmented: bool
     first: float
     rounds: list[dict[str, float]]
     versions: dict[str, str]
-    distorts: str
+    augments: str
 
 
 def prepared(
@@ -74,7 +74,7 @@ def prepared(
         for python in known.candidates(name):
             said = _ask(python, entry, "prepare" if is_first else "probe", own_setting)
             if "error" not in said:
-                found[name] = Ready(entry, python, str(own), said["versions"], said["distorts"])
+                found[name] = Ready(entry, python, str(own), said["versions"], said["augments"])
                 break
             reason = said["error"]
         if name not in found:
@@ -105,8 +105,8 @@ def measured(part: str, ready: Mapping[str, Ready], setting: Setting, rounds: in
             for name, contestant in started.items():
                 found[name].append(contestant.ask(str(seconds)))
     for name, own_rounds in found.items():
-        versions, distorts = ready[name].versions, ready[name].distorts
-        yield Result(part, name, setting.rows, setting.distorted, first[name], own_rounds, versions, distorts)
+        versions, augments = ready[name].versions, ready[name].augments
+        yield Result(part, name, setting.rows, setting.augmented, first[name], own_rounds, versions, augments)
 
 
 def machine() -> dict[str, Any]:

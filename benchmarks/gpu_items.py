@@ -84,7 +84,7 @@ _FLAGS = {  # of words in the names of contestants
     "jit": "--jit_compile",
     "nojit": "--nojit_compile",
     "V=4": "--virtual_replicas=4",
-    "host": "--distort_on=host",
+    "host": "--augment_on=host",
     "prefetch=0": "--prefetch=0",
     "mirrored": "--strategy=mirrored",
 }
@@ -236,7 +236,7 @@ class Trainer:
         self.tf = inputs.load_tensorflow()
         if item.is_deterministic:
             self._make_deterministic()
-        smoke = ["--distort=flip", "--optimizer=nesterov"] if settings.smoke and item.kind != "input" else []
+        smoke = ["--augment=flip", "--optimizer=nesterov"] if settings.smoke and item.kind != "input" else []
         self.flags = [f"--data_dir={getattr(settings, item.data)}", f"--model={item.model}", *smoke]
         self.flags += [f"--global_batch_size={item.rows}", f"--precision={item.precision}", "--ema=0"]
         self._made: dict[tuple[str, ...], Any] = {}
@@ -493,11 +493,11 @@ def bits(item: Item, settings: Settings) -> None:
 def input(item: Item, settings: Settings) -> None:
     """Measures the rows per second that reach the device's memory, without a step."""
     turns = Turns(item, settings)
-    cifar = "--distort=pad_crop_flip(pad=4) | cutout(size=8)"
-    crops = "--distort=random_resized_crop" + ("(size=32)" if settings.smoke else "")
+    cifar = "--augment=pad_crop_flip(pad=4) | cutout(size=8)"
+    crops = "--augment=random_resized_crop" + ("(size=32)" if settings.smoke else "")
     runs = {
         "host": (512, "cifar", [cifar]),
-        "uint8 for the device": (512, "cifar", [cifar, "--distort_on=device"]),
+        "uint8 for the device": (512, "cifar", [cifar, "--augment_on=device"]),
         "photos, crops of 224": (256, "photos", [crops]),
     }
     for name in item.contestants:

@@ -12,7 +12,7 @@ Contestants have one constant batch on the device, unless their name has `input`
   ours loop=1, loop=100  other numbers of steps per loop: what the end of a loop costs
   ours jit, nojit        with XLA, without it
   ours V=4               four virtual replicas; in items of that name with op determinism, like `ours` there
-  ours input             with the real input; `host`: distorted on the host; `prefetch=0`: without batches ahead
+  ours input             with the real input; `host`: augmented on the host; `prefetch=0`: without batches ahead
   keras, keras jit       the same model with Keras' own layers in the plainest `tf.function`, without and with XLA
   keras fit              model.fit with its defaults
   torch, torch compile   torchvision's resnet50, channels_last, bfloat16

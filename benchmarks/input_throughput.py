@@ -4,7 +4,7 @@
 
 Parts (--only):
   peers: each contestant of `CONTESTANTS` feeds the same images of CIFAR-10's shape, shuffled, without end, at each
-    batch size, distorted and undistorted; the limit is a frozen C loop. This input is taken inside a `tf.function`, by
+    batch size, augmented and unaugmented; the limit is a frozen C loop. This input is taken inside a `tf.function`, by
     a plain `for`, and as arrays of `StepIterator`; `nothing` is what TensorFlow takes to hand out one batch again and
     again;
   distribute: `pipeline.distribute` on 1, 2 and 4 logical devices against plain iteration on one, at the smallest and
@@ -155,12 +155,12 @@ def _images(
         ready = feeding.prepared(entries, base, folder / part, known)
         if part == "peers":
             _print_contestants(ready)
-        for distorted in (True, False):
+        for augmented in (True, False):
             batches = inputs.whole_numbers("--batches", config.batches, least=1)
             for rows in batches if part == "peers" else sorted({min(batches), max(batches)}):
-                setting = dataclasses.replace(base, rows=rows, distorted=distorted)
+                setting = dataclasses.replace(base, rows=rows, augmented=augmented)
                 measured = list(feeding.measured(part, ready, setting, config.rounds, config.seconds))
-                _print(f"{part}, {'distorted' if distorted else 'undistorted'}, batch {rows}", measured, of, "img")
+                _print(f"{part}, {'augmented' if augmented else 'unaugmented'}, batch {rows}", measured, of, "img")
                 yield from measured
 
 
@@ -177,10 +177,10 @@ def _photographs(config: BenchmarkConfig, folder: pathlib.Path, known: interpret
             size = sum(path.stat().st_size for path in files.rglob("*.jpg")) / count
             print(f"{part}: {count:,} JPEGs of {size / 1e3:,.0f} KB on average, made from two photographs", flush=True)
             _print_contestants(ready)
-            for distorted in (False, True):
-                setting = dataclasses.replace(base, distorted=distorted)
+            for augmented in (False, True):
+                setting = dataclasses.replace(base, augmented=augmented)
                 measured = list(feeding.measured(part, ready, setting, config.rounds, _LONGER * config.seconds))
-                how = "cropped, flipped, RandAugment, normalised" if distorted else "cropped, flipped"
+                how = "cropped, flipped, RandAugment, normalised" if augmented else "cropped, flipped"
                 _print(f"{part}, {how}, batch {base.rows}", measured, OURS, "img", cores=base.cores)
                 yield from measured
 
@@ -222,11 +222,11 @@ def _reading(config: BenchmarkConfig, folder: pathlib.Path) -> Iterator[Result]:
 
 
 def _print_contestants(ready: Mapping[str, Ready]) -> None:
-    """Prints each contestant's versions and what it does where it is asked to distort."""
-    print("contestants, and how they distort:")
+    """Prints each contestant's versions and what it does where it is asked to augment."""
+    print("contestants, and how they augment:")
     for name, one in ready.items():
         versions = ", ".join(f"{package} {version}" for package, version in one.versions.items())
-        print(f"  {name:24} {one.distorts} ({versions})", flush=True)
+        print(f"  {name:24} {one.augments} ({versions})", flush=True)
 
 
 def _print(what: str, measured: Sequence[Result], of: str, unit: str, size: int = 0, cores: int = 0) -> None:

@@ -82,7 +82,7 @@ def make_data(folder: pathlib.Path, config: BenchmarkConfig) -> str:
 def compare(config: BenchmarkConfig, data_dir: str, recipe: str) -> None:
     """Measures both in turn and prints the medians and the ratios."""
     rows, window = config.global_batch_size, manifest.load(data_dir).split("train").num_bytes // _WINDOWS
-    ours = taking(iter(inputs.train_input(data_dir, rows, distort=recipe, shuffle_bytes=window)), rows)
+    ours = taking(iter(inputs.train_input(data_dir, rows, augment=recipe, shuffle_bytes=window)), rows)
     alone = crop_alone(inputs.train_files(data_dir), config.size)
     name = f"decode_and_crop_jpeg of {config.size} x {config.size} alone"
     rounds.compare(recipe, ours, {name: alone}, config.rounds, config.seconds)
@@ -93,7 +93,7 @@ def compare_scaled(config: BenchmarkConfig, data_dir: str) -> None:
     rows, window = config.global_batch_size, manifest.load(data_dir).split("train").num_bytes // _WINDOWS
     name = f"random_resized_crop(size={config.size}, normalize=False"
     scaled, full = (
-        inputs.train_input(data_dir, rows, distort=f"{name}{more})", shuffle_bytes=window)
+        inputs.train_input(data_dir, rows, augment=f"{name}{more})", shuffle_bytes=window)
         for more in (", scaled_decoding=True", "")
     )
     takes = taking(iter(scaled), rows), {"the same, decoded in full": taking(iter(full), rows)}
@@ -178,7 +178,7 @@ def read(folder: str, split: str, scaled: bool, seed: int) -> Any:
         "training": training,
         "epochs": _EPOCHS if training else 1,
         "seed": seed,
-        "distort": recipe,
+        "augment": recipe,
     }
     return input_fn(f"{folder}/data", split, global_batch_size=_ROWS, weights="mean" if training else "mask", **options)
 

@@ -42,7 +42,7 @@ class Made:
 
     @property
     def rows(self) -> int:
-        """Rows of a step."""
+        """Batch rows."""
         return int(self.config.order.global_batch_size)
 
     @property
@@ -138,7 +138,7 @@ def model_of(made: Made, fused: bool = False) -> tuple[Any, Any]:
 def _dataset(made: Made, constant: bool) -> Any:
     """Returns the tutorials' one-by-one `tf.data`, or one batch of it again and again."""
     tf = inputs.load_tensorflow()
-    dataset = one_by_one(made.config.data.data_dir, made.rows, made.config.data.distort)
+    dataset = one_by_one(made.config.data.data_dir, made.rows, made.config.data.augment)
     return tf.data.Dataset.from_tensors(next(iter(dataset))).repeat() if constant else dataset
 
 

@@ -55,7 +55,7 @@ def _compared(config: BenchmarkConfig, data_dir: str, recipe: str, rows: int) ->
     from pipeline.bench.measure import taking  # noqa: PLC0415, here because it loads TensorFlow
 
     halves = [(f"{data_dir}:train[:50%]", 1), (f"{data_dir}:train[50%:]", 1)]
-    options: Any = {"global_batch_size": rows, "training": True, "distort": recipe}
+    options: Any = {"global_batch_size": rows, "training": True, "augment": recipe}
     contestants: dict[str, Take] = {}
     for name, given in (("mixture", halves), ("whole", data_dir)):
         take = taking(input_fn(given, **options), lambda _: tf.constant(rows, tf.int64))

@@ -7,14 +7,14 @@ from pipeline import manifest
 
 
 def one_by_one(data_dir: str, rows: int, recipe: str):
-    """Returns the tutorials' pipeline, as cifar10_input.py has it, in `tf.data`, with the distortion of a recipe."""
+    """Returns the tutorials' pipeline, as cifar10_input.py has it, in `tf.data`, with the augmentation of a recipe."""
     tf, shape = inputs.load_tensorflow(), manifest.load(data_dir).image_shape
     features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
     def parse(record):
         example = tf.io.parse_single_example(record, features)
         image = tf.reshape(tf.io.decode_raw(example["image"], tf.uint8), shape)
-        return DISTORTIONS[recipe.partition("(")[0]](tf, image), example["label"]
+        return AUGMENTATIONS[recipe.partition("(")[0]](tf, image), example["label"]
 
     dataset = tf.data.TFRecordDataset(inputs.train_files(data_dir), num_parallel_reads=tf.data.AUTOTUNE)
     dataset = dataset.repeat().shuffle(10_000)
@@ -22,7 +22,7 @@ def one_by_one(data_dir: str, rows: int, recipe: str):
 
 
 def tutorial(tf, image):
-    """Returns one image distorted as in the CIFAR-10 tutorial."""
+    """Returns one image augmented as in the CIFAR-10 tutorial."""
     image = tf.image.random_crop(tf.cast(image, tf.float32), [24, 24, image.shape[2]])
     image = tf.image.random_flip_left_right(image)
     image = tf.image.random_brightness(image, max_delta=63)
@@ -37,7 +37,7 @@ def pad_crop_flip(tf, image):
     return tf.image.random_flip_left_right(tf.image.random_crop(padded, [height, width, channels]))
 
 
-DISTORTIONS = {
+AUGMENTATIONS = {
     "none": lambda tf, image: image,
     "cifar10_tutorial": tutorial,
     "pad_crop_flip": pad_crop_flip,

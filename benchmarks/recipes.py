@@ -1,4 +1,4 @@
-"""Images per second of each distortion, as a ratio to `cifar10_tutorial`, in one process in turns.
+"""Images per second of each augmentation, as a ratio to `cifar10_tutorial`, in one process in turns.
 
     python -m benchmarks.recipes [--data_dir=DIR] [--global_batch_size=128] [--only=affine,mixup]
 
@@ -51,7 +51,7 @@ class BenchmarkConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints one line per recipe."""
-    config = commandline.parse(COMMAND, "Measure each distortion against cifar10_tutorial.", BenchmarkConfig, argv)
+    config = commandline.parse(COMMAND, "Measure each augmentation against cifar10_tutorial.", BenchmarkConfig, argv)
     commands.say_processor()
     check(config)
     names = inputs.parts_of(config.only, RECIPES)
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in names:
             takes = [
                 taking(
-                    iter(inputs.train_input(data_dir, config.global_batch_size, distort=text)), config.global_batch_size
+                    iter(inputs.train_input(data_dir, config.global_batch_size, augment=text)), config.global_batch_size
                 )
                 for text in (RECIPES[name], BASE)
             ]

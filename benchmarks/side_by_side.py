@@ -52,7 +52,7 @@ class Subject:
       rows: of a step; small enough for the memory and the time of a desktop.
       steps: of an inner loop, about half a second.
       side: height and width of the stored images, pixels.
-      recipe: distortion, which all contestants know.
+      recipe: augmentation, which all contestants know.
     """
 
     rows: int
@@ -143,7 +143,7 @@ def flags_of(model: str, precision: str, rows: int, data_dir: str) -> list[str]:
         f"--precision={precision}",
         f"--global_batch_size={rows}",
         f"--steps_per_loop={subject.steps}",
-        f"--distort={subject.recipe}",
+        f"--augment={subject.recipe}",
         # So small that no weight is NaN after many steps with the same batch, nor its loss 0.
         "--learning_rate=0.001",
         "--label_smoothing=0",

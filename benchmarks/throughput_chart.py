@@ -21,14 +21,14 @@ def draw(results: Sequence[Result], path: str) -> None:
     names = list(dict.fromkeys(result.name for result in results))[::-1]
     sizes = sorted({result.rows for result in results})
     figure, panels = plt.subplots(1, 2, figsize=(11, 0.6 + 0.5 * len(names)), sharey=True, layout="constrained")
-    for panel, distorted in zip(panels, (True, False), strict=True):
+    for panel, augmented in zip(panels, (True, False), strict=True):
         for number, rows in enumerate(sizes):
-            rates = {r.name: _rate(r) for r in results if r.rows == rows and r.distorted == distorted}
+            rates = {r.name: _rate(r) for r in results if r.rows == rows and r.augmented == augmented}
             height = 0.8 / len(sizes)
             places = [names.index(name) + (len(sizes) / 2 - number - 0.5) * height for name in rates]
             bars = panel.barh(places, list(rates.values()), height, label=f"batch {rows}", color=_COLOURS[number % 3])
             panel.bar_label(bars, [_short(rate) for rate in rates.values()], padding=2, fontsize=7)
-        panel.set(title="distorted" if distorted else "undistorted", xscale="log", xlabel="images per second")
+        panel.set(title="augmented" if augmented else "unaugmented", xscale="log", xlabel="images per second")
         panel.set_xlim(_LEAST, 3 * max(_rate(result) for result in results))
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(names)), names)

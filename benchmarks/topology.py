@@ -61,7 +61,7 @@ class BenchmarkConfig:
     only: str = flag("", "parts to measure, separated by commas: steps, bytes, threads; all of them by default")
     data_dir: str = flag("", "a data set of images; default: random images of CIFAR-10's shape, made for the run")
     model: str = flag("cifar10_cnn", "of trainer.run")
-    global_batch_size: int = flag(128, "rows of a step over all devices", least=MOST)
+    global_batch_size: int = flag(128, "batch rows over all devices", least=MOST)
     train_steps: int = flag(500, "steps of a run whose threads are counted", least=10)
     rounds: int = flag(7, "rounds of each step", least=1)
     seconds: float = flag(2.0, "length of a round", least=0.01)

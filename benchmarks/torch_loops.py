@@ -30,7 +30,7 @@ class Setting:
       steps: of a take.
       rate, momentum: of the optimizer, SGD.
       nesterov: its kind of momentum.
-      recipe: name of the distortion of the real input.
+      recipe: name of the augmentation of the real input.
       arrays: folder with images.npy and labels.npy, the real input.
     """
 

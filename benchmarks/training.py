@@ -55,9 +55,7 @@ class BenchmarkConfig:
     only: str = flag("", "parts to measure, separated by commas; all of them but peers by default")
     models: str = flag("", "of trainer.run; default: mlp,lenet,cifar10_cnn,fast_cifar; of peers, all that it knows")
     data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
-    global_batch_size: int | None = flag(
-        None, "rows of a step; default: 128, with peers less for large models", least=4
-    )
+    global_batch_size: int | None = flag(None, "batch rows; default: 128, with peers less for large models", least=4)
     precision: str = flag("float32,bfloat16", "peers: the precisions")
     inputs: str = flag("one constant batch,real input", "peers: the kinds of input")
     contestants: str = flag("", "peers: some of the contestants, with commas between them; default: all")

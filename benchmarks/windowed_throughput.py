@@ -3,15 +3,15 @@
     python -m benchmarks.windowed_throughput [--data_dir=DIR] [--only=read,resident,...]
 
 shuffle_bytes is an eighth of the decoded split. Compared are
-  read: undistorted batches against reading the same shards and computing each record's CRC on all cores, with nothing
+  read: unaugmented batches against reading the same shards and computing each record's CRC on all cores, with nothing
     else done: in threads, in processes, and by TFRecordDataset;
-  resident: the distortions of the CIFAR-10 tutorial, in windows against the same images in memory;
+  resident: the augmentations of the CIFAR-10 tutorial, in windows against the same images in memory;
   one_by_one: against `tf.data` one example at a time, as in benchmarks.input_throughput;
-  compressed: undistorted batches of the same images in GZIP shards, against zlib and ISA-L alone, which decompress the
+  compressed: unaugmented batches of the same images in GZIP shards, against zlib and ISA-L alone, which decompress the
     same members out of memory in as many threads, and against the windows of uncompressed shards;
-  classes: undistorted batches of made images of 1,000 classes, most of whose labels take two bytes, against the same
+  classes: unaugmented batches of made images of 1,000 classes, most of whose labels take two bytes, against the same
     images of 100 classes, whose records have one length;
-  store: undistorted batches of a data set in an S3 server of this machine, from the cache on the local disk, after an
+  store: unaugmented batches of a data set in an S3 server of this machine, from the cache on the local disk, after an
     epoch that filled it, against the store itself, and against a data set on the local disk;
   peak: the memory of a process that reads an epoch, TensorFlow's included, against 2 x shuffle_bytes + 600 MB. Mapped
     files (TensorFlow's libraries) do not count: processes share them, and the system may drop them.
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def against_reading(config: BenchmarkConfig) -> None:
-    """Prints undistorted batches in windows against three ways to read the shards."""
+    """Prints unaugmented batches in windows against three ways to read the shards."""
     files, stride = _shards(config)
     cores = os.cpu_count() or 1
     with futures.ThreadPoolExecutor(cores) as threads, futures.ProcessPoolExecutor(cores, get_context("spawn")) as own:
@@ -97,11 +97,11 @@ def against_reading(config: BenchmarkConfig) -> None:
             "a bare checked read (TFRecordDataset)": tfrecords(files, cores),
         }
         windows = batches(config, "none", shuffle_bytes(config))
-        compare("in windows, undistorted", windows, others, config.rounds, config.seconds)
+        compare("in windows, unaugmented", windows, others, config.rounds, config.seconds)
 
 
 def against_memory(config: BenchmarkConfig) -> None:
-    """Prints distorted batches in windows against the same from memory."""
+    """Prints augmented batches in windows against the same from memory."""
     windows, memory = (
         batches(config, "cifar10_tutorial", shuffle_bytes(config) * times) for times in (1, _WINDOWS + 1)
     )
@@ -110,7 +110,7 @@ def against_memory(config: BenchmarkConfig) -> None:
 
 
 def against_one_by_one(config: BenchmarkConfig) -> None:
-    """Prints both, undistorted and distorted, against `tf.data` one example at a time."""
+    """Prints both, unaugmented and augmented, against `tf.data` one example at a time."""
     from benchmarks.one_by_one import one_by_one  # noqa: PLC0415
 
     rows = config.global_batch_size
@@ -135,7 +135,7 @@ def compressed(config: BenchmarkConfig) -> None:
                 "windows of uncompressed shards": batches(config, "none", shuffle_bytes(config)),
             }
             windows = batches(dataclasses.replace(config, data_dir=str(packed)), "none", shuffle_bytes(config))
-            compare("in windows, undistorted, compressed", windows, others, config.rounds, config.seconds)
+            compare("in windows, unaugmented, compressed", windows, others, config.rounds, config.seconds)
 
 
 def classes(config: BenchmarkConfig) -> None:
@@ -149,7 +149,7 @@ def classes(config: BenchmarkConfig) -> None:
             own = dataclasses.replace(config, data_dir=str(made))
             takes.append(batches(own, "none", shuffle_bytes(own)))
         few, many = takes
-        compare("in windows, undistorted, 1,000 classes", many, {"100 classes": few}, config.rounds, config.seconds)
+        compare("in windows, unaugmented, 1,000 classes", many, {"100 classes": few}, config.rounds, config.seconds)
 
 
 def store(config: BenchmarkConfig) -> None:
@@ -161,7 +161,7 @@ def store(config: BenchmarkConfig) -> None:
             pass
         cached = batches(remote, "none", window, cache_dir=cache)
         others = {"the store": batches(remote, "none", window), "a local data set": batches(config, "none", window)}
-        compare("in windows, undistorted, from the cache", cached, others, config.rounds, config.seconds)
+        compare("in windows, unaugmented, from the cache", cached, others, config.rounds, config.seconds)
 
 
 def peak(config: BenchmarkConfig) -> None:
@@ -198,13 +198,13 @@ def shuffle_bytes(config: BenchmarkConfig) -> int:
 def batches(config: BenchmarkConfig, recipe: str, window: int, **options: Any) -> Take:
     """Returns a Take of batches of `input_fn`."""
     rows = config.global_batch_size
-    dataset = inputs.train_input(config.data_dir, rows, distort=recipe, shuffle_bytes=window, **options)
+    dataset = inputs.train_input(config.data_dir, rows, augment=recipe, shuffle_bytes=window, **options)
     return inputs.taking_together(dataset, rows)
 
 
 def _read_epoch(config: BenchmarkConfig) -> None:
     """Prints the largest number of bytes that this process owned after any batch, and that of files that it mapped."""
-    options = {"distort": "none", "shuffle_bytes": config.epoch_of, "epochs": 1}
+    options = {"augment": "none", "shuffle_bytes": config.epoch_of, "epochs": 1}
     seen = [_memory() for _ in inputs.train_input(config.data_dir, config.global_batch_size, **options)]
     print(*map(max, zip(*seen, strict=True)))
 

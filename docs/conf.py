@@ -48,7 +48,7 @@ autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 nitpick_ignore_regex = [  # other libraries' names, and the types of arguments that docstrings describe
     ("py:.*", r"(tf|tensorflow|keras|np|numpy|os|pathlib|collections|typing)\..*"),
-    ("py:class", r"PathLike|Sources|Size|Where|User(Distort|Parse)|InputContext|pipeline\.input_meter\.Batch"),
+    ("py:class", r"PathLike|Sources|Size|Where|User(Augment|Parse)|InputContext|pipeline\.input_meter\.Batch"),
     ("py:class", r"pipeline\.request\.\w+Options|trainer\.config\.\w+\.\w+Flags|trainer\.inference\.Trained"),
 ]
 
@@ -79,9 +79,10 @@ def _as_rst(app: Any, what: str, name: str, of: Any, options: Any, lines: list[s
 
 
 def _redirect(app: Any, error: Exception | None) -> None:
-    """Lets the site begin at its first folder."""
-    text = f'<!doctype html><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>{project}</title>\n'
-    pathlib.Path(app.outdir, "index.html").write_text(text, encoding="utf-8")
+    """Lets the site begin at its first folder, and leads from pages that have moved to where they are."""
+    for old, new in {"index": root_doc, "docs/distortions": "augmentation"}.items():  # a link is relative to its page
+        text = f'<!doctype html><meta http-equiv="refresh" content="0; url={new}.html"><title>{project}</title>\n'
+        pathlib.Path(app.outdir, f"{old}.html").write_text(text, encoding="utf-8")
 
 
 def _pages(above: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ PICTURES = {
     "tutorial_card.png": "display.HTML(filename='data/card.html')",
     "tutorial_batch.png": "display.Image('batch.png')",
     "tutorial_evaluation.png": (
-        "display.display(display.Image('judged/confusion.png'))\ndisplay.display(display.Image('judged/mistakes.png'))"
+        "display.display(display.Image('evaluation/confusion.png'))\ndisplay.display(display.Image('evaluation/mistakes.png'))"
     ),
 }
 PART = re.compile(r"```(\w+)\n(.*?)```\n|^!\[.*?\]\((\S+)\)\n", re.DOTALL | re.MULTILINE)

@@ -65,7 +65,7 @@ def bar(worker: int, y: float, start: float, length: float, fill: str, label: st
 
 
 def update(y: float, at: float, label: str) -> list[str]:
-    """Returns a line across all workers: they go on from new weights together."""
+    """Returns a line across all workers: they continue from new weights together."""
     x, end = LEFT + at, y + 3 * LANE
     line = f'<line x1="{x:g}" y1="{y - 6:g}" x2="{x:g}" y2="{end:g}" stroke="{LINE}" stroke-width="2"/>'
     return [line, text(x, end + 13, label, 12, 'text-anchor="middle"', LINE)]
@@ -178,7 +178,7 @@ def mirrored() -> str:
         elements += device(40 + 400 * i, 48, 320, f"replica {i}: GPU {i} (or a logical CPU)", rows)
     elements.append(arrow([(362, 148), (438, 148)], both=True))
     elements += [text(400, 133, "all-reduce", 12.5, 'text-anchor="middle"')]
-    shared = [(INPUT, "the input: reads and distorts the rows of both replicas"), (CHECKPOINTS, "checkpoints, logs")]
+    shared = [(INPUT, "the input: reads and augments the rows of both replicas"), (CHECKPOINTS, "checkpoints, logs")]
     elements += holds(40, 196, 720, shared)
     says = "in-graph: one step function for both devices. central_storage has one copy of the variables, on the CPU"
     elements.append(text(40, 280, says, 12.5, fill=GREY))

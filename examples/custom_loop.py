@@ -81,7 +81,7 @@ def main() -> None:
     def train_step(batch: tuple) -> tf.Tensor:
         return strategy.reduce("SUM", strategy.run(update, batch), axis=None)
 
-    batches = InputMeter(distribute(strategy, **what, start_step=int(step), distort="shift", weights="mean"))
+    batches = InputMeter(distribute(strategy, **what, start_step=int(step), augment="shift", weights="mean"))
     for number, batch in zip(range(int(step), args.steps), batches, strict=False):
         print(f"step {number}: loss {train_step(batch):.9g}", flush=True)
         step.assign(number + 1)

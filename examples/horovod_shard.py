@@ -38,7 +38,7 @@ def main() -> None:
         training=True,
         start_step=args.start_step,
         shard=Shard(args.rank, args.size),
-        distort="shift",
+        augment="shift",
         record_ids=True,
     )
     steps = range(args.start_step, args.start_step + args.steps)

@@ -91,7 +91,7 @@ def main() -> None:
     start, saved = load(path, spec)
     state = jax.device_put(saved or initial(int(np.prod(data.image_shape)), len(data.class_names)), everywhere)
     shard = Shard(jax.process_index(), jax.process_count())
-    batches = input_fn(**what, start_step=start, shard=shard, distort="shift", weights="mean")
+    batches = input_fn(**what, start_step=start, shard=shard, augment="shift", weights="mean")
     for step, tensors in zip(range(start, args.steps), batches, strict=False):
         local = [jax.dlpack.from_dlpack(tensor) for tensor in tensors]
         batch = [jax.make_array_from_process_local_data(rows, array) for array in local]

@@ -59,10 +59,10 @@ def main() -> None:
     print(f"resumes at step {done} of {steps} of epoch {epoch}", flush=True)
     test = None
     if "test" in manifest.load(args.data_dir).splits:  # weights="none": Keras' val_loss is exact without padding
-        test = input_fn(**what, split="test", training=False, distort="shift", weights="none")
+        test = input_fn(**what, split="test", training=False, augment="shift", weights="none")
     says = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: print("step", resume.step, flush=True))
     for step, rest in resume.fits(epochs=args.epochs, steps_per_epoch=steps):
-        data = input_fn(**what, training=True, start_step=step, distort="shift", weights="mean")
+        data = input_fn(**what, training=True, start_step=step, augment="shift", weights="mean")
         model.fit(data, **rest, validation_data=test, callbacks=[says, resume], verbose=2)
 
 

@@ -43,7 +43,7 @@ def save(batches: StepIterator, path: pathlib.Path) -> None:
 def main() -> None:
     """Prints the record ids of every batch up to --steps."""
     path, what = pathlib.Path(args.state), {"global_batch_size": args.global_batch_size, "training": True}
-    batches = StepIterator(args.data_dir, **what, distort="shift", record_ids=True)
+    batches = StepIterator(args.data_dir, **what, augment="shift", record_ids=True)
     if path.exists():
         restore(batches, path)
     for step in range(batches.step, args.steps):

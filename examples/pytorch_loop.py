@@ -66,7 +66,7 @@ def main() -> None:
     model.append(nn.Linear(64, len(data.class_names)))
     optimizer = torch.optim.Adam(model.parameters())
     start = load(path, spec, model, optimizer)
-    batches = input_fn(**what, start_step=start, shard=Shard(RANK, RANKS), distort="shift", weights="mean")
+    batches = input_fn(**what, start_step=start, shard=Shard(RANK, RANKS), augment="shift", weights="mean")
     if RANKS > 1:
         distributed.init_process_group("gloo")
     trained = nn.parallel.DistributedDataParallel(model) if RANKS > 1 else model

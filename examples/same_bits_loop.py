@@ -77,7 +77,7 @@ def main() -> None:
         virtual_replicas=VIRTUAL_REPLICAS,
         global_batch_size=args.global_batch_size,
         training=True,
-        distort="shift",
+        augment="shift",
         weights="mean",
     )
     for number, batch in zip(range(args.steps), batches, strict=False):

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.batch.batches import distort_fn
+    from pipeline.batch.batches import augment_fn
     from pipeline.distribution import distribute
     from pipeline.input import input_fn, order_spec, steps_per_epoch
     from pipeline.input_meter import InputMeter
@@ -29,7 +29,7 @@ _HOME = {
     "RandomAccess": "pipeline.random_access",
     "Shard": "pipeline.order.sharding",
     "StepIterator": "pipeline.step_iterator",
-    "distort_fn": "pipeline.batch.batches",
+    "augment_fn": "pipeline.batch.batches",
     "distribute": "pipeline.distribution",
     "input_fn": "pipeline.input",
     "skipped_records": "pipeline.read.corruption",
@@ -44,7 +44,7 @@ __all__ = [
     "RandomAccess",
     "Shard",
     "StepIterator",
-    "distort_fn",
+    "augment_fn",
     "distribute",
     "input_fn",
     "order_spec",
@@ -55,6 +55,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        from pipeline.commands import aliases  # noqa: PLC0415, of what few scripts need
+
+        name = aliases.TODAY.get(name, name)
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'pipeline' has no attribute {name!r}")

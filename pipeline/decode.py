@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 import tensorflow as tf
 
 from pipeline import graph_calls, operations
-from pipeline.distort.base import Crop
+from pipeline.augmentation.base import Crop
 from pipeline.errors import UsageError, root_cause, unknown
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import EXACT, FAST
@@ -213,11 +213,11 @@ class ImageJudge:
         self._shape = (*image.shape[:2], self._channels)
 
     def problems(self, records: Sequence[bytes]) -> list[str | None]:
-        """Returns for each record why no example can be made of it; None if one can."""
+        """Returns for each record why it is invalid; None: it is valid."""
         return [self.problem(record) for record in records]
 
     def problem(self, record: bytes) -> str | None:
-        """Returns why no example can be made of a record; None: one can."""
+        """Returns why a record is invalid; None: it is valid."""
         image = self._image
         try:
             with tf.device("CPU:0"):
@@ -475,7 +475,7 @@ class Form:
         raise NotImplementedError
 
     def as_images(self, images: tf.Tensor) -> tf.Tensor:
-        """Returns `Examples.images` as uint8 (..., height, width, channels); XLA compiles it with the distortion."""
+        """Returns `Examples.images` as uint8 (..., height, width, channels); XLA compiles it with the augmentation."""
         return images
 
 

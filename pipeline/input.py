@@ -37,7 +37,7 @@ def order_spec(options: OrderOptions) -> OrderSpec | MixtureSpec:
       data_dir, split, global_batch_size, training: as for `input_fn`.
       seed, remainder, streams, shuffle_bytes: likewise.
       where, limit, balance, weigh, skip_steps, schedule: likewise.
-      distort, resize, parse: likewise; they matter if they change the size of an example in memory.
+      augment, resize, parse: likewise; they matter if they change the size of an example in memory.
 
     Raises:
       DataError: no valid data set in `data_dir`.
@@ -70,19 +70,19 @@ def input_fn(request: Request) -> tf.data.Dataset:
         the rules.
       split: a split or a slice of one, as in TFDS: `train`, `train[:90%]`, `train[10000:]`, `train[:10%]+test`; in a
         mixture, that of the sources that name none.
-      global_batch_size: G, rows of a step over all replicas.
-      training: True: shuffled and distorted. False: in the stored order, with the recipe's evaluation twin.
-      seed: of the order and the distortions.
+      global_batch_size: G, batch rows over all replicas.
+      training: True: shuffled and augmented. False: in the stored order, with the recipe's evaluation twin.
+      seed: of the order and the augmentations.
       start_step: global step to begin at; earlier steps are not read.
       epochs: the run's length, counted from step 0; None: endless when training, else 1.
-      distort: recipes by name, one after another (`cifar10_tutorial`, `pad_crop_flip(pad=4) | cutout(size=8) | mixup`,
-        `none`; docs/distortions.md has all; those that mix give labels float32 (rows, classes)), or a function of
+      augment: recipes by name, one after another (`cifar10_tutorial`, `pad_crop_flip(pad=4) | cutout(size=8) | mixup`,
+        `none`; docs/augmentation.md has all; those that mix give labels float32 (rows, classes)), or a function of
         (images uint8 (rows, height, width, channels), keys uint64 (rows,)) that returns as many rows, with
         `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is called
         in evaluation, too. None: the images as stored, uint8.
-      distort_on: `host`: in this input. `device`: in the replicas' steps, by the function that `pipeline.distort_fn`
+      augment_on: `host`: in this input. `device`: in the replicas' steps, by the function that `pipeline.augment_fn`
         returns; the first component is then a dict of `image`, uint8 as stored, and keys. `both`: the input does what
-        keeps pixels uint8, and that function makes floats of them (docs/distortions.md).
+        keeps pixels uint8, and that function makes floats of them (docs/augmentation.md).
       resize: `224x160` (height, width): stretch every image to this first.
       statistics: the data set whose means and deviations recipes such as `normalize` use; None: this one, or the first
         source of a mixture. To evaluate another source of a mixture, give the first one.
@@ -96,7 +96,7 @@ def input_fn(request: Request) -> tf.data.Dataset:
         batch size is the mean over the real rows; in a mixture this holds per source, so that each keeps its share.
         `none`, in evaluation: the element is (images, labels), each record is one row and nothing is padding, so that
         Keras' `loss`, `metrics` and `predict` are exact. The last batches have fewer rows; give each replica 4 or more.
-      class_weight: factors of the weights of rows by class, `{0: 1.0, 3: 2.5}`, in training; 1 for the classes that it
+      class_weight: factors of the sample weights by class, `{0: 1.0, 3: 2.5}`, in training; 1 for the classes that it
         leaves out. Keras' rule: losses and weighted metrics see it, and the batch size that divides the loss does not
         change. It takes the place of the argument of `fit`, which refuses data with weights (docs/porting.md).
       streams: K; None: 1 if the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64, or more
@@ -120,12 +120,12 @@ def input_fn(request: Request) -> tf.data.Dataset:
       balance: a column, such as `label`: each of its values fills the same number of rows of every epoch, exactly;
         `sqrt(label)`: half way between that and the natural share.
       weigh: a column of weights: a record of weight w is in an epoch floor(w) or ceil(w) times, in the mean w. Copies
-        of a record are distorted differently.
+        of a record are augmented differently.
       skip_steps: pairs of a first step and the one after the last, `[(12300, 12360)]`: the rows of these steps have
         weight 0.
       schedule: weights of a mixture that change at steps, instead of those in `data_dir`:
         `[(0, {"a": 1, "b": 0}), (10_000, {"a": 0.5, "b": 0.5})]`. Sources are named as in `data_dir`; 0 gives no rows.
-        Each goes on in its own epochs where the steps before have left it (docs/views.md).
+        Each continues in its own epochs where the steps before have left it (docs/views.md).
 
     Returns:
       A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels

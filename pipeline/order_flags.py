@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pipeline.commands import commandline
+from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import flag
 from pipeline.errors import DataError, name_of, reason_of
 from pipeline.files.reading import content_of
@@ -22,8 +22,8 @@ class InputFlags:
 
     split: str | None = flag(None, "a split, or a slice of one, such as train[:1000]", unset="train")
     # At most 16.7 million rows per step, more images than any memory holds.
-    global_batch_size: int | None = flag(None, "rows of a step over all replicas", least=1, most=1 << 24)
-    seed: int | None = flag(None, "of the order and the distortions", unset="0")
+    global_batch_size: int | None = flag(None, "batch rows over all replicas", least=1, most=1 << 24)
+    seed: int | None = flag(None, "of the order and the augmentations", unset="0")
     streams: int | None = flag(None, "K of the order", least=1, unset="1 where the decoded split fits --shuffle_bytes")
     shuffle_bytes: int | None = flag(
         None, "decoded bytes that are shuffled together, over all streams", least=1, unset="1 GiB"
@@ -31,8 +31,8 @@ class InputFlags:
     remainder: str | None = flag(
         None, "the last batch of an epoch: pad it (weight 0) or drop it", known=sharding.REMAINDERS, unset="pad"
     )
-    resize: str | None = flag(None, "stretch every image to HxW, such as 32x32, before it is distorted")
-    distort: str | None = flag(
+    resize: str | None = flag(None, "stretch every image to HxW, such as 32x32, before it is augmented")
+    augment: str | None = flag(
         None, "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'"
     )
     where: str | None = flag(
@@ -95,7 +95,7 @@ def flags_of_run(model_dir: str) -> dict[str, Any]:
         raise DataError(f"{flag}: {_CONFIG} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise DataError(f"{flag}: {_CONFIG} does not have the flags of a run, in groups")
-    return {name: value for group in groups.values() for name, value in group.items()}
+    return aliases.stored(groups)
 
 
 def workers_of_run(flags: Mapping[str, Any]) -> int:

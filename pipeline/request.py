@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
-from pipeline.distort import recipes
+from pipeline.augmentation import recipes
+from pipeline.commands import aliases
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
 from pipeline.manifest.sources import VIEWS, Source, Sources, in_order_of, own_views, schedule_of, sources_of
@@ -32,7 +33,7 @@ from pipeline.order.views import View, Where, checked_skips
 if TYPE_CHECKING:
     import tensorflow as tf
 
-UserDistort: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], Any]"  # of (images, keys)
+UserAugment: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], Any]"  # of (images, keys)
 UserParse: TypeAlias = "Callable[[tf.Tensor], Any]"  # of serialized records
 Size: TypeAlias = "str | tuple[int, int] | None"
 P = ParamSpec("P")
@@ -43,8 +44,8 @@ First = TypeVar("First")
 WEIGHTS = ("mask", "mean", "none")
 POLICIES = ("raise", "skip")  # for corrupt records
 MAX_CORRUPT = 100  # records to skip at most
-HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # that distort
-DISTORT_KEY, DISTORT_EPOCH = "distort_key", "distort_epoch"  # features of the rows that a device distorts
+HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # that augment
+AUGMENT_KEY, AUGMENT_EPOCH = "distort_key", "distort_epoch"  # features of rows, see `pipeline.commands.aliases`
 _MOST_CLASSES = 1 << 20  # that can have factors: they are a table
 _MOST_FACTOR = 3.4e38  # of a class, as float32
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
@@ -75,7 +76,7 @@ class OrderOptions(EpochOptions):
 
     training: bool
     seed: int = 0
-    distort: str | UserDistort | None = None
+    augment: str | UserAugment | None = None
     resize: Size = None
     parse: UserParse | None = None
     streams: int | None = field(default=None, metadata={"least": 1})
@@ -89,7 +90,7 @@ class JobOptions(OrderOptions):
 
     start_step: int = field(default=0, metadata={"least": 0})
     epochs: int | None = field(default=None, metadata={"least": 1})
-    distort_on: str = field(default=HOST, metadata={"known": PLACES})
+    augment_on: str = field(default=HOST, metadata={"known": PLACES})
     statistics: PathLike | None = None
     features: Sequence[str] = ()
     weights: str = field(default="mask", metadata={"known": WEIGHTS})
@@ -138,6 +139,7 @@ class Taking(Generic[P, Options]):
 
         @functools.wraps(function)
         def taking(*arguments: Any, **named: Any) -> Any:
+            named = aliases.renamed(named, f"{function.__name__}: ")
             for name in refused:
                 if name in named:
                     raise UsageError(f"{function.__name__}: takes no {name}; {refused[name]}")
@@ -214,7 +216,7 @@ class Request(JobOptions):
             return
         if not callable(self.parse):
             raise UsageError(f"parse={self.parse!r}: must be a function of serialized records (rows,)")
-        for name in ("distort", "resize", "features"):
+        for name in ("augment", "resize", "features"):
             value = getattr(self, name)
             if value:
                 raise UsageError(f"{name}={value!r} with parse: the parse function returns everything that is fed")
@@ -224,7 +226,7 @@ class Request(JobOptions):
             value, known = getattr(self, option.name), option.metadata.get("known")
             if known and value not in known:
                 raise unknown(option.name, str(value), known)
-        if self.distort_on != HOST:
+        if self.augment_on != HOST:
             self._check_device()
         if self.on_corrupt == "skip" and self.portable:
             raise UsageError("on_corrupt='skip' with portable=True: TensorFlow's own reader cannot skip; use 'raise'")
@@ -249,10 +251,10 @@ class Request(JobOptions):
         self._set("class_weight", class_weights(self.class_weight))
         if not self.training:
             raise UsageError("class_weight with training=False: an evaluation counts each row once; leave it out")
-        if self.distort_on != HOST and self.mixes:
+        if self.augment_on != HOST and self.mixes:
             raise UsageError(
-                f"class_weight with distort_on={self.distort_on!r} and distort={self.distort!r}: the class of a mixed "
-                "row is known only after it is mixed; use distort_on='host'"
+                f"class_weight with augment_on={self.augment_on!r} and augment={self.augment!r}: the class of a mixed "
+                "row is known only after it is mixed; use augment_on='host'"
             )
 
     def _check_unweighted(self) -> None:
@@ -274,15 +276,15 @@ class Request(JobOptions):
             )
 
     def _check_device(self) -> None:
-        """Raises UsageError if another option rules out that a device distorts, alone or together with the host."""
-        if self.distort in (None, "none"):
-            what = "parse: the parse function returns everything that is fed" if self.parse else "no distort"
-            raise UsageError(f"distort_on={self.distort_on!r} with {what}; leave it out")
+        """Raises UsageError if another option rules out that a device augments, alone or together with the host."""
+        if self.augment in (None, "none"):
+            what = "parse: the parse function returns everything that is fed" if self.parse else "no augment"
+            raise UsageError(f"augment_on={self.augment_on!r} with {what}; leave it out")
         if self.is_mixture and self.mixes:
             raise UsageError(
-                f"distort_on={self.distort_on!r} with distort={self.distort!r} and {len(self.sources)} sources: rows "
+                f"augment_on={self.augment_on!r} with augment={self.augment!r} and {len(self.sources)} sources: rows "
                 "are mixed with rows of their own source, which do not lie side by side in a batch; use "
-                "distort_on='host'"
+                "augment_on='host'"
             )
 
     def _set(self, name: str, value: Any) -> None:
@@ -344,12 +346,12 @@ class Request(JobOptions):
     @property
     def crops(self) -> bool:
         """Whether the recipe chooses the part of each image to decode."""
-        return isinstance(self.distort, str) and recipes.crops(self.distort)
+        return isinstance(self.augment, str) and recipes.crops(self.augment)
 
     @property
     def mixes(self) -> bool:
         """Whether the recipe mixes the rows of a batch, and their labels."""
-        return isinstance(self.distort, str) and recipes.mixes(self.distort)
+        return isinstance(self.augment, str) and recipes.mixes(self.augment)
 
 
 def class_weights(given: Any, name: str = "class_weight") -> dict[int, float]:

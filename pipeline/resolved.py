@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pipeline import manifest as manifests
-from pipeline.distort import RECIPES
+from pipeline.augmentation import RECIPES
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.manifest.columns import Columns
@@ -54,7 +54,7 @@ class ResolvedRequest:
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, channels) of the images before they are distorted; None: the recipe or parser decides.
+        """(height, width, channels) of the images before they are augmented; None: the recipe or parser decides.
 
         Raises:
           UsageError: the records are not images, and there is no function that parses them.
@@ -64,7 +64,7 @@ class ResolvedRequest:
     def check_pairs(self, num_replicas: int = 1) -> None:
         """Raises UsageError if the recipe mixes pairs of rows, but a replica or a stream has an odd number of them."""
         if self.request.mixes and self.order.training:
-            check_pairs(repr(self.request.distort), self.spec.global_batch_size, self.spec.streams, num_replicas)
+            check_pairs(repr(self.request.augment), self.spec.global_batch_size, self.spec.streams, num_replicas)
 
 
 def resolve(request: Request, record_bytes: int | None = None) -> ResolvedRequest:
@@ -146,12 +146,12 @@ def _check(request: Request, manifest: Manifest) -> None:
     if request.parse is not None:
         return
     if not manifest.has_images:
-        if request.distort is not None or request.size or request.features:
+        if request.augment is not None or request.size or request.features:
             manifest.require_images()
     elif request.crops and (request.size or manifest.features["image"].encoding == "raw"):
         why = f"resize={request.size}" if request.size else "raw images"
         raise UsageError(
-            f"distort={request.distort!r} crops a PNG or JPEG while decoding it, which {why} rules out; use a recipe "
+            f"augment={request.augment!r} crops a PNG or JPEG while decoding it, which {why} rules out; use a recipe "
             "such as pad_crop_flip"
         )
     elif not request.crops and not request.size and None in manifest.features["image"].shape[:2]:
@@ -225,13 +225,13 @@ class ResolvedInput:
             raise UsageError(f"start_step={start}, epochs={epochs}: {run} at step {min(last, MAX_STEP)}")
         return last
 
-    def distorting_on(self, place: str) -> ResolvedInput:
-        """Returns the same input with another `distort_on`, on which the order of examples does not depend."""
+    def augmenting_on(self, place: str) -> ResolvedInput:
+        """Returns the same input with another `augment_on`, on which the order of examples does not depend."""
         parts = (
-            dataclasses.replace(part, request=dataclasses.replace(part.request, distort_on=place))
+            dataclasses.replace(part, request=dataclasses.replace(part.request, augment_on=place))
             for part in self.parts
         )
-        return ResolvedInput(dataclasses.replace(self.request, distort_on=place), tuple(parts))
+        return ResolvedInput(dataclasses.replace(self.request, augment_on=place), tuple(parts))
 
     def check_pairs(self, num_replicas: int = 1) -> None:
         """Raises UsageError if a recipe mixes pairs of rows, but a replica or stream has an odd number of them."""

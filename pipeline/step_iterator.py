@@ -27,7 +27,7 @@ _logger = logging.getLogger("pipeline")
 class StepIterator(Iterator[tuple[Any, ...]]):
     """`input_fn` as an iterator with `get_state` and `set_state`.
 
-        batches = StepIterator("demo/digits", global_batch_size=64, training=True, distort="shift")
+        batches = StepIterator("demo/digits", global_batch_size=64, training=True, augment="shift")
         images, labels, weights = next(batches)
         state = json.dumps(batches.get_state())  # in another process: batches.set_state(json.loads(state))
 

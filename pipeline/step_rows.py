@@ -85,7 +85,7 @@ def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]
 
     request, parts = resolved.request, resolved.parts
     has_keys = request.parse is None and all("key" in part.manifest.features for part in parts)
-    changes: dict[str, Any] = {"distort_on": HOST, "weights": "mask", "record_ids": True, "start_step": step}
+    changes: dict[str, Any] = {"augment_on": HOST, "weights": "mask", "record_ids": True, "start_step": step}
     wanted = dataclasses.replace(request, **changes, shard=None, features=("key",) if has_keys else ())
     options = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(Request)}
     x, *labels, weights, ids = next(StepIterator(**options))

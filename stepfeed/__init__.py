@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         RandomAccess,
         Shard,
         StepIterator,
-        distort_fn,
+        augment_fn,
         distribute,
         input_fn,
         order_spec,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from trainer import Predictor, Task, TrainConfig, fuse_layers, train
 
+_EARLIER = ("distort_fn",)  # names that `pipeline` still answers to; see `pipeline.commands.aliases`
 _TRAINER = ("Predictor", "Task", "TrainConfig", "fuse_layers", "train")
 
 __all__ = [
@@ -41,7 +42,7 @@ __all__ = [
     "StepIterator",
     "Task",
     "TrainConfig",
-    "distort_fn",
+    "augment_fn",
     "distribute",
     "fuse_layers",
     "input_fn",
@@ -54,7 +55,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in (*__all__, *_EARLIER):
         raise AttributeError(f"module 'stepfeed' has no attribute {name!r}")
     shadowed.check("pipeline")
     if name not in _TRAINER:

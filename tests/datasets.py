@@ -36,7 +36,7 @@ class Kind:
       unequal_keys: keys, and so records, of several lengths: the shards have files of offsets.
       extra: the features of `EXTRA`, too.
       varied: image i is i % 3 rows higher and i % 2 columns wider.
-      grey: image i is of one grey, i * GREY_STEP, which JPEG and distortions keep.
+      grey: image i is of one grey, i * GREY_STEP, which JPEG and augmentations keep.
       compression: of the shards.
       members: records in each GZIP member of a compressed shard, with a table of the members; 0: one, without a table.
     """

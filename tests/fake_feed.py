@@ -7,7 +7,7 @@ import time
 
 PACKAGES = ()
 MODULES = ("json",)
-DISTORTS = "nothing"
+AUGMENTS = "nothing"
 
 
 def prepare(setting):

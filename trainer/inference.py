@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from pipeline import manifest as manifests
-from pipeline.distort.recipes import make_recipe
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import DataError, PipelineError, UsageError, name_of
 from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import parse_sources, sources_of
@@ -205,12 +205,12 @@ def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None
 
     Raises:
       DataError: it is not a data set.
-      UsageError: the run's distortion uses no statistics.
+      UsageError: the run's augmentation uses no statistics.
     """
     if flags.statistics is None:
         return None
-    if not make_recipe(config.data.distort, "--distort").normalizes:
-        raise UsageError(f"--statistics={flags.statistics}: --distort={config.data.distort} normalises nothing by it")
+    if not make_recipe(config.data.augment, "--augment").normalizes:
+        raise UsageError(f"--statistics={flags.statistics}: --augment={config.data.augment} normalises nothing by it")
     try:
         manifests.load(flags.statistics)
     except DataError as error:
@@ -224,7 +224,7 @@ def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> 
     Raises:
       UsageError: statistics matter, and that data set cannot be read.
     """
-    if flags.data_dir is None or not make_recipe(config.data.distort, "--distort").normalizes:
+    if flags.data_dir is None or not make_recipe(config.data.augment, "--augment").normalizes:
         return None
     was, given = (_first_folder(one.data.data_dir) for one in (record.config(), config))
     order = record.content.get("order", {})
@@ -236,7 +236,7 @@ def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> 
             return was
     raise UsageError(
         f"--data_dir={flags.data_dir}: is not what {record.path} was trained on, and {was}, by whose statistics "
-        f"--distort={config.data.distort} normalised, does not hold that data set; give its folder as --statistics, or "
+        f"--augment={config.data.augment} normalised, does not hold that data set; give its folder as --statistics, or "
         "that of another one to be normalised by"
     )
 

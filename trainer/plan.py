@@ -73,10 +73,10 @@ def make(config: TrainConfig, workers: int = 1, parse: UserParse | None = None) 
 
 
 def settled(config: TrainConfig, plan: Plan, place: str) -> tuple[TrainConfig, Plan]:
-    """Returns the config and the plan of a run with `--distort_on=auto` replaced by a place."""
-    if config.data.distort_on != AUTO:
+    """Returns the config and the plan of a run with `--augment_on=auto` replaced by a place."""
+    if config.data.augment_on != AUTO:
         return config, plan
-    data, training = dataclasses.replace(config.data, distort_on=place), plan.training.distorting_on(place)
+    data, training = dataclasses.replace(config.data, augment_on=place), plan.training.augmenting_on(place)
     return dataclasses.replace(config, data=data), dataclasses.replace(plan, training=training)
 
 
@@ -168,10 +168,10 @@ def _request(
     training: bool,
 ) -> Request:
     options = meaning.options(config, "training" if training else "evaluation")
-    if options.get("distort_on") == AUTO:
-        options["distort_on"] = HOST
-    if parse and options["distort"] == "none":
-        options["distort"] = None
+    if options.get("augment_on") == AUTO:
+        options["augment_on"] = HOST
+    if parse and options["augment"] == "none":
+        options["augment"] = None
     return Request(data_dir, split, training=training, parse=parse, statistics=statistics, **options)
 
 

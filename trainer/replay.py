@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import step_rows
-from pipeline.commands import commandline
+from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import check, check_all, flag
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
@@ -186,7 +186,7 @@ class Replay:
         return f"{replicas} on {', '.join(strategies.device_names(self.strategy))}"
 
     def changes_at(self, step: int) -> list[str]:
-        """Returns what of the flags and of the order a run changed when it went on from the checkpoint of a step.
+        """Returns what of the flags and of the order a run changed when it continued from the checkpoint of a step.
 
         Raises:
           UnreadableError: the checkpoint cannot be read.
@@ -306,8 +306,7 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
     given: dict[str, Any] = {"model_dir": flags.model_dir, "strategy": strategy, "num_replicas": count}
     given["virtual_replicas"] = stored.order.virtual_replicas  # the bits depend on it
     if flags.data_dir is not None:
-        groups = record.content["config"].values()
-        moved = flags_for(flags.data_dir, {name: value for group in groups for name, value in group.items()})
+        moved = flags_for(flags.data_dir, aliases.stored(record.content["config"]))
         given |= {"data_dir": flags.data_dir, **{name: moved.get(name) for name in VIEWS}}
         given["mixture_schedule"] = moved.get("mixture_schedule") or ""
     # The order is compared here, and what a resumed run was allowed to change was changed on purpose.
@@ -436,7 +435,7 @@ def _begin(replay: Replay, config: ReplayConfig, before: Sequence[int], step: in
       step: that is shown.
 
     Raises:
-      UsageError: there is none, because the run went on with others in between.
+      UsageError: there is none, because the run continued with others in between.
     """
     from trainer.checkpoint import reader  # noqa: PLC0415, as in `main`
 
@@ -450,13 +449,13 @@ def _begin(replay: Replay, config: ReplayConfig, before: Sequence[int], step: in
             changes = replay.changes_at(one)
         except reader.UnreadableError as error:
             print(
-                f"{error.skipped} If the run went on from it with other flags, this is not its step.", file=sys.stderr
+                f"{error.skipped} If the run continued from it with other flags, this is not its step.", file=sys.stderr
             )
             continue
         if changes:
             advice = "leave out --from_start" if config.from_start else f"{replay.origin} does not lead to this step"
             raise UsageError(
-                f"--step={step}: after ckpt-{one} the run went on with other flags ({'; '.join(changes)}); {advice}"
+                f"--step={step}: after ckpt-{one} the run continued with other flags ({'; '.join(changes)}); {advice}"
             )
 
 
@@ -566,7 +565,7 @@ def _verify(config: ReplayConfig) -> None:
     for step in reversed(between):  # the flags of a checkpoint are those of the run that led to it
         if others := replay.changes_at(step):
             raise UsageError(
-                f"--verify={first}:{stop}: after ckpt-{step} the run went on with other flags ({'; '.join(others)}); "
+                f"--verify={first}:{stop}: after ckpt-{step} the run continued with other flags ({'; '.join(others)}); "
                 f"verify up to there: --verify={first}:{step}"
             )
     replay.begin(first if first in files.steps_in(path) else None)

@@ -16,11 +16,11 @@ import keras
 import tensorflow as tf
 
 from pipeline import graph_calls
+from pipeline.augmentation.base import Recipe, output_spec
+from pipeline.augmentation.composed import cropping_of
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.batch.weights import of_classes, of_rank
 from pipeline.decode import Supervised
-from pipeline.distort.base import Recipe, output_spec
-from pipeline.distort.composed import cropping_of
-from pipeline.distort.recipes import make_recipe
 from pipeline.errors import DataError, PipelineError, UsageError
 from pipeline.resolved import ResolvedRequest
 from trainer import models
@@ -90,12 +90,12 @@ class DataSpec:
     """The shapes and dtypes of a batch.
 
     Attributes:
-      features: TensorSpec of the images after distortion, (None, height, width, channels); or of what `Task.parse`
+      features: TensorSpec of the images after augmentation, (None, height, width, channels); or of what `Task.parse`
         returns.
-      labels: TensorSpec, int64 (None,); if --distort mixes rows, float32 (None, classes), also in evaluations; or of
+      labels: TensorSpec, int64 (None,); if --augment mixes rows, float32 (None, classes), also in evaluations; or of
         what `Task.parse` returns.
       class_names: names of the labels; empty if the data set has none.
-      has_sample_weights: whether `Task.parse` returns weights of rows, too.
+      has_sample_weights: whether `Task.parse` returns sample weights, too.
     """
 
     features: Any
@@ -388,8 +388,8 @@ def data_spec_of(training: ResolvedRequest) -> DataSpec:
     parse = training.request.parse
     if parse is not None:
         return _parsed(parse, classes)
-    distort = training.request.distort
-    recipe = make_recipe("none" if distort is None else str(distort), "--distort")
+    augment = training.request.augment
+    recipe = make_recipe("none" if augment is None else str(augment), "--augment")
     images = _images(training, recipe)
     labels = tf.TensorSpec([None, len(classes)], tf.float32) if recipe.mixing else tf.TensorSpec([None], tf.int64)
     return DataSpec(tf.TensorSpec([None, *images.shape[1:]], images.dtype), labels, classes)
@@ -596,7 +596,7 @@ def _weights_of_labels(metric: keras.metrics.IoU, labels: tf.Tensor, weights: tf
     Args:
       metric: whose dtype the weights get.
       labels: classes, or a number for each class along the metric's axis.
-      weights: float32 (rows,).
+      weights: sample weights, float32 (rows,).
     """
     classes = labels if metric.sparse_y_true else tf.argmax(labels, axis=metric.axis)
     weights = tf.cast(weights, metric.total_cm.dtype)

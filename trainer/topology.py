@@ -130,7 +130,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_all_replicas(values: tf.Tensor, replicas: int) -> tf.Tensor:
-    """Returns every replica's vector, (replicas, n). As a sum it takes one exchange; a gather takes two."""
+    """Returns every replica's vector, (replicas, n). As a sum it takes one all-reduce; a gather takes two."""
     context = tf.distribute.get_replica_context()
     # As float32: GPUs compare int32 in the host's memory.
     own = tf.equal(tf.constant([*range(replicas)], tf.float32), tf.cast(context.replica_id_in_sync_group, tf.float32))

@@ -116,7 +116,7 @@ class Run(abc.ABC):
       epoch: counts the steps of the epoch so far.
       parts: the parts of a checkpoint that are not variables, by name.
       observers: further callbacks.
-      bottleneck: judges the speed; None: nothing does.
+      bottleneck: explains the speed; None: nothing does.
       shown: the step whose graph and histograms TensorBoard shows.
       read_histograms: returns those of this moment; None: they are in the result of a step.
     """
@@ -195,7 +195,7 @@ class Run(abc.ABC):
             io_device=self.io_device,
         )
         restored = self.checkpoints.restore()
-        # Without a shared --model_dir, workers would go on from different steps.
+        # Without a shared --model_dir, workers would continue from different steps.
         self.agreement.check_equal("the step to resume from", self.state.step)
         if restored:
             self.checkpoints.complete_best()
@@ -428,17 +428,17 @@ class AllReduceRun(Run):
     def _compiling(self, make: Callable[[], InnerLoop]) -> InnerLoop:
         """Returns the inner loop that `make` returns; if XLA cannot compile the first step, one without XLA.
 
-        Each worker comes to the same: it compiles the same step before it exchanges anything.
+        Each worker comes to the same: it compiles the same step before its first all-reduce.
         """
         return loop.made_again(make, self._leave_xla)
 
     def _leave_xla(self, error: Exception) -> bool:
-        """Goes on without XLA if an error is that XLA cannot compile the step; returns whether it is."""
+        """Continues without XLA if an error is that XLA cannot compile the step; returns whether it is."""
         compiled = self.stepper.gradients.compiled
         if not compiled or not isinstance(error, tf.errors.OpError) or not runtime.is_of_xla(error):
             return False
         why = runtime.said_by_xla(error)
-        self.output.line(f"XLA cannot compile the step, which goes on without it, as with --jit_compile=off: {why}")
+        self.output.line(f"XLA cannot compile the step, which continues without it, as with --jit_compile=off: {why}")
         self.config = self.config.with_mode("off")
         self.checkpoints.use(self.config)
         self.stepper = self.bottleneck.stepper = self.stepper.without_xla()

@@ -1,6 +1,6 @@
 """Columns of a conversion: made of a shard's rows while it is written, kept in its receipt, and joined at the end.
 
-So no shard is read a second time, and a conversion that was killed goes on with the values of the finished shards.
+So no shard is read a second time, and a conversion that was killed resumes with the values of the finished shards.
 Receipts have all values that could be columns; `--columns` chooses among them at the end.
 """
 

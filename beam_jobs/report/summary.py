@@ -1,6 +1,6 @@
 """The summary that a conversion prints, with warnings about gaps in the labels, features beside images and mixing.
 
-Whether the labels of a split are well mixed over its shards is judged against a random assignment of its records. A
+Whether the labels of a split are well mixed over its shards is compared with a random assignment of its records. A
 source that is sorted by class and read in chunks is not: each shard holds whole chunks.
 """
 
@@ -27,7 +27,7 @@ _MOST_LACKING = 0.1
 _DEVIATIONS = 8.0  # of chi-square: beyond chance for the few records of rare classes, too, whose tail is heavier
 _MOST_LISTED = 10  # labels
 _TRAIN = "train"  # the trainer's own default
-_TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default distortion crops to 24x24
+_TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default augmentation crops to 24x24
 _LENET_SIDE = 12  # pixels: what its layers need
 _SIDE = 32  # pixels that larger images, and those of several sizes, are stretched to
 # (images to train on, fewer than; batch; epochs): a few minutes on two cores, and enough updates for few images.

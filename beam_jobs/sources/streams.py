@@ -107,7 +107,7 @@ def opened(path: StoragePath) -> Iterator[IO[bytes]]:
             with gzip.open(raw, "rb") as stream:
                 yield stream  # type: ignore[misc]
                 if sum(map(len, blocks(stream, MAX_REST + 1))) > MAX_REST:  # type: ignore[arg-type]
-                    raise DataError(f"goes on for more than {MAX_REST} bytes after its content; refused", path=path)
+                    raise DataError(f"continues for more than {MAX_REST} bytes after its content; refused", path=path)
         else:
             yield raw
 

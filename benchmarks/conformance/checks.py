@@ -164,7 +164,7 @@ def resumed(whole: Outcome, alike: Outcome, rest: Outcome, epoch: int, steps: in
     What a peer loses or repeats without any interruption, with the ranks of either sitting, is not counted again.
 
     Args:
-      whole: the run that saved its state in this epoch, and went on.
+      whole: the run that saved its state in this epoch, and continued.
       alike: a run without interruption with the second sitting's ranks.
       rest: the second sitting.
       epoch: in which the state was saved.

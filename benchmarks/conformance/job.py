@@ -37,7 +37,7 @@ class Outcome:
     Attributes:
       steps: by epoch and rank, the numbers of the records that count, batch by batch.
       wrong: the records whose bytes were wrong, in any batch.
-      uneven: what would hang a job that exchanges gradients at every step: who waits for whom.
+      uneven: what would hang a job that all-reduces gradients at every step: who waits for whom.
       hung: who did not answer, and where.
       error: the first error, as the peer worded it.
     """

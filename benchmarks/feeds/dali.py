@@ -11,7 +11,7 @@ from benchmarks.rounds import Take
 
 PACKAGES = ("nvidia-dali-cuda130",)
 MODULES = ("nvidia.dali.tfrecord",)
-DISTORTS = "the same, by fn.crop, fn.flip, fn.brightness_contrast and fn.normalize"
+AUGMENTS = "the same, by fn.crop, fn.flip, fn.brightness_contrast and fn.normalize"
 DOCS = (
     "https://docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/general/data_loading/dataloading_tfrecord.html"
 )
@@ -61,12 +61,12 @@ def _pipeline(setting: Setting) -> Any:
             initial_fill=10_000,
         )
         images = fn.reshape(found["image"], shape=list(_SHAPE), layout="HWC")
-        return (_distorted(fn, types, images) if setting.distorted else images), found["label"]
+        return (_augmented(fn, types, images) if setting.augmented else images), found["label"]
 
     return made()
 
 
-def _distorted(fn: Any, types: Any, images: Any) -> Any:
+def _augmented(fn: Any, types: Any, images: Any) -> Any:
     places = {name: fn.random.uniform(range=(0.0, 1.0)) for name in ("crop_pos_x", "crop_pos_y")}
     images = fn.crop(images, crop=(_CROP, _CROP), **places)
     images = fn.flip(images, horizontal=fn.random.coin_flip())

@@ -18,8 +18,8 @@ class Setting:
       data_dir: the same images as `beam_jobs.convert` wrote them; of `feeds.photographs`, their bytes unchanged.
       own: a folder for what `prepare` writes.
       rows: of a batch.
-      distorted: as the CIFAR-10 tutorial does, or as nearly as the contestant offers; else uint8 as stored. Photographs
-        are cropped and flipped anyway, and distorted by RandAugment and normalised.
+      augmented: as the CIFAR-10 tutorial does, or as nearly as the contestant offers; else uint8 as stored. Photographs
+        are cropped and flipped anyway, and augmented by RandAugment and normalised.
       cores: of the machine.
       options: of the contestant.
     """
@@ -28,7 +28,7 @@ class Setting:
     data_dir: str
     own: str
     rows: int = 128
-    distorted: bool = False
+    augmented: bool = False
     cores: int = 1
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -39,12 +39,12 @@ class Feed(Protocol):
     Attributes:
       PACKAGES: distributions whose versions are reported.
       MODULES: what must be importable.
-      DISTORTS: what it does where it is asked to distort.
+      AUGMENTS: what it does where it is asked to augment.
     """
 
     PACKAGES: tuple[str, ...]
     MODULES: tuple[str, ...]
-    DISTORTS: str
+    AUGMENTS: str
 
     def prepare(self, setting: Setting) -> None:
         """Writes the images in the contestant's format to `own`, which exists and is empty."""

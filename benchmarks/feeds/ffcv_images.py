@@ -9,7 +9,7 @@ from benchmarks.rounds import Take
 
 PACKAGES = ("ffcv", "torch")
 MODULES = ("ffcv",)
-DISTORTS = "flip, translate by up to 4 (32x32), brightness, contrast, normalise by the data set's mean: it has no crop"
+AUGMENTS = "flip, translate by up to 4 (32x32), brightness, contrast, normalise by the data set's mean: it has no crop"
 DOCS = "https://docs.ffcv.io/ffcv_examples/cifar10.html"
 _MEAN, _STD = np.array([125.307, 122.961, 113.8575]), np.array([51.5865, 50.847, 51.255])  # of that example
 
@@ -51,7 +51,7 @@ def take(setting: Setting) -> Take:
         seed=1,
         drop_last=True,
         pipelines={
-            "image": [SimpleRGBImageDecoder(), *(_distortions() if setting.distorted else []), ToTensor()],
+            "image": [SimpleRGBImageDecoder(), *(_augmentations() if setting.augmented else []), ToTensor()],
             "label": [IntDecoder(), ToTensor()],
         },
     )
@@ -67,7 +67,7 @@ def take(setting: Setting) -> Take:
     return take_one
 
 
-def _distortions() -> list:
+def _augmentations() -> list:
     from ffcv.transforms import (  # noqa: PLC0415
         NormalizeImage,
         RandomBrightness,

@@ -12,7 +12,7 @@ from benchmarks.rounds import Take, taking
 
 PACKAGES = ("grain", "array_record")
 MODULES = ("grain", "array_record")
-DISTORTS = "the same, image by image in NumPy"
+AUGMENTS = "the same, image by image in NumPy"
 DOCS = "https://google-grain.readthedocs.io/en/latest/tutorials/dataset_basic_tutorial.html"
 _SHAPE, _CROP, _FILES = (32, 32, 3), 24, 10
 
@@ -36,8 +36,8 @@ def take(setting: Setting) -> Take:
     files = sorted(map(str, pathlib.Path(setting.own).glob("*.arrayrecord")))
     dataset = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(files)).seed(1).shuffle().repeat()
     dataset = dataset.map(_decoded)
-    if setting.distorted:
-        dataset = dataset.random_map(_distorted)
+    if setting.augmented:
+        dataset = dataset.random_map(_augmented)
     workers = grain.multiprocessing.MultiprocessingOptions(num_workers=setting.cores)
     return taking(iter(dataset.batch(setting.rows).to_iter_dataset().mp_prefetch(workers)), setting.rows)
 
@@ -46,7 +46,7 @@ def _decoded(record: bytes) -> tuple[np.ndarray, np.int64]:
     return np.frombuffer(record, np.uint8, offset=1).reshape(_SHAPE), np.int64(record[0])
 
 
-def _distorted(element: tuple[np.ndarray, Any], random: np.random.Generator) -> tuple[np.ndarray, Any]:
+def _augmented(element: tuple[np.ndarray, Any], random: np.random.Generator) -> tuple[np.ndarray, Any]:
     image, label = element
     y, x = random.integers(0, _SHAPE[0] - _CROP + 1, 2)
     image = image[y : y + _CROP, x : x + _CROP].astype(np.float32)

@@ -18,7 +18,7 @@ from benchmarks.rounds import Take, taking
 
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
-DISTORTS = "cifar10_tutorial: crop to 24x24, flip, brightness, contrast, standardise"
+AUGMENTS = "cifar10_tutorial: crop to 24x24, flip, brightness, contrast, standardise"
 _WINDOWS = 8  # shuffle_bytes x this is the decoded split
 
 
@@ -43,15 +43,15 @@ def take(setting: Setting) -> Take:
     options = {}
     if setting.options.get("windows"):
         options["shuffle_bytes"] = inputs.decoded_bytes(data_dir) // _WINDOWS
-    recipe = "cifar10_tutorial" if setting.distorted else "none"
+    recipe = "cifar10_tutorial" if setting.augmented else "none"
     if "replicas" in setting.options:
         return _steps(data_dir, setting, recipe)
     if setting.options.get("taken") == "arrays":
         from pipeline import StepIterator  # noqa: PLC0415
 
-        arrays = StepIterator(data_dir, global_batch_size=setting.rows, training=True, distort=recipe, **options)
+        arrays = StepIterator(data_dir, global_batch_size=setting.rows, training=True, augment=recipe, **options)
         return taking(arrays, setting.rows)
-    dataset = inputs.train_input(data_dir, setting.rows, distort=recipe, **options)
+    dataset = inputs.train_input(data_dir, setting.rows, augment=recipe, **options)
     if setting.options.get("nothing"):
         dataset = _repeated(dataset)
     if setting.options.get("taken") == "for":
@@ -78,11 +78,11 @@ def _steps(data_dir: str, setting: Setting, recipe: str) -> Take:
     from pipeline import distribute  # noqa: PLC0415
 
     if not replicas:
-        plain = inputs.train_input(data_dir, rows, distort=recipe)
+        plain = inputs.train_input(data_dir, rows, augment=recipe)
         return looper(tf, tf.distribute.get_strategy(), iter(plain), rows, inside=True)
     names = [f"CPU:{i}" for i in range(replicas)]
     strategy = tf.distribute.OneDeviceStrategy(names[0]) if replicas == 1 else tf.distribute.MirroredStrategy(names)
-    batches = distribute(strategy, data_dir, global_batch_size=rows, training=True, distort=recipe)
+    batches = distribute(strategy, data_dir, global_batch_size=rows, training=True, augment=recipe)
     if setting.options.get("nothing"):
         batches = _repeated(batches)
     return looper(tf, strategy, iter(batches), rows, inside=True)

@@ -34,11 +34,11 @@ def main(module: str, task: str, setting: str = "{}") -> None:
 
 
 def probe(feed: Any, _: dict[str, Any], says: TextIO) -> None:
-    """Says the versions and how it distorts."""
+    """Says the versions and how it augments."""
     for module in feed.MODULES:
         importlib.import_module(module)
     versions = {package: importlib.metadata.version(package) for package in feed.PACKAGES}
-    _say(says, {"versions": versions, "distorts": feed.DISTORTS})
+    _say(says, {"versions": versions, "augments": feed.AUGMENTS})
 
 
 def prepare(feed: Any, setting: dict[str, Any], says: TextIO) -> None:

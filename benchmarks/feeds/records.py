@@ -14,7 +14,7 @@ from benchmarks.rounds import Take
 
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
-DISTORTS = ""
+AUGMENTS = ""
 _FILES, _BYTES = 8, 256 << 20  # of the data set
 _BATCH = 4 << 20  # bytes of a batch
 

@@ -1,4 +1,4 @@
-"""`tf.data` as the tutorials have it: read, shuffle, parse and distort one example at a time, batch, prefetch."""
+"""`tf.data` as the tutorials have it: read, shuffle, parse and augment one example at a time, batch, prefetch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.rounds import Take
 
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
-DISTORTS = "the same, image by image"
+AUGMENTS = "the same, image by image"
 
 
 def prepare(setting: Setting) -> None:
@@ -18,5 +18,5 @@ def prepare(setting: Setting) -> None:
 
 def take(setting: Setting) -> Take:
     """Returns a Take of whole batches inside a `tf.function`."""
-    recipe = "cifar10_tutorial" if setting.distorted else "none"
+    recipe = "cifar10_tutorial" if setting.augmented else "none"
     return inputs.taking_together(one_by_one(setting.data_dir, setting.rows, recipe), setting.rows)

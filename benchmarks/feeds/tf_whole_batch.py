@@ -11,7 +11,7 @@ from pipeline import manifest
 
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
-DISTORTS = "the same, a batch at a time in plain TensorFlow operations"
+AUGMENTS = "the same, a batch at a time in plain TensorFlow operations"
 _CROP = 24
 
 
@@ -27,7 +27,7 @@ def take(setting: Setting) -> Take:
     def parse(records: Any) -> tuple[Any, Any]:
         found = tf.io.parse_example(records, features)
         images = tf.reshape(tf.io.decode_raw(found["image"], tf.uint8), (setting.rows, *shape))
-        return (distorted(tf, images) if setting.distorted else images), found["label"]
+        return (augmented(tf, images) if setting.augmented else images), found["label"]
 
     dataset = tf.data.TFRecordDataset(inputs.train_files(setting.data_dir), num_parallel_reads=tf.data.AUTOTUNE)
     dataset = dataset.repeat().shuffle(10_000).batch(setting.rows, drop_remainder=True)
@@ -35,7 +35,7 @@ def take(setting: Setting) -> Take:
     return inputs.taking_together(dataset, setting.rows)
 
 
-def distorted(tf: Any, images: Any) -> Any:
+def augmented(tf: Any, images: Any) -> Any:
     """Returns images (rows, 24, 24, channels), each cropped, flipped and changed by draws of its own."""
     rows, height, width, _ = images.shape
     places = tf.range(_CROP)[None]

@@ -12,7 +12,7 @@ from benchmarks.rounds import Take, taking
 
 PACKAGES = ("torch", "torchvision")
 MODULES = ("torch", "torchvision")
-DISTORTS = "RandomCrop(24), flip, ColorJitter(brightness, contrast) on uint8, then standardise, image by image"
+AUGMENTS = "RandomCrop(24), flip, ColorJitter(brightness, contrast) on uint8, then standardise, image by image"
 DOCS = "https://docs.pytorch.org/vision/stable/transforms.html"
 
 
@@ -39,23 +39,23 @@ class Images:
 
 def take(setting: Setting) -> Take:
     """Returns a Take of batches."""
-    distortion = transform("cifar10_tutorial") if setting.distorted else None
-    return taking(batches(setting.arrays, setting.rows, setting.cores, distortion), setting.rows)
+    augmentation = transform("cifar10_tutorial") if setting.augmented else None
+    return taking(batches(setting.arrays, setting.rows, setting.cores, augmentation), setting.rows)
 
 
-def batches(arrays: str, rows: int, workers: int, distortion: Any) -> Iterator[Any]:
+def batches(arrays: str, rows: int, workers: int, augmentation: Any) -> Iterator[Any]:
     """Yields shuffled batches of (images, labels) without end.
 
     Args:
       arrays: folder with images.npy and labels.npy.
       rows: of a batch.
       workers: number of processes.
-      distortion: takes and returns one image (channels, height, width); None: images as stored.
+      augmentation: takes and returns one image (channels, height, width); None: images as stored.
     """
     import torch  # noqa: PLC0415
 
     loader = torch.utils.data.DataLoader(
-        Images(arrays, distortion),
+        Images(arrays, augmentation),
         batch_size=rows,
         shuffle=True,
         num_workers=workers,

@@ -28,7 +28,7 @@ from pipeline.commands.flags import check, flag
 COMMAND = "benchmarks.scaling"
 _IMAGES = 6_000
 # ResNet-50 gets images of the size that it is made for.
-_FLAGS = {"resnet50": ("--resize=224x224", "--distort=none")}
+_FLAGS = {"resnet50": ("--resize=224x224", "--augment=none")}
 _ROWS, _ROWS_OF = 128, {"mlp": 100, "resnet50": 4}
 _FIRST, _LEAST, _MOST = 16, 16, 2_000  # steps of the run that tells how many make up --seconds; and bounds of those
 _SPEEDS = {"synchronous": step_model.synchronous, "asynchronous": step_model.asynchronous}

@@ -81,7 +81,7 @@ def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
         config = dataclasses.replace(config, workers=workers, replicas=replicas)
     sources = sources_of(parse_sources(str(config.data_dir), "DATA_DIR"), "train")
     if not all(manifests.load(one.data_dir).has_images for one in sources):  # the run's own code parses them
-        config = dataclasses.replace(config, order=dataclasses.replace(order, distort=None, resize=None))
+        config = dataclasses.replace(config, order=dataclasses.replace(order, augment=None, resize=None))
     return config
 
 
@@ -147,7 +147,7 @@ def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None
 def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
     """Returns the split in the order that the flags give; those left out come from the run's log, or are defaults."""
     run: dict[str, Any] = dataclasses.asdict(header.spec) if header else {}
-    order = config.order if header is None else dataclasses.replace(config.order, distort=None, resize=None)
+    order = config.order if header is None else dataclasses.replace(config.order, augment=None, resize=None)
     values = {name: run[name] for name in _OF_SPEC if name in run} | order.options
     training = not config.evaluation and run.get("training", True)
     assert config.data_dir is not None

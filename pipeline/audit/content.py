@@ -65,7 +65,7 @@ def _check(source: ResolvedRequest, epoch: int, topology: Topology) -> str:
     fed = defaultdict[str, dict[int, list[Fed]]](lambda: defaultdict(list))
     size = None
     for worker in sorted({0, topology.workers - 1}):
-        request = undistorted(source, topology, worker)
+        request = unaugmented(source, topology, worker)
         size = request.size
         for row in rows_fed(request, epoch, topology, worker):
             file, number = source.selection.locate(row.record)
@@ -89,10 +89,10 @@ def _check(source: ResolvedRequest, epoch: int, topology: Topology) -> str:
     )
 
 
-def undistorted(source: ResolvedRequest, topology: Topology, worker: int) -> Request:
-    """Returns the request for a worker's rows, without distortion and with all features."""
+def unaugmented(source: ResolvedRequest, topology: Topology, worker: int) -> Request:
+    """Returns the request for a worker's rows, without augmentation and with all features."""
     request, features = source.request, source.manifest.features
-    request = dataclasses.replace(request, record_ids=True, distort=None, shard=topology.shard(worker))
+    request = dataclasses.replace(request, record_ids=True, augment=None, shard=topology.shard(worker))
     if not source.manifest.has_images:
         return dataclasses.replace(request, parse=lambda records: records, resize=None)
     height, width, channels = features["image"].shape

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.audit.content import next_element, rows_fed, undistorted
+from pipeline.audit.content import next_element, rows_fed, unaugmented
 from pipeline.audit.contract import Contract, draw, draw_key
 from pipeline.audit.proof import Check, Fault
 from pipeline.commands import quiet
@@ -24,7 +24,7 @@ from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
 _RECORDS = 256  # whose augmented rows are compared
-_BATCH, _OTHER_BATCH = 32, 16  # rows of a step; what a row gets must not depend on it
+_BATCH, _OTHER_BATCH = 32, 16  # batch rows; what a row gets must not depend on it
 _TRIES = 12  # epochs, and seeds, where one more epoch shows no other rows
 _ENOUGH = 8  # of the seeds give other rows, so that the epochs should have, too
 _ROUNDING = 2e-5  # of floats, in batches of other sizes
@@ -48,7 +48,7 @@ def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology)
     recipe = _unmixed(source.request)
     if not source.order.training or not source.manifest.has_images or not recipe:
         return []
-    augmented = dataclasses.replace(source.request, distort=recipe)
+    augmented = dataclasses.replace(source.request, augment=recipe)
 
     def check_keys() -> str:
         with quiet.logs():  # each dataset compiles its own functions, which TensorFlow warns of
@@ -66,7 +66,7 @@ def checks(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology)
 
 def _unmixed(request: Request) -> str:
     """Returns the recipe without what mixes rows: a mixed row has another partner in each epoch, whatever is drawn."""
-    text = request.distort if isinstance(request.distort, str) else ""
+    text = request.augment if isinstance(request.augment, str) else ""
     if request.mixes:
         text = text.rpartition("|")[0]
     return "" if text.strip() == "none" else text.strip()
@@ -75,7 +75,7 @@ def _unmixed(request: Request) -> str:
 def _check_keys(source: ResolvedRequest, epochs: tuple[int, int], topology: Topology) -> str:
     count = 0
     for worker in sorted({0, topology.workers - 1}):
-        request = dataclasses.replace(undistorted(source, topology, worker), distort=lambda images, keys: keys)
+        request = dataclasses.replace(unaugmented(source, topology, worker), augment=lambda images, keys: keys)
         contract = Contract.of(resolve(request))
         for epoch in epochs:
             step, expected = -1, np.zeros(0, np.uint64)
@@ -111,14 +111,14 @@ def _restated(source: ResolvedRequest, augmented: Request, epoch: int) -> str:
     Raises:
       Fault: a row is cropped or mirrored in another way.
     """
-    (name, given), *_ = parse_calls(str(augmented.distort), "distort", "a recipe")
+    (name, given), *_ = parse_calls(str(augmented.augment), "augment", "a recipe")
     if name not in _RESTATED or None in source.manifest.features["image"].shape:
         return ""
     own: dict[str, Any] = {**_RESTATED[name], **{key: value for key, value in given.items() if key in _RESTATED[name]}}
     arguments = ", ".join(f"{key}={value!r}" for key, value in own.items())
     as_pixels = f"{name}({arguments}{', normalize=False' if name == 'pad_crop_flip' else ''})"
-    stored = _augmented(dataclasses.replace(augmented, distort=None), epoch, _BATCH)
-    made = _augmented(dataclasses.replace(augmented, distort=as_pixels), epoch, _BATCH)
+    stored = _augmented(dataclasses.replace(augmented, augment=None), epoch, _BATCH)
+    made = _augmented(dataclasses.replace(augmented, augment=as_pixels), epoch, _BATCH)
     for record, row in made.items():
         key = draw_key(source.spec.seed, epoch, record)
         image, flip_draw, prob = stored[record], 0, own.get("prob", 0.5)
@@ -162,7 +162,7 @@ def _augmented(request: Request, epoch: int, batch: int) -> _Rows:
     A view of so few records is fed, so that the same are in every epoch, however large the data set is.
     """
     own: dict[str, Any] = {
-        "distort_on": "host",
+        "augment_on": "host",
         "weights": "mask",
         "record_ids": True,
         "features": (),

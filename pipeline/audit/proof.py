@@ -65,7 +65,7 @@ def check_all(checks: Iterable[Check]) -> None:
 
 
 def part_size(order: Order, topology: Topology) -> int:
-    """Returns the size of the smallest part that can be replayed: a worker's window, or its rows of a step.
+    """Returns the size of the smallest part that can be replayed: a worker's window, or its batch rows.
 
     Args:
       order: of the split.

@@ -90,7 +90,7 @@ def checks(mixture: ResolvedInput, topologies: Sequence[Topology]) -> list[Check
     same = [f"; every global batch is the same on {one} as on {first}" if one != first else "" for one in topologies]
     return [
         ("each step's rows are split over the weights of its segment", lambda: _check_rows(plan, shares)),
-        ("each source goes on in its own units across every change", lambda: _check_units(plan, shares)),
+        ("each source continues in its own units across every change", lambda: _check_units(plan, shares)),
         *(
             (
                 f"every row is of one unit, and every replica has as many rows of it ({topology}){text}",

@@ -1,4 +1,4 @@
-"""Makes batches of the rows of windows: decodes them if need be, distorts them (XLA), and adds labels and weights."""
+"""Makes batches of the rows of windows: decodes them if need be, augments them (XLA), and adds labels and weights."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline import graph_calls
-from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
+from pipeline.augmentation.base import ImageStatistics, Recipe, Unaugmented, UserAugmented
+from pipeline.augmentation.composed import Augmenter, cropping_of, cut
+from pipeline.augmentation.geometry import CroppingRecipe
+from pipeline.augmentation.recipes import make_recipe
+from pipeline.batch import AUGMENT, DECODE, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.weights import of_classes, times
 from pipeline.decode import Examples, Form, PixelRows
-from pipeline.distort.base import ImageStatistics, Recipe, Undistorted, UserDistorted
-from pipeline.distort.composed import Distortion, cropping_of, cut
-from pipeline.distort.geometry import CroppingRecipe
-from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.order import tensors
 from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
 from pipeline.read import window
 from pipeline.read.window import Columns
-from pipeline.request import BOTH, DEVICE, DISTORT_EPOCH, DISTORT_KEY, HOST, JobOptions, Request, Taking
+from pipeline.request import AUGMENT_EPOCH, AUGMENT_KEY, BOTH, DEVICE, HOST, JobOptions, Request, Taking
 from pipeline.resolved import ResolvedInput, ResolvedRequest, resolve_all
 
 
@@ -34,8 +34,8 @@ class Batches:
     Attributes:
       resolved: the request, with its data set.
       form: makes examples of columns.
-      recipe: the input's part of the distortion; None: the user's parser returns everything.
-      by_passes: whether compiled code may distort; not in a dataset that another process runs.
+      recipe: the input's part of the augmentation; None: the user's parser returns everything.
+      by_passes: whether compiled code may augment; not in a dataset that another process runs.
       until: the stage after which `element` stops, by which `pipeline.bench` times the stages; None: after the last.
     """
 
@@ -71,8 +71,8 @@ class Batches:
             return examples.images, examples.labels, records
         x, labels = examples.images, examples.labels
         if self.recipe is not None:
-            x, labels = self._distorted(examples, plan.epoch, records, real)
-            if self.until == DISTORT:
+            x, labels = self._augmented(examples, plan.epoch, records, real)
+            if self.until == AUGMENT:
                 return x, labels, records
         targets = [] if labels is None else [labels]
         return (x, *targets, *self._of_examples(weights, labels, examples.sample_weight), *self._ids(records))
@@ -104,35 +104,35 @@ class Batches:
         weights = self._of_examples(weights, labels)
         return {"image": images, **together} if together else images, labels, *weights, *self._ids(records)
 
-    def _distorted(
+    def _augmented(
         self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
     ) -> tuple[Any, tf.Tensor | None]:
-        """Returns x and the labels. If the device distorts, too, x includes the keys that it needs."""
+        """Returns x and the labels. If the device augments, too, x includes the keys that it needs."""
         images, labels = examples.images, examples.labels
         if self.on_device:
             images = self.form.as_images(images)
         else:
-            images, labels = self._distortion(images, labels, epoch, records, real)
+            images, labels = self._augmenter(images, labels, epoch, records, real)
         features = {**examples.features, **self._for_device(epoch, records)}
         return {"image": images, **features} if features else images, labels
 
     def _for_device(self, epoch: tf.Tensor, records: tf.Tensor) -> Columns:
-        """Returns the features by which a device distorts rows; none if it does not."""
+        """Returns the features by which a device augments rows; none if it does not."""
         request = self.resolved.request
-        if request.distort_on == HOST:
+        if request.augment_on == HOST:
             return {}
         keys = self.keys_of(epoch, records)
-        return {DISTORT_KEY: keys, **({DISTORT_EPOCH: tf.fill(tf.shape(keys), epoch)} if request.mixes else {})}
+        return {AUGMENT_KEY: keys, **({AUGMENT_EPOCH: tf.fill(tf.shape(keys), epoch)} if request.mixes else {})}
 
     @property
     def on_device(self) -> bool:
         """Whether the replicas' steps do all that is to be done to the images, which are handed on as they are."""
-        return self.resolved.request.distort_on == DEVICE
+        return self.resolved.request.augment_on == DEVICE
 
     @property
     def hands_on(self) -> bool:
-        """Whether images are handed on as they are, undistorted."""
-        return self.on_device or (isinstance(self.recipe, Undistorted | CroppingRecipe) and self.recipe.hands_on)
+        """Whether images are handed on as they are, unaugmented."""
+        return self.on_device or (isinstance(self.recipe, Unaugmented | CroppingRecipe) and self.recipe.hands_on)
 
     @property
     def alias_window(self) -> bool:
@@ -140,13 +140,13 @@ class Batches:
         return self.on_device or self.recipe is None or self.recipe.hands_on
 
     @functools.cached_property
-    def _distortion(self) -> Distortion:
+    def _augmenter(self) -> Augmenter:
         assert self.recipe is not None
-        return distortion_of(self.resolved, self.recipe, self.by_passes, self.keys_of, self.form.as_images)
+        return augmenter_of(self.resolved, self.recipe, self.by_passes, self.keys_of, self.form.as_images)
 
     def keys_of(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
-        """Returns the key of each record in an epoch, uint64. All its distortions are drawn from it."""
-        return tensors.derive_key(Domain.DISTORT, self.resolved.order.seed, epoch, records)
+        """Returns the key of each record in an epoch, uint64. All its augmentations are drawn from it."""
+        return tensors.derive_key(Domain.AUGMENT, self.resolved.order.seed, epoch, records)
 
     def _weights(self, real: tf.Tensor, real_rows: tf.Tensor, has_skipped: bool) -> list[tf.Tensor]:
         """Returns the weights, float32, of the rows of one or several elements, in a list; none if none are wanted.
@@ -168,7 +168,7 @@ class Batches:
         return [] if request.weights == "none" else [weights]
 
     def _of_examples(self, weights: list[tf.Tensor], labels: Any, sample_weight: Any = None) -> list[Any]:
-        """Returns the weights of rows, times the factors of their classes, times the user's own sample weights."""
+        """Returns the sample weights: those of the rows, times the factors of their classes, times the user's own."""
         class_weight = self.resolved.request.class_weight
         if class_weight:
             weights = [times(weights[0], of_classes(class_weight, labels, is_image=self.recipe is not None))]
@@ -187,12 +187,12 @@ class Batches:
 
 
 def recipes_of(resolved: ResolvedRequest) -> tuple[Recipe | None, Recipe | None]:
-    """Returns what the input does of a request's recipe, and what the replicas' steps do; None: nothing to distort.
+    """Returns what the input does of a request's recipe, and what the replicas' steps do; None: nothing to augment.
 
     Raises:
       UsageError: there is no such recipe, it does not fit the images, or it has nothing for the steps to do.
     """
-    recipe, place = recipe_of(resolved), resolved.request.distort_on
+    recipe, place = recipe_of(resolved), resolved.request.augment_on
     if recipe is None or place == HOST:
         return recipe, None
     if place == DEVICE:
@@ -200,14 +200,14 @@ def recipes_of(resolved: ResolvedRequest) -> tuple[Recipe | None, Recipe | None]
     parts = cut(recipe)
     if parts is None:
         raise UsageError(
-            f"distort_on={BOTH!r} with distort={resolved.request.distort!r}: is not known to make floats of pixels, "
+            f"augment_on={BOTH!r} with augment={resolved.request.augment!r}: is not known to make floats of pixels, "
             "which is what the device would do; use 'host' or 'device'"
         )
     return parts
 
 
 def best_place(training: ResolvedInput, on_gpus: bool) -> str:
-    """Returns where to distort, a value of `distort_on`, so that few bytes cross the bus and the steps stay short.
+    """Returns where to augment, a value of `augment_on`, so that few bytes cross the bus and the steps stay short.
 
     It is `both` where that sends pixels as uint8 instead of float32, else `host`. The input keeps what it does on whole
     images, since compiled code there is faster than a step needs; the rest fuses into the step's first operation.
@@ -229,39 +229,39 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     Raises:
       UsageError: there is no such recipe, or it does not fit the images.
     """
-    distort = resolved.request.distort
+    augment = resolved.request.augment
     if resolved.request.parse is not None:
         return None
-    if callable(distort):
-        return UserDistorted(graph_calls.as_given(distort))
-    if not isinstance(distort, str | None):
-        raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
-    recipe = make_recipe("none" if distort is None else distort)
+    if callable(augment):
+        return UserAugmented(graph_calls.as_given(augment))
+    if not isinstance(augment, str | None):
+        raise UsageError(f"augment={augment!r}: must be a recipe's name, a function of (images, keys), or None")
+    recipe = make_recipe("none" if augment is None else augment)
     cropping = cropping_of(recipe)
     image = resolved.manifest.features.get("image")
     channels = (image.shape[2] if image else None) or 3
     recipe.check((*cropping.crop(True).size, channels) if cropping else resolved.image_shape or (0, 0, 0))
     if recipe.mixing and not resolved.manifest.class_names:
-        raise UsageError(f"distort={distort!r}: mixes labels, but the data set's manifest has no class_names")
+        raise UsageError(f"augment={augment!r}: mixes labels, but the data set's manifest has no class_names")
     return recipe
 
 
-def distortion_of(
+def augmenter_of(
     resolved: ResolvedRequest,
     recipe: Recipe,
     by_passes: bool,
     keys_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     images_of: Callable[[tf.Tensor], tf.Tensor],
-) -> Distortion:
-    """Returns the distortion of a request's batches; the other arguments are those of `Distortion`."""
+) -> Augmenter:
+    """Returns the augmentation of a request's batches; the other arguments are those of `Augmenter`."""
     of = resolved.statistics
     statistics = ImageStatistics(of.image_mean, of.image_std)
     classes = len(resolved.manifest.class_names)
-    return Distortion(recipe, statistics, classes, resolved.order.training, by_passes, keys_of, images_of)
+    return Augmenter(recipe, statistics, classes, resolved.order.training, by_passes, keys_of, images_of)
 
 
-class DeviceDistortion:
-    """Does a device's part of the distortion, with `distort_on="device"` or `"both"`.
+class DeviceAugmentation:
+    """Does a device's part of the augmentation, with `augment_on="device"` or `"both"`.
 
     Call it inside a replica's step, in a `tf.function`.
 
@@ -269,7 +269,7 @@ class DeviceDistortion:
     operations may round differently on another kind of device.
 
     Args:
-      resolved: the request; in a mixture that of any source, because all distort alike.
+      resolved: the request; in a mixture that of any source, because all augment alike.
 
     Raises:
       UsageError: there is no such recipe, or it does not fit the images.
@@ -278,40 +278,40 @@ class DeviceDistortion:
     def __init__(self, resolved: ResolvedRequest) -> None:
         _, recipe = recipes_of(resolved)
         assert recipe is not None
-        self._distortion = distortion_of(resolved, recipe, False, lambda epoch, keys: keys, lambda images: images)
+        self._augmenter = augmenter_of(resolved, recipe, False, lambda epoch, keys: keys, lambda images: images)
 
     def __call__(self, x: dict[str, tf.Tensor], labels: Any, weights: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
-        """Returns (images, labels, weights) of a batch, as with `distort_on="host"`.
+        """Returns (images, labels, weights) of a batch, as with `augment_on="host"`.
 
         Args:
           x: images, uint8 (rows, height, width, channels), keys, and other features if there are any.
           labels: int64 (rows,).
-          weights: float32 (rows,).
+          weights: sample weights, float32 (rows,).
         """
-        features = {name: value for name, value in x.items() if name not in (DISTORT_KEY, DISTORT_EPOCH)}
-        keys, epoch = x[DISTORT_KEY], x.get(DISTORT_EPOCH, tf.constant(0, tf.int64))
-        images, labels = self._distortion(features.pop("image"), labels, epoch, keys, weights > 0)
+        features = {name: value for name, value in x.items() if name not in (AUGMENT_KEY, AUGMENT_EPOCH)}
+        keys, epoch = x[AUGMENT_KEY], x.get(AUGMENT_EPOCH, tf.constant(0, tf.int64))
+        images, labels = self._augmenter(features.pop("image"), labels, epoch, keys, weights > 0)
         return {"image": images, **features} if features else images, labels, weights
 
 
 @Taking(JobOptions)
-def distort_fn(options: JobOptions) -> DeviceDistortion:
-    """Returns the function that distorts batches of `distort_on="device"` or `"both"` in a replica's step.
+def augment_fn(options: JobOptions) -> DeviceAugmentation:
+    """Returns the function that augments batches of `augment_on="device"` or `"both"` in a replica's step.
 
-        options = dict(global_batch_size=1024, training=True, distort="pad_crop_flip | mixup", distort_on="device")
-        batches, distort = distribute(strategy, "cifar10", **options), distort_fn("cifar10", **options)
+        options = dict(global_batch_size=1024, training=True, augment="pad_crop_flip | mixup", augment_on="device")
+        batches, augment = distribute(strategy, "cifar10", **options), augment_fn("cifar10", **options)
 
         def step(batch):  # in strategy.run
-            images, labels, weights = distort(*batch)
+            images, labels, weights = augment(*batch)
 
     Args:
       options: the arguments of the `input_fn` or `distribute` that makes the batches.
 
     Raises:
       DataError: no valid data set in `data_dir`.
-      UsageError: a value that cannot work, or `distort_on` is `host`.
+      UsageError: a value that cannot work, or `augment_on` is `host`.
     """
     request = Request(**vars(options))
-    if request.distort_on == HOST:
-        raise UsageError(f"distort_fn: distort_on={HOST!r}: the input distorts by itself; give 'device' or 'both'")
-    return DeviceDistortion(resolve_all(request).first)
+    if request.augment_on == HOST:
+        raise UsageError(f"augment_fn: augment_on={HOST!r}: the input augments by itself; give 'device' or 'both'")
+    return DeviceAugmentation(resolve_all(request).first)

@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import graph_calls, operations
+from pipeline.augmentation.base import Crop, Recipe
+from pipeline.augmentation.composed import cropping_of, of_flipped
 from pipeline.batch.batches import Batches, recipes_of
 from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
 from pipeline.batch.resident import load
@@ -29,8 +31,6 @@ from pipeline.decode import (
     Stretched,
     UserParsed,
 )
-from pipeline.distort.base import Crop, Recipe
-from pipeline.distort.composed import cropping_of, of_flipped
 from pipeline.errors import DataError, UsageError
 from pipeline.files import remote
 from pipeline.files.paths import folder
@@ -240,7 +240,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
 
 
 def judge_of(resolved: ResolvedRequest) -> Judge:
-    """Returns what says of which records of a source no example can be made, by its parser if it has one."""
+    """Returns the check that finds a source's invalid records, by its parser if it has one."""
     request = resolved.request
     if request.parse is None:
         return ImageJudge(resolved.manifest)
@@ -338,7 +338,7 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
     mirrored, by_operation = None, operations.can_resize() and not is_read_by_graph(request)
     if cropping := cropping_of(recipe):
         crop = cropping.crop(resolved.order.training)
-        if by_operation and request.distort_on != DEVICE:
+        if by_operation and request.augment_on != DEVICE:
             mirrored = cropping.mirrored if resolved.order.training else None
             recipe = of_flipped(recipe)
     decoder = ImageDecoder(image.encoding or "", image.shape, crop, by_operation, mirrored, made.pixels.dct)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from pipeline.augmentation.base import Unaugmented, UserAugmented, output_spec
 from pipeline.batch.batches import Batches
 from pipeline.batch.resident import ResidentRows
 from pipeline.decode import PixelRows
-from pipeline.distort.base import Undistorted, UserDistorted, output_spec
 from pipeline.graph_calls import call_numpy
 from pipeline.order.arrays import Array, Number, NumpyArrays
 from pipeline.order.feed import Feed, WindowPlan
@@ -29,7 +29,7 @@ _READY = 4  # elements made ahead: enough to hide the sorting of the next window
 _READY_GROUPS = 2  # finished groups ahead, while others are being made
 _COPIED = 16  # elements at a window's end that are copied, so that prefetching them does not keep the window
 _MOST_GROUP_ROWS = 1024  # of a group; more gain nothing
-_MOST_GROUP_BYTES = 16 << 20  # 16 MiB of a group's images, before or after the distortion
+_MOST_GROUP_BYTES = 16 << 20  # 16 MiB of a group's images, before or after the augmentation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,13 +424,13 @@ def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
       batches: makes elements of rows.
       columns: of a window, or their specs.
     """
-    form, recipe = batches.form, Undistorted() if batches.on_device else batches.recipe
-    if not isinstance(form, PixelRows) or recipe is None or isinstance(recipe, UserDistorted):
+    form, recipe = batches.form, Unaugmented() if batches.on_device else batches.recipe
+    if not isinstance(form, PixelRows) or recipe is None or isinstance(recipe, UserAugmented):
         return 1
     if not all(isinstance(column, tf.Tensor | tf.TensorSpec) for column in columns.values()):
         return 1
     image_bytes = math.prod(form.image_shape)
-    if not isinstance(recipe, Undistorted):
+    if not isinstance(recipe, Unaugmented):
         given = output_spec(recipe, form.image_shape)
         image_bytes = max(image_bytes, math.prod(given.shape) * given.dtype.size)
     rows = min(_MOST_GROUP_ROWS, _MOST_GROUP_BYTES // image_bytes)

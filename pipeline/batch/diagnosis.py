@@ -42,7 +42,7 @@ def naming_records(fed: Callable[[], Iterable[Fed]]) -> Iterator[None]:
       fed: returns the steps that may have failed; called after an error.
 
     Raises:
-      DataError: no example can be made of a record.
+      DataError: a record is invalid.
     """
     try:
         yield
@@ -55,7 +55,7 @@ def naming_records(fed: Callable[[], Iterable[Fed]]) -> Iterator[None]:
 
 
 def unusable(fed: Fed) -> DataError | None:
-    """Returns the error for the first record of some steps of which no example can be made; None: there is none.
+    """Returns the error for the first invalid record of some steps; None: there is none.
 
     The records of these steps are read again and decoded one by one, or parsed as in their batches.
     """
@@ -73,13 +73,13 @@ def unusable(fed: Fed) -> DataError | None:
 
 
 def _of_source(part: ResolvedRequest, first_step: int, last_step: int) -> DataError | None:
-    """Returns the error for the first record of some of a source's own steps of which no example can be made."""
+    """Returns the error for the first invalid record of some of a source's own steps."""
     request, judge = part.request, judge_of(part)
     plain = dataclasses.replace(
         request,
         parse=_as_it_is,
-        distort=None,
-        distort_on=HOST,
+        augment=None,
+        augment_on=HOST,
         resize=None,
         features=(),
         weights="mask",

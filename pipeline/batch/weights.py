@@ -1,4 +1,4 @@
-"""The weights of rows as Keras takes them: one axis per axis of the target, and nothing else in their place.
+"""The sample weights as Keras takes them: one axis per axis of the target, and nothing else in their place.
 
 Keras reads an element by its length, `x`, `(x, y)` or `(x, y, sample_weight)`, and multiplies losses by weights as
 NumPy broadcasts: the weights (rows,) of masks (rows, height, width, 1) would weigh columns of pixels.
@@ -20,18 +20,19 @@ _UNCHANGED = ("cache", "prefetch", "repeat", "shuffle", "skip", "take", "with_op
 
 
 def of_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
-    """Returns the weights of rows with axes of length 1 up to a rank, (rows, 1, ..., 1), if they have fewer axes."""
+    """Returns the sample weights with axes of length 1 up to a rank, (rows, 1, ..., 1), if they have fewer axes."""
     return weights[(..., *[tf.newaxis] * (rank - weights.shape.rank))]
 
 
 def of_targets(weights: Any, targets: Any) -> Any:
-    """Returns the weights of rows as Keras' losses and metrics multiply them.
+    """Returns the sample weights as Keras' losses and metrics multiply them.
 
     A loss has the rank of its target, or one axis less. Weights of the target's rank fit both, because Keras drops a
     last axis of length 1. Only where a loss has one number per row in any case do they stay (rows,).
 
     Args:
-      weights: float32 (rows,), or with more axes that lie within a row; or a structure of them that `are_paired`.
+      weights: sample weights, float32 (rows,), or with more axes that lie within a row; or a structure of
+        them that `are_paired`.
       targets: a tensor, or a structure of them, then with a structure of weights if any needs more axes.
     """
     leaves = tf.nest.flatten(targets)
@@ -127,15 +128,15 @@ def for_keras(dataset: tf.data.Dataset, request: Request) -> tf.data.Dataset:
         if not are_paired(spec[2], spec[1]):
             problem = (
                 f"parse returns sample_weight as {_places(spec[2])} for the target {_places(spec[1])}: it is not known "
-                "what weighs what; return one tensor for all targets, or one for each at its place"
+                "which weights belong to which target; return one tensor for all targets, or one for each at its place"
             )
             return NotForKeras(dataset, problem)
         dataset = dataset.map(_widened)
     if request.record_ids:
         problem = "record_ids=True: Keras would take the ids for weights or refuse them; leave it out"
         return NotForKeras(dataset, problem)
-    if request.distort_on != HOST:
-        problem = f"distort_on={request.distort_on!r}: Keras does not call distort_fn in its step; leave it out"
+    if request.augment_on != HOST:
+        problem = f"augment_on={request.augment_on!r}: Keras does not call augment_fn in its step; leave it out"
         return NotForKeras(dataset, problem)
     return dataset
 

@@ -29,7 +29,7 @@ class BenchConfig:
         text="the data set's folder; or a=0.7,b=0.3, timed from end to end", positional=True, metavar="DATA_DIR"
     )
     order: InputFlags = dataclasses.field(default_factory=InputFlags)
-    distort_on: str = flag(
+    augment_on: str = flag(
         HOST,
         "device: batches are handed over as they are; both: as uint8; what the steps do with them is not timed",
     )
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       DataError: there is no valid data set, or a shard is missing or corrupt.
       UsageError: a flag cannot work, or the data set has no images.
     """
-    description = "Time each stage of an input: read, check, decode, order, gather, distort, batch, copy to device."
+    description = "Time each stage of an input: read, check, decode, order, gather, augment, batch, copy to device."
     config = commandline.parse(COMMAND, description, BenchConfig, argv, {"global_batch_size": 128})
     commandline.require("tensorflow")
     resolved = resolve_all(_request(config))
@@ -110,7 +110,7 @@ def _measure_mixture(config: BenchConfig, resolved: ResolvedInput) -> None:
 
 
 def _request(config: BenchConfig) -> Request:
-    data, how = parse_sources(config.data_dir, "DATA_DIR"), {"distort_on": config.distort_on, **config.order.options}
+    data, how = parse_sources(config.data_dir, "DATA_DIR"), {"augment_on": config.augment_on, **config.order.options}
     return Request(data, training=not config.evaluation, **how)
 
 

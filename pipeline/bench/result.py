@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.batch import WEIGHTS
+from pipeline.batch import AUGMENT, WEIGHTS
 from pipeline.commands.text import count_of, table
 from pipeline.request import BOTH, DEVICE, HOST, Request
 from pipeline.resolved import ResolvedInput, ResolvedRequest
@@ -31,6 +31,7 @@ SECTIONS = {
     DEVICES: "making and copying batches",
 }
 _SECTION_OF = {"read": READER, "check": READER, "order": ORDER, "copy to device": DEVICES}  # the other stages: BATCHES
+_IN_JSON = {AUGMENT: "distort"}  # other programs know the stage by this; see `pipeline.commands.aliases`
 CPU_BOUND = 0.75  # above this CPU utilisation the input is CPU-bound
 TOGETHER = 0.7  # below this share of the slowest section's rate, that section alone does not bound the input
 _MICRO, _MB = 1e6, 1e6
@@ -217,9 +218,9 @@ def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
 
 
 def recipe_text(request: Request) -> str:
-    """Returns in words how images are distorted, and where."""
-    recipe = "undistorted" if request.distort in (None, "none") else f"distorted by {request.distort}"
-    return recipe + {HOST: "", DEVICE: " in the steps", BOTH: " here and in the steps"}[request.distort_on]
+    """Returns in words how images are augmented, and where."""
+    recipe = "unaugmented" if request.augment in (None, "none") else f"augmented by {request.augment}"
+    return recipe + {HOST: "", DEVICE: " in the steps", BOTH: " here and in the steps"}[request.augment_on]
 
 
 def stage_lines(result: Result, num_records: int) -> list[str]:
@@ -311,8 +312,8 @@ def as_object(
         "dataset": resolved.manifest.dataset,
         "images": resolved.order.num_records,
         "spec": dataclasses.asdict(spec),
-        "distort": request.distort,
-        "distort_on": request.distort_on,
+        "distort": request.augment,
+        "distort_on": request.augment_on,
         "resize": list(request.size) if request.size else None,
         "windows": resolved.order.windows,
         "devices": list(devices),
@@ -323,18 +324,22 @@ def as_object(
         "images_per_second": dataclasses.asdict(result.rate),
         "processor_us_per_image": dataclasses.asdict(result.processor),
         "busy_share": result.busy,
-        "bound": {"stage": result.bound, "by_processor": result.is_processor_bound, "reason": reason(result)},
+        "bound": {
+            "stage": _IN_JSON.get(result.bound, result.bound),
+            "by_processor": result.is_processor_bound,
+            "reason": reason(result),
+        },
     }
 
 
 def _stage_object(result: Result, stage: Stage) -> dict[str, Any]:
-    cost = result.costs.get(stage.name)
+    cost, name = result.costs.get(stage.name), _IN_JSON.get(stage.name, stage.name)
     if cost is None:
-        return {"stage": stage.name, "occurs": "absent", "note": stage.note}
+        return {"stage": name, "occurs": "absent", "note": stage.note}
     took = cost.processor.median
     rate = _MICRO / took if took else None
     return {
-        "stage": stage.name,
+        "stage": name,
         "occurs": "once" if stage.once else "each epoch",
         "note": stage.note,
         "processor_us_per_image": dataclasses.asdict(cost.processor),
@@ -449,8 +454,8 @@ def mixture_as_object(
     return {
         "sources": [{"data_dir": os.fspath(one.data_dir), "split": one.split} for one in request.sources],
         "spec": mixture.spec.fields(),
-        "distort": request.distort,
-        "distort_on": request.distort_on,
+        "distort": request.augment,
+        "distort_on": request.augment_on,
         "devices": list(devices),
         "cores": cores,
         "segments": found,

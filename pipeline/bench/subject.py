@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
+from pipeline.augmentation.composed import cropping_of
+from pipeline.batch import AUGMENT, DECODE, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.batches import Batches
 from pipeline.batch.compose import choose, make_dataset
 from pipeline.batch.dataset import Run, of_windows, resident, with_tails
@@ -18,7 +19,6 @@ from pipeline.bench.measure import READY, Part, Reads, decoding, taking
 from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Segment, Stage, of_prefixes
 from pipeline.commands.text import count_of
 from pipeline.decode import PixelRows, Serialized
-from pipeline.distort.composed import cropping_of
 from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request, in_groups
 from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays
@@ -113,8 +113,8 @@ class Subject:
         if self.are_stored:
             return []
         decodes = not isinstance(self.batches.form, PixelRows)
-        distort = [] if self.batches.hands_on else [DISTORT]
-        return [NUMBERS, GATHER, *([DECODE] if decodes else []), *distort]
+        augment = [] if self.batches.hands_on else [AUGMENT]
+        return [NUMBERS, GATHER, *([DECODE] if decodes else []), *augment]
 
     def dataset(self, until: str | None = None) -> tf.data.Dataset:
         """Returns endless batches of the window in memory, or with `until`, the results of that stage."""
@@ -222,10 +222,10 @@ class Subject:
                 at_all.get(GATHER),
             ),
             Stage(
-                "distort",
-                found.get(DISTORT, {}),
-                "" if DISTORT in found else self._undistorted_note(),
-                at_all.get(DISTORT),
+                "augment",
+                found.get(AUGMENT, {}),
+                "" if AUGMENT in found else self._unaugmented_note(),
+                at_all.get(AUGMENT),
             ),
             Stage("batch", found["batch"], "with tf.data's own work for each batch", batch),
             self._copy_stage(batch),
@@ -247,7 +247,7 @@ class Subject:
         form, cropping = self.chosen.form, cropping_of(self.batches.recipe)
         return _CROPPED if cropping and isinstance(form, Serialized) and form.decoder.mirrored else ""
 
-    def _undistorted_note(self) -> str:
+    def _unaugmented_note(self) -> str:
         if self.batches.on_device:
             return "left to the steps"
         return "done while images are decoded" if cropping_of(self.batches.recipe) else "no recipe is given"

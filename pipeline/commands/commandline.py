@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TextIO, TypeVar
 
 from pipeline import errors
+from pipeline.commands import aliases
 from pipeline.commands.flags import Flag, Mistakes, flags_of, make
 
 _Config = TypeVar("_Config")
@@ -61,7 +62,7 @@ _USUAL = {
     **dict.fromkeys(("wd", "decay", "l2"), ("weight_decay",)),
     **dict.fromkeys(("arch", "network", "net", "model_name"), ("model",)),
     **dict.fromkeys(("ckpt", "step", "checkpoint_path"), ("checkpoint",)),
-    **dict.fromkeys(("augment", "augmentation", "transform"), ("distort",)),
+    **dict.fromkeys(("augmentation", "augmentations", "transform"), ("augment",)),
     **dict.fromkeys(("amp", "fp16", "use_fp16", "bf16", "dtype", "mixed_precision"), ("precision",)),
     **dict.fromkeys(("save_every", "save_steps", "save_interval"), ("checkpoint_every",)),
     **dict.fromkeys(("save_model_secs", "save_checkpoint_secs", "save_checkpoints_secs"), ("checkpoint_secs",)),
@@ -210,8 +211,7 @@ def names_of(flag: Flag) -> tuple[str, ...]:
     if flag.field.metadata.get("positional"):
         return (flag.name,)
     negatable = flag.kind is bool or flag.field.metadata.get("off")
-    others = f"no{flag.name}" if negatable else flag.field.metadata.get("alias")
-    return tuple(f"--{name}" for name in (flag.name, others) if name)
+    return (f"--{flag.name}", *([f"--no{flag.name}"] if negatable else []))
 
 
 def options_of(flag: Flag, default: Any) -> dict[str, Any]:
@@ -266,7 +266,9 @@ def _usual(name: str, flags: Sequence[str]) -> str | None:
 
 def _nearest(name: str, flags: Sequence[str]) -> str | None:
     """Returns the flag that the user most likely meant by an unknown one; None: there is no guess."""
-    return _usual(name, flags) or errors.nearest(name, flags)
+    earlier = {f"--{old}": f"--{new}" for old, new in aliases.TODAY.items() if f"--{new}" in flags}
+    near = _usual(name, flags) or errors.nearest(name, [*flags, *earlier])
+    return earlier.get(near, near) if near else None
 
 
 def _unknown(name: str, flags: Sequence[str]) -> errors.UsageError:
@@ -373,7 +375,10 @@ def parse_known(
     """
     with Mistakes() as mistakes:
         parser = _Parser(command, description, kind, default or {})
-        tokens = list(with_folder(sys.argv[1:] if argv is None else argv, flags_of(kind)))
+        tokens = with_folder(sys.argv[1:] if argv is None else argv, flags_of(kind))
+        with mistakes.noted():
+            aliases.check_arguments(tokens)
+        tokens = aliases.arguments(tokens, flags_of(kind))
         for at, token in enumerate(tokens):
             with mistakes.noted():
                 tokens[at] = _with_home(token)

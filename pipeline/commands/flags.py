@@ -96,7 +96,6 @@ def flag(
     default_of: str = "",
     unset: str = "",
     metavar: str | None = None,
-    alias: str | None = None,
     positional: bool = False,
     repeated: bool = False,
     bare: int | str | None = None,
@@ -117,7 +116,6 @@ def flag(
       default_of: help text of what else the default may come from, such as "the model".
       unset: help text of what a default of None stands for.
       metavar: name of its value in --help.
-      alias: a second name.
       positional: whether it is given by its place, without its name.
       repeated: whether it may be given several times; its value is a list, empty without a default.
       bare: its value if its name alone is given; None: a value must follow.
@@ -134,7 +132,6 @@ def flag(
         "default_of": default_of,
         "unset": unset,
         "metavar": metavar,
-        "alias": alias,
         "positional": positional,
         "repeated": repeated,
         "bare": bare,

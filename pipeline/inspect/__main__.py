@@ -33,7 +33,7 @@ _MOST_SIZES = 20  # of images, listed
 _CROP = 96  # pixels on a side of images that differ in size, in the contact sheet
 _IMAGES = 32
 _TINY = 4  # pixels on a side: pad_crop_flip would leave nothing of such images
-_OF_SHEET = ("split", "distort", "seed", *VIEWS)  # flags that also choose what the contact sheet shows
+_OF_SHEET = ("split", "augment", "seed", *VIEWS)  # flags that also choose what the contact sheet shows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +47,14 @@ class InspectConfig:
         positional=True,
         metavar="DATA_DIR",
     )
-    png: str | None = flag(None, "write a contact sheet here: images as stored and distorted; of --step, all its rows")
+    png: str | None = flag(None, "write a contact sheet here: images as stored and augmented; of --step, all its rows")
     step: int | None = flag(
         None, "show the batch of this step of a run, counted from 0: the updates made before it", least=0
     )
     key: str | None = flag(None, "show at which steps of an epoch the record with this key is, and where")
     epoch: int | None = flag(None, "of --key: the epoch, from 0; default: 0", least=0)
     model_dir: str | None = flag(
-        None, f"a run of {name_of('trainer.run')}: --step and --key are of its data, order and distortion"
+        None, f"a run of {name_of('trainer.run')}: --step and --key are of its data, order and augmentation"
     )
     replicas: int | None = flag(None, "of the run; default: those that its flags tell of, else 1", least=1)
     order: InputFlags = dataclasses.field(default_factory=InputFlags)
@@ -133,9 +133,9 @@ def _write_sheet(config: InspectConfig, made: Manifest) -> None:
 
     assert config.data_dir is not None
     assert config.png is not None
-    options = {"split": "train", "seed": 0, "distort": _default_recipe(made), **config.order.options}
+    options = {"split": "train", "seed": 0, "augment": _default_recipe(made), **config.order.options}
     _save(_contact_sheet(config.data_dir, made, options), config.png)
-    print(f"\n{config.png}: contact sheet of {options['split']}, as stored and by {options['distort']}")
+    print(f"\n{config.png}: contact sheet of {options['split']}, as stored and by {options['augment']}")
 
 
 def _default_recipe(made: Manifest) -> str:
@@ -158,13 +158,13 @@ def _contact_sheet(data_dir: PathLike, made: Manifest, options: Mapping[str, Any
     """
     size = (_CROP, _CROP) if None in made.features["image"].shape else None
     batches = functools.partial(input_fn, data_dir, global_batch_size=_IMAGES, training=True, **options)
-    raw, labels, weights = next(batches(distort="none", resize=size).as_numpy_iterator())
-    distorted, _, _ = next(batches().as_numpy_iterator())
+    raw, labels, weights = next(batches(augment="none", resize=size).as_numpy_iterator())
+    augmented, _, _ = next(batches().as_numpy_iterator())
     shown = int((weights > 0).sum())
     names = [step_rows.name_of(label, made.class_names) for label in labels.tolist()]
-    tiles = [step_rows.Tile(raw[i], distorted[i], (names[i],)) for i in range(shown)]
-    split, seed, distort = (options[name] for name in ("split", "seed", "distort"))
-    title = f"{made.dataset} {split}, step 0, seed {seed}: above as stored, below {distort}"
+    tiles = [step_rows.Tile(raw[i], augmented[i], (names[i],)) for i in range(shown)]
+    split, seed, augment = (options[name] for name in ("split", "seed", "augment"))
+    title = f"{made.dataset} {split}, step 0, seed {seed}: above as stored, below {augment}"
     return step_rows.sheet(f"{title} (floats stretched to black..white)", {"": tiles})
 
 
@@ -194,7 +194,7 @@ def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
         options["data_dir"] = parse_sources(config.data_dir, "DATA_DIR")
     request = Request(**options, training=True)
     if not all(manifest.load(source.data_dir).has_images for source in request.sources):
-        options |= {"distort": None, "resize": None}
+        options |= {"augment": None, "resize": None}
         request = Request(**options, training=True, parse=_as_they_are)
     return request
 
@@ -227,7 +227,7 @@ def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int) ->
             print(f"not shown as stored, {'rows' if alike[1:] else 'row'} {', '.join(alike)}: {problem}")
     if config.png is not None:
         sheet = step_rows.sheet_of(
-            rows, f"{title}: above as stored, below {resolved.request.distort or 'as read'}", names
+            rows, f"{title}: above as stored, below {resolved.request.augment or 'as read'}", names
         )
         _save(sheet, config.png)
         if not config.json:

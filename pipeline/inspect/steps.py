@@ -27,7 +27,7 @@ def options_of_run(flags: Mapping[str, Any]) -> dict[str, Any]:
 
     Its end is left out, so that steps after it can be shown, too.
     """
-    own = {"distort_on", "epochs", "schedule"}  # --schedule is that of the learning rate
+    own = {"augment_on", "epochs", "schedule"}  # --schedule is that of the learning rate
     names = {field.name for field in dataclasses.fields(Request)} & flags.keys() - own
     found = {name: flags[name] for name in names} | {"schedule": flags.get("mixture_schedule") or ()}
     return {**found, "data_dir": parse_sources(flags["data_dir"]), "split": flags.get("train_split", "train")}

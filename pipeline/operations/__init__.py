@@ -1,4 +1,4 @@
-"""Operations of TensorFlow that are compiled when the package is installed: they copy and distort what is in memory.
+"""Operations of TensorFlow that are compiled when the package is installed: they copy and augment what is in memory.
 
 Where there is no compiler, TensorFlow's own operations do the same.
 """
@@ -52,8 +52,8 @@ def gather_crops(
     return tf.ensure_shape(crops, (rows.shape[0], height, width))
 
 
-def distort(images: tf.Tensor, program: tf.Tensor, parameters: tf.Tensor, floats: bool) -> tf.Tensor:
-    """Returns images after the passes of a program, which `pipeline.distort.passes` makes.
+def augment(images: tf.Tensor, program: tf.Tensor, parameters: tf.Tensor, floats: bool) -> tf.Tensor:
+    """Returns images after the passes of a program, which `pipeline.augmentation.passes` makes.
 
     Args:
       images: uint8 (rows, height, width, channels).
@@ -69,8 +69,8 @@ def distort(images: tf.Tensor, program: tf.Tensor, parameters: tf.Tensor, floats
     """
     made = _operations()
     operation = made.stepfeed_distort_to_floats if floats else made.stepfeed_distort
-    distorted: tf.Tensor = operation(images, program, parameters)
-    return distorted
+    augmented: tf.Tensor = operation(images, program, parameters)
+    return augmented
 
 
 def resize(image: tf.Tensor, part: tf.Tensor, size: tuple[int, int], mirrored: tf.Tensor | bool = False) -> tf.Tensor:

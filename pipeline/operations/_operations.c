@@ -1,4 +1,4 @@
-/* Operations of TensorFlow, which pipeline/operations/__init__.py describes: they copy crops of images, distort and
+/* Operations of TensorFlow, which pipeline/operations/__init__.py describes: they copy crops of images, augment and
  * resize images, find images in records and the sizes of JPEG files, and copy records out of the memory that they were
  * read into.
  *
@@ -133,11 +133,11 @@ static const char *crops(void *const *inputs, void *context, void **output, void
     return NULL;
 }
 
-/* ---- distortions ---- */
+/* ---- augmentations ---- */
 
-enum { PIXELS, PROGRAM, PARAMETERS, DISTORT_INPUTS };
+enum { PIXELS, PROGRAM, PARAMETERS, AUGMENT_INPUTS };
 
-static const char *distorted(void *const *inputs, void *context, void **output, void *status, int floats) {
+static const char *augmented(void *const *inputs, void *context, void **output, void *status, int floats) {
     Program program;
     if (TF_NumDims(inputs[PIXELS]) != 4 || TF_NumDims(inputs[PROGRAM]) != 1 || TF_NumDims(inputs[PARAMETERS]) != 2)
         return "images must have four dimensions, a program one, parameters two";
@@ -157,20 +157,20 @@ static const char *distorted(void *const *inputs, void *context, void **output, 
     if (TF_GetCode(status) != OK) return NULL;
     uint8_t *scratch = aligned_alloc(LINE, (size_t)program.scratch);
     if (scratch)
-        distort(&program, TF_TensorData(inputs[PIXELS]), parameters, count, TF_TensorData(*output), scratch);
+        run_passes(&program, TF_TensorData(inputs[PIXELS]), parameters, count, TF_TensorData(*output), scratch);
     else
-        TF_SetStatus(status, RESOURCE_EXHAUSTED, "no memory to distort images in");
+        TF_SetStatus(status, RESOURCE_EXHAUSTED, "no memory to augment images in");
     free(scratch);
     return NULL;
 }
 
 static Computation pixels, floats;
 static const char *pixels(void *const *inputs, void *context, void **output, void *status) {
-    return distorted(inputs, context, output, status, 0);
+    return augmented(inputs, context, output, status, 0);
 }
 
 static const char *floats(void *const *inputs, void *context, void **output, void *status) {
-    return distorted(inputs, context, output, status, 1);
+    return augmented(inputs, context, output, status, 1);
 }
 
 /* ---- sizes ---- */
@@ -486,8 +486,8 @@ static void compute(Computation *computation, int count, void *context) {
         compute(computation, count, context);                        \
     }
 COMPUTES(crops, CROPS_INPUTS)
-COMPUTES(pixels, DISTORT_INPUTS)
-COMPUTES(floats, DISTORT_INPUTS)
+COMPUTES(pixels, AUGMENT_INPUTS)
+COMPUTES(floats, AUGMENT_INPUTS)
 COMPUTES(resized, RESIZE_INPUTS)
 COMPUTES(records, RECORDS_INPUTS)
 COMPUTES(sizes, SIZES_INPUTS)
@@ -535,15 +535,15 @@ __attribute__((constructor)) static void register_operations(void) {
     static const char *const of_crops[CROPS_INPUTS] = {"images: uint8", "rows: int64", "top: int32", "left: int32",
                                                        "size: int32"};
     static const char *const of_records[RECORDS_INPUTS] = {"memory: uint8", "bounds: int64"};
-    static const char *const of_pixels[DISTORT_INPUTS] = {"images: uint8", "program: int32", "parameters: int32"};
+    static const char *const of_pixels[AUGMENT_INPUTS] = {"images: uint8", "program: int32", "parameters: int32"};
     static const char *const of_resized[RESIZE_INPUTS] = {"image: uint8", "part: int32", "size: int32", "mirrored: bool"};
     static const char *const of_sizes[SIZES_INPUTS] = {"images: string", "bounds: int64"};
     static const char *const of_examples[FIND_INPUTS] = {"records: string"};
     static const char *const of_part[PART_INPUTS] = {"strings: string", "bounds: int64", "row: int64"};
     if (!found()) return;
     register_operation("StepfeedGatherCrops", of_crops, CROPS_INPUTS, "crops: uint8", compute_crops);
-    register_operation("StepfeedDistort", of_pixels, DISTORT_INPUTS, "distorted: uint8", compute_pixels);
-    register_operation("StepfeedDistortToFloats", of_pixels, DISTORT_INPUTS, "distorted: float", compute_floats);
+    register_operation("StepfeedDistort", of_pixels, AUGMENT_INPUTS, "augmented: uint8", compute_pixels);
+    register_operation("StepfeedDistortToFloats", of_pixels, AUGMENT_INPUTS, "augmented: float", compute_floats);
     register_operation("StepfeedResize", of_resized, RESIZE_INPUTS, "resized: uint8", compute_resized);
     register_operation("StepfeedCopyRecords", of_records, RECORDS_INPUTS, "records: string", compute_records);
     register_operation("StepfeedJpegSizes", of_sizes, SIZES_INPUTS, "sizes: int32", compute_sizes);

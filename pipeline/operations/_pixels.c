@@ -1,5 +1,5 @@
-/* Passes over the pixels of images. Each gives the same bytes as its form in pipeline/distort, which XLA compiles: both
- * compute with integers in fixed point and round in the same places. */
+/* Passes over the pixels of images. Each gives the same bytes as its form in pipeline/augmentation, which XLA compiles:
+ * both compute with integers in fixed point and round in the same places. */
 #include "_pixels.h"
 
 #include <math.h>
@@ -12,10 +12,10 @@ enum { ABREAST = 8 }; /* words in a vector */
 typedef uint8_t Sixteen __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(4 * ABREAST), aligned(4), may_alias));
 
-enum { PLACE = 11, SHARE = 16 }; /* bits of fractions, as in pipeline/distort/kernels.py */
+enum { PLACE = 11, SHARE = 16 }; /* bits of fractions, as in pipeline/augmentation/kernels.py */
 enum { RGB = 3, VALUES = 256, SLACK = 64 };
 
-/* Of RandAugment: pipeline/distort/randaugment.py. */
+/* Of RandAugment: pipeline/augmentation/randaugment.py. */
 enum {
     IDENTITY,
     SHEAR_X,
@@ -590,7 +590,7 @@ static int augment(const Pass *pass, const uint8_t *from, uint8_t *to, const int
 /* ---- kinds of passes: reading, checking and applying each ---- */
 
 struct Kind {
-    const char name[NAME];          /* as pipeline/distort has it */
+    const char name[NAME];          /* as pipeline/augmentation has it */
     int takes_floats, gives_floats; /* whether it may follow a pass that gives floats; whether it makes them */
     int64_t columns;                /* of parameters that it takes, where that does not depend on the image */
     /* Reads the numbers of a pass; sets its columns or size if these depend on them. NULL: it has no numbers. */
@@ -836,7 +836,7 @@ const char *check_parameters(const Program *program, const int32_t *parameters, 
     return NULL;
 }
 
-void distort(const Program *program, const uint8_t *images, const int32_t *parameters, int64_t count, void *result,
+void run_passes(const Program *program, const uint8_t *images, const int32_t *parameters, int64_t count, void *result,
              uint8_t *scratch) {
     Sizes sizes = sizes_of(program);
     uint8_t *own_rooms[2] = {scratch, scratch + sizes.image}, *frame = scratch + 2 * sizes.image;

@@ -1,5 +1,5 @@
-/* Passes over the pixels of an image, one after another while it is in the cache: pipeline/distort/passes.py describes
- * them. */
+/* Passes over the pixels of an image, one after another while it is in the cache: pipeline/augmentation/passes.py
+ * describes them. */
 #ifndef STEPFEED_PIXELS_H
 #define STEPFEED_PIXELS_H
 #include <stdint.h>
@@ -29,7 +29,7 @@ typedef struct {
     int floats;      /* whether the result is floats */
     int mixes;       /* whether the last pass mixes images 0 and 1, 2 and 3, ...: there must be an even number */
     int64_t columns; /* of parameters */
-    int64_t scratch; /* bytes that `distort` needs */
+    int64_t scratch; /* bytes that `run_passes` needs */
 } Program;
 
 /* Reads a program for images of a size. Returns what is wrong with it, or NULL. */
@@ -38,7 +38,7 @@ const char *read_program(const int32_t *numbers, int64_t count, Size size, Progr
 /* Returns what is wrong with the parameters of one of the images, or NULL. */
 const char *check_parameters(const Program *program, const int32_t *parameters, int64_t images);
 
-/* Distorts images. `scratch` is aligned to 64 bytes. */
-void distort(const Program *program, const uint8_t *images, const int32_t *parameters, int64_t count, void *result,
+/* Augments images. `scratch` is aligned to 64 bytes. */
+void run_passes(const Program *program, const uint8_t *images, const int32_t *parameters, int64_t count, void *result,
              uint8_t *scratch);
 #endif

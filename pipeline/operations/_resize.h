@@ -22,9 +22,9 @@ void resize_wide(const uint8_t *image, int64_t stride, Extent before, uint8_t *t
                  int mirrored, void *room);
 
 /* Writes an image of another size, of which each line and pixel sums some with whole weights, as kernels.py in
- * pipeline/distort has them. Sums of lines are rounded to four bits of fraction. For each line of the result `down` has
- * the first line that it sums, which is not before that of the line above, and `taps_down` weights of 1 / WHOLE, which
- * add up to no more than 1; `across` likewise for pixels. `room` is as for `resize_image`. */
+ * pipeline/augmentation has them. Sums of lines are rounded to four bits of fraction. For each line of the result `down`
+ * has the first line that it sums, which is not before that of the line above, and `taps_down` weights of 1 / WHOLE,
+ * which add up to no more than 1; `across` likewise for pixels. `room` is as for `resize_image`. */
 enum { WHOLE = 1 << 12 };
 int64_t room_to_resize_whole(Extent before, Extent after, int64_t channels, int64_t taps_down, int64_t taps_across);
 void resize_whole(const uint8_t *image, Extent before, uint8_t *to, Extent after, int64_t channels, const int32_t *down,

@@ -25,7 +25,7 @@ class Domain(enum.IntEnum):
 
     SHARDS = 1
     WINDOW = 2
-    DISTORT = 3
+    AUGMENT = 3
     CONVERT = 4
     SPLIT = 5
     MODEL = 6

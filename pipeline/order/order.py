@@ -48,8 +48,8 @@ class OrderSpec:
     Attributes:
       manifest_digest: identity of the data (`Manifest.digest`).
       split: the split argument, including slices.
-      seed: of every permutation and distortion.
-      global_batch_size: G, rows of a step over all replicas.
+      seed: of every permutation and augmentation.
+      global_batch_size: G, batch rows over all replicas.
       streams: K.
       shuffle_bytes: decoded bytes that the windows of all streams may take together.
       remainder: `pad` or `drop`.
@@ -98,7 +98,7 @@ class OrderSpec:
 
         Args:
           other: fields of the stored spec.
-          step: the global step from which a run goes on; steps to skip may then differ from there on. None: nowhere.
+          step: the global step from which a run resumes; steps to skip may then differ from there on. None: nowhere.
         """
         if "sources" in other:  # a mixture
             return {"sources": (1, other["sources"])}

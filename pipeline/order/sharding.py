@@ -96,7 +96,7 @@ def check_pairs(recipe: str, global_batch_size: int, streams: int, num_replicas:
       streams: K.
       num_replicas: R.
     """
-    why = f"distort: {recipe} mixes pairs of rows of a replica and of a stream:"
+    why = f"augment: {recipe} mixes pairs of rows of a replica and of a stream:"
     if global_batch_size % (2 * num_replicas):
         raise UsageError(
             f"{why} global_batch_size={global_batch_size} gives each of {num_replicas} replicas "

@@ -289,7 +289,7 @@ class Times:
 
     Attributes:
       num_stored: records of the selection. Copy j of record r has the id r + j * num_stored, so that copies are
-        distorted differently.
+        augmented differently.
       records: those that are ever in an epoch, ascending, int32 or int64 (n,); None: all.
       total: positions of every epoch.
       seed: of the order.

@@ -125,7 +125,7 @@ def walk(
     number: int = 0,
     offset: int = 0,
 ) -> Iterator[Frame]:
-    """Yields the frames of a file. Goes on after a damaged one as long as it is known where the next one begins.
+    """Yields the frames of a file. Continues after a damaged one as long as it is known where the next one begins.
 
     Args:
       read: returns the next bytes of the file, perhaps more or fewer than it is asked for; none at the end.

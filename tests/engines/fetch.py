@@ -179,7 +179,7 @@ def _maven(pom: pathlib.Path, *arguments: str) -> None:
 def _write_jar(path: pathlib.Path, main: str, parts: Sequence[str]) -> None:
     lines = ["Manifest-Version: 1.0", f"Main-Class: {main}"]
     rest = f"Class-Path: {' '.join(parts)}"
-    while rest:  # a line that goes on begins with a blank
+    while rest:  # a line that continues begins with a blank
         lines.append(rest[:_MANIFEST_COLUMNS])
         rest = f" {rest[_MANIFEST_COLUMNS:]}" if rest[_MANIFEST_COLUMNS:] else ""
     temporary = path.with_suffix(".tmp")

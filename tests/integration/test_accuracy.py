@@ -28,7 +28,7 @@ def train(*flags):
 @needs_data
 def test_lenet_on_mnist_with_two_replicas(tmp_path):
     convert.main(["--dataset=mnist", f"--source={DATA / 'mnist'}", f"--data_dir={tmp_path / 'mnist'}"])
-    flags = ["--model=lenet", "--distort=shift(pixels=1)", "--strategy=mirrored", "--num_replicas=2", "--epochs=10"]
+    flags = ["--model=lenet", "--augment=shift(pixels=1)", "--strategy=mirrored", "--num_replicas=2", "--epochs=10"]
     _, accuracy = train(f"--data_dir={tmp_path / 'mnist'}", f"--model_dir={tmp_path / 'run'}", *flags)
     assert accuracy >= 0.985
 

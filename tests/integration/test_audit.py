@@ -263,7 +263,7 @@ def contents(tmp_path_factory):
             "box, id, image, key, label, scores, tags; images resized to 6x6",
             marks=pytest.mark.slow,
         ),
-        ("png", ["--distort=random_crop"], "box, id, image, key, label, scores, tags; images resized to 11x11"),
+        ("png", ["--augment=random_crop"], "box, id, image, key, label, scores, tags; images resized to 11x11"),
         ("jpeg", [], "of shards: image, key, label"),
     ],
 )

@@ -111,14 +111,14 @@ def test_windows_are_measured_against_reading_memory_one_by_one_and_the_promise(
     first, *lines = lines_of(run(*flags, benchmark="windowed_throughput"))
     assert first in ("records are unpacked by compiled code", "records are unpacked by NumPy")
     readers = ("threads", "processes", "TFRecordDataset")
-    names = [rf"in windows, undistorted, against a bare checked read \({name}\)" for name in readers]
+    names = [rf"in windows, unaugmented, against a bare checked read \({name}\)" for name in readers]
     names += ["in windows, cifar10_tutorial, against the same from memory"]
     names += [f"in windows, {recipe}, against one by one" for recipe in ("none", "cifar10_tutorial")]
     alone = ("zlib", "ISA-L")
-    names += [rf"in windows, undistorted, compressed, against {library} alone \(\d threads\)" for library in alone]
-    names += ["in windows, undistorted, compressed, against windows of uncompressed shards"]
-    names += ["in windows, undistorted, 1,000 classes, against 100 classes"]
-    names += [f"in windows, undistorted, from the cache, against {name}" for name in ("the store", "a local data set")]
+    names += [rf"in windows, unaugmented, compressed, against {library} alone \(\d threads\)" for library in alone]
+    names += ["in windows, unaugmented, compressed, against windows of uncompressed shards"]
+    names += ["in windows, unaugmented, 1,000 classes, against 100 classes"]
+    names += [f"in windows, unaugmented, from the cache, against {name}" for name in ("the store", "a local data set")]
     assert re.fullmatch(r"compressed to [01]\.\d\d of [\d,]+ bytes", lines.pop(-8))
     for line, name in zip(lines[:-1], names, strict=True):
         assert re.fullmatch(name + BOTH, line), line

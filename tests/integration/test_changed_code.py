@@ -1,4 +1,4 @@
-"""Code that changes between a run and what goes on from its checkpoints: a line names each file, for every command."""
+"""Code that changes between a run and what resumes from its checkpoints: a line names each file, for every command."""
 
 import json
 

@@ -98,12 +98,12 @@ FACTOR_OF = np.array([FACTORS.get(number, 1.0) for number in range(CLASSES)])
 @pytest.mark.parametrize(
     ("memory", "more"),
     [
-        ({}, {"distort": "shift(pixels=1)"}),
-        pytest.param({"shuffle_bytes": 864, "streams": 2}, {"distort": "mixup"}, marks=pytest.mark.slow),
+        ({}, {"augment": "shift(pixels=1)"}),
+        pytest.param({"shuffle_bytes": 864, "streams": 2}, {"augment": "mixup"}, marks=pytest.mark.slow),
         pytest.param({"portable": True}, {}, marks=pytest.mark.slow),
         pytest.param({}, {}, marks=pytest.mark.slow),
-        pytest.param({}, {"distort": "mixup"}, marks=pytest.mark.slow),
-        pytest.param({"portable": True}, {"distort": "mixup"}, marks=pytest.mark.slow),
+        pytest.param({}, {"augment": "mixup"}, marks=pytest.mark.slow),
+        pytest.param({"portable": True}, {"augment": "mixup"}, marks=pytest.mark.slow),
         pytest.param({"shuffle_bytes": 864, "streams": 2}, {}, marks=pytest.mark.slow),
     ],
 )
@@ -161,7 +161,7 @@ def test_what_cannot_be_a_factor_is_one_line(images, value, message):
     ("more", "message"),
     [
         ({"training": False}, "^class_weight with training=False: "),
-        ({"distort": "mixup", "distort_on": "device"}, "^class_weight with distort_on='device' and distort='mixup'"),
+        ({"augment": "mixup", "augment_on": "device"}, "^class_weight with augment_on='device' and augment='mixup'"),
     ],
 )
 def test_where_it_cannot_be_is_one_line(images, more, message):

@@ -42,7 +42,7 @@ def mode_in(folder):
 
 
 def test_a_compiled_run_goes_on_to_the_same_bits_and_a_change_of_the_mode_is_said(train):
-    flags = ("--model=mlp", "--distort=shift")
+    flags = ("--model=mlp", "--augment=shift")
     lines = train("once", 4, "--jit_compile", *flags)
     assert "; compiled by XLA; step 0 to 4" in lines[0]
     assert mode_in("once") == "on"

@@ -48,7 +48,7 @@ class Run:
 
 
 def play(stage, first, data, model, logs):
-    """Runs a stage from step `first`; returns the step that the next one goes on from."""
+    """Runs a stage from step `first`; returns the step that the next one resumes from."""
     workers = start_workers(data, [model] * stage.workers, *FLAGS, f"--log_keys={logs}")
     if stage.end is signal.SIGTERM:  # to one of them
         wait_for_step(workers[0], first + 2 * LOOP)
@@ -157,7 +157,7 @@ def test_a_run_that_changes_its_strategy(digits, tmp_path):
         ("--strategy=one_device",),
         ("--strategy=mirrored", "--num_replicas=4"),
     ]
-    flags = ("--distort=shift(pixels=2)", "--eval_split=none", "--global_batch_size=64")
+    flags = ("--augment=shift(pixels=2)", "--eval_split=none", "--global_batch_size=64")
     last = 10 * len(stages)
     for step, stage in enumerate(stages, 1):
         [(code, _, err)] = finish(start(digits, tmp_path / "changing", *stage, *flags, f"--train_steps={10 * step}"))

@@ -68,7 +68,7 @@ class Ink(trainer.Task):
     def metrics(self, labels, outputs):
         return {"near": tf.cast(tf.abs(outputs[:, 0] - tf.cast(labels, tf.float32)) < 2.0, tf.float32)}
 """
-FLAGS = ("--distort=shift", "--global_batch_size=64", "--checkpoint_every=20", "--log_every=0")
+FLAGS = ("--augment=shift", "--global_batch_size=64", "--checkpoint_every=20", "--log_every=0")
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_a_model_of_the_users(model, digits, tmp_path):
 
 def test_a_task_without_classes_has_its_metrics_alone(digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
-    flags = ["--task=models:Ink", "--distort=shift", "--train_steps=20", "--learning_rate=0.001"]
+    flags = ["--task=models:Ink", "--augment=shift", "--train_steps=20", "--learning_rate=0.001"]
     ran = forked.run(["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", *flags], cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     done = evaluate("--model_dir=run", "--output=out", cwd=tmp_path)
@@ -324,7 +324,7 @@ def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
     for folder in (own, other):
         shutil.copytree(digits, folder)
     edit_manifest(other, lambda content: content["image_mean"].__setitem__(0, content["image_mean"][0] / 4))
-    flags = ("--model=softmax_regression", "--distort=pad_crop_flip(pad=0, flip=False)", "--train_steps=20")
+    flags = ("--model=softmax_regression", "--augment=pad_crop_flip(pad=0, flip=False)", "--train_steps=20")
     [(code, _, err)] = finish(runs.start(own, run, *flags))
     assert code == 0, err
     as_trained = json_of(f"--model_dir={run}")["loss"]
@@ -343,12 +343,12 @@ def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
 
 
 def test_mirrored_images_count_in_evaluations(digits, tmp_path):
-    run, flags = tmp_path / "run", ("--model=softmax_regression", "--eval_flip", "--distort=shift", "--train_steps=40")
+    run, flags = tmp_path / "run", ("--model=softmax_regression", "--eval_flip", "--augment=shift", "--train_steps=40")
     [(code, out, err)] = finish(runs.start(digits, run, *flags))
     assert code == 0, err
     model = built.build(reader.read(run / "ckpt-40"), CheckpointFlags(model_dir=str(run))).model
     right, examples = 0, 0
-    for images, labels, weights in input_fn(digits, "test", global_batch_size=46, training=False, distort="shift"):
+    for images, labels, weights in input_fn(digits, "test", global_batch_size=46, training=False, augment="shift"):
         mirrored = model(images[:, :, ::-1], training=False)
         classes = np.argmax(model(images, training=False) + mirrored, axis=1)
         right += int(((classes == labels.numpy()) * weights.numpy()).sum())

@@ -88,7 +88,7 @@ def compared(done):
 def trained(digits, tmp_path_factory):
     flags = (
         "--model=lenet",
-        "--distort=shift",
+        "--augment=shift",
         "--train_steps=40",
         "--ema=0.9",
         "--eval_flip",
@@ -196,28 +196,28 @@ def test_no_file_names_the_machine_or_our_code(exported):
     [
         pytest.param(
             Kind(),
-            ("--model=cifar10_cnn", "--distort=cifar10_tutorial"),
+            ("--model=cifar10_cnn", "--augment=cifar10_tutorial"),
             "keras,stablehlo",
             "uint8 images of 40x36x3",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             Kind("jpeg", varied=True),
-            ("--model=lenet", "--distort=random_resized_crop(size=32)"),
+            ("--model=lenet", "--augment=random_resized_crop(size=32)"),
             "saved_model,keras",
             "any size, fitted to 32x32",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             Kind("jpeg", varied=True),
-            ("--model=lenet", "--distort=random_resized_crop(size=32)", "--precision=bfloat16"),
+            ("--model=lenet", "--augment=random_resized_crop(size=32)", "--precision=bfloat16"),
             "saved_model,keras",
             "any size, fitted to 32x32",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             Kind("png", varied=True),
-            ("--model=lenet", "--distort=pad_crop_flip", "--resize=30x28"),
+            ("--model=lenet", "--augment=pad_crop_flip", "--resize=30x28"),
             "saved_model,keras",
             "any size, fitted to 30x28",
             marks=pytest.mark.slow,
@@ -265,7 +265,7 @@ def photographs_are_cut_as_the_run_cuts_them(run, folder, photo):
 @pytest.mark.slow
 def test_layers_of_the_users(digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
-    train(digits, "run", "--task=models:Subclassed", "--train_steps=10", "--distort=shift", cwd=tmp_path)
+    train(digits, "run", "--task=models:Subclassed", "--train_steps=10", "--augment=shift", cwd=tmp_path)
     refused = export("run", "refused", "--format=saved_model,keras", cwd=tmp_path)
     assert refused.returncode == 1
     assert [line.split(":")[0] for line in refused.stdout.splitlines()[2:]] == ["saved_model"]
@@ -280,13 +280,13 @@ def test_layers_of_the_users(digits, tmp_path):
 def test_registered_layers_of_the_users(digits, tmp_path):
     registered = "@keras.saving.register_keras_serializable()\nclass Doubled"
     (tmp_path / "models.py").write_text(MODELS.replace("class Doubled", registered))
-    train(digits, "run", "--model=models:mine", "--train_steps=10", "--distort=shift", cwd=tmp_path)
+    train(digits, "run", "--model=models:mine", "--train_steps=10", "--augment=shift", cwd=tmp_path)
     assert list(compared(export("run", "out", "--format=keras", cwd=tmp_path))) == ["keras"]
 
 
 def test_outputs_that_are_no_classes_are_refused(digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
-    train(digits, "run", "--model=models:eleven", "--train_steps=5", "--distort=shift", cwd=tmp_path)
+    train(digits, "run", "--model=models:eleven", "--train_steps=5", "--augment=shift", cwd=tmp_path)
     done = export("run", "out", cwd=tmp_path)
     assert done.returncode == 2
     assert "models:eleven: gives outputs of shape (None, 11), not one for each of the 10 classes" in done.stderr

@@ -1,4 +1,4 @@
-"""Runs that go on in half of a copy of a run's folder: one line, or an older checkpoint; nothing of use is removed."""
+"""Runs that resume in half of a copy of a run's folder: one line, or an older checkpoint; nothing of use is removed."""
 
 import itertools
 import os

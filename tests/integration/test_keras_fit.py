@@ -160,34 +160,34 @@ def test_without_weights_what_cannot_be_is_refused(folder, wrong):
         distribute(tf.distribute.get_strategy(), folder, global_batch_size=8, training=False, weights="none")
 
 
-@pytest.mark.parametrize("name", ["distort", "parse"])
+@pytest.mark.parametrize("name", ["augment", "parse"])
 def test_a_layer_that_counts_its_draws_is_refused(folder, name):
     """Keras' RandomFlip(seed=1) gave other pixels after a resume."""
     flip = keras.layers.RandomFlip(seed=1)
 
-    def distort(images, keys):
+    def augment(images, keys):
         return flip(images, training=True)
 
     def parse(records):
         pixels = tf.reshape(tf.io.decode_raw(tf.strings.substr(records, 0, 12), tf.uint8), (-1, 2, 2, 3))
         return flip(pixels, training=True), tf.zeros([records.shape[0]])
 
-    given = {"global_batch_size": 8, "training": True, name: {"distort": distort, "parse": parse}[name]}
+    given = {"global_batch_size": 8, "training": True, name: {"augment": augment, "parse": parse}[name]}
     with pytest.raises(
         UsageError, match=f"^{name}: the function changes .* by the op AssignVariableOp; .*seed_generator"
     ):
         input_fn(folder, **given)
 
 
-def test_images_that_a_step_should_distort_are_refused_by_fit(folder):
-    data = input_fn(folder, global_batch_size=8, training=True, distort="shift(pixels=1)", distort_on="device")
+def test_images_that_a_step_should_augment_are_refused_by_fit(folder):
+    data = input_fn(folder, global_batch_size=8, training=True, augment="shift(pixels=1)", augment_on="device")
     model = linear_model()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with pytest.raises(UsageError, match="^distort_on='device': Keras does not call distort_fn"):
+    with pytest.raises(UsageError, match="^augment_on='device': Keras does not call augment_fn"):
         model.fit(data, steps_per_epoch=1)
 
 
-def test_fit_sees_another_order_and_other_distortions_in_its_second_epoch(folder):
+def test_fit_sees_another_order_and_other_augmentations_in_its_second_epoch(folder):
     seen = []
 
     class Recording(keras.Model):
@@ -205,10 +205,10 @@ def test_fit_sees_another_order_and_other_distortions_in_its_second_epoch(folder
     model = Recording()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
     steps = steps_per_epoch(folder, global_batch_size=8)
-    dataset = input_fn(folder, global_batch_size=8, training=True, distort="shift(pixels=1)", weights="mean")
+    dataset = input_fn(folder, global_batch_size=8, training=True, augment="shift(pixels=1)", weights="mean")
     model.fit(dataset, steps_per_epoch=steps, epochs=2, verbose=0)
     plain = list(
-        input_fn(folder, global_batch_size=8, training=True, distort="shift(pixels=1)", epochs=2, record_ids=True)
+        input_fn(folder, global_batch_size=8, training=True, augment="shift(pixels=1)", epochs=2, record_ids=True)
     )
     assert len(seen) == len(plain) == 2 * steps == 4
     for (images, labels, _), (expected, expected_labels, _, _) in zip(seen, plain, strict=True):

@@ -12,9 +12,9 @@ from tests import forked, parameter_servers
 from tests.runs import checkpoint_bytes, finish, start, tf_configs, wait_for_step
 
 STEPS = 240
-# Checkpoints, lines and epochs at unrelated steps; distortions, so that their randomness has to come back too.
+# Checkpoints, lines and epochs at unrelated steps; augmentations, so that their randomness has to come back too.
 FLAGS = (f"--train_steps={STEPS}", "--checkpoint_every=23", "--log_every=10", "--steps_per_loop=4", "--eval_every=90")
-DISTORT = "--distort=shift(pixels=2)"
+AUGMENT = "--augment=shift(pixels=2)"
 # trainer.run, for `forked.Process(["-c", ...])`, whose default clock of checkpoints is 100 times as fast.
 WITH_A_FAST_CLOCK = """
 from trainer import run
@@ -52,7 +52,7 @@ def kill_after(process, step):
 
 
 def test_killed_on_one_device(digits, tmp_path, uninterrupted):
-    flags = (*TOPOLOGIES["one_device"], *FLAGS, DISTORT)
+    flags = (*TOPOLOGIES["one_device"], *FLAGS, AUGMENT)
     kill_after(start(digits, tmp_path, *flags), 100)
     code, _, err = finish(start(digits, tmp_path, *flags))[0]
     assert (code, err) == (0, "")
@@ -61,7 +61,7 @@ def test_killed_on_one_device(digits, tmp_path, uninterrupted):
 
 @pytest.mark.slow
 def test_killed_and_terminated_on_two_replicas(digits, tmp_path, uninterrupted):
-    flags = (*TOPOLOGIES["mirrored"], *FLAGS, DISTORT)
+    flags = (*TOPOLOGIES["mirrored"], *FLAGS, AUGMENT)
     kill_after(start(digits, tmp_path, *flags), 50)
 
     terminated = start(digits, tmp_path, *flags)
@@ -94,10 +94,10 @@ def test_interrupted_by_the_keyboard(digits, tmp_path):
 @pytest.mark.parametrize(
     "flags",
     [
-        (*TOPOLOGIES["one_device"], "--model=mlp", "--optimizer=adam", "--learning_rate=0.001", DISTORT),
-        (*TOPOLOGIES["mirrored"], "--model=lenet", DISTORT),
-        (*TOPOLOGIES["mirrored"], "--model=cifar10_cnn", "--distort=pad_crop_flip", "--global_batch_size=32"),
-        ("--strategy=central_storage", "--num_replicas=2", "--model=mlp", DISTORT),
+        (*TOPOLOGIES["one_device"], "--model=mlp", "--optimizer=adam", "--learning_rate=0.001", AUGMENT),
+        (*TOPOLOGIES["mirrored"], "--model=lenet", AUGMENT),
+        (*TOPOLOGIES["mirrored"], "--model=cifar10_cnn", "--augment=pad_crop_flip", "--global_batch_size=32"),
+        ("--strategy=central_storage", "--num_replicas=2", "--model=mlp", AUGMENT),
     ],
     ids=["one_device-mlp", "mirrored-lenet", "mirrored-cifar10_cnn", "central_storage-mlp"],
 )
@@ -121,9 +121,9 @@ def test_killed_at_any_moment(flags, seed, digits, tmp_path, uninterrupted):
 
 @pytest.mark.slow
 def test_stopped_in_the_middle_of_evaluation(digits, tmp_path, uninterrupted):
-    flags = (*TOPOLOGIES["one_device"], *FLAGS, DISTORT)
+    flags = (*TOPOLOGIES["one_device"], *FLAGS, AUGMENT)
     for _ in range(2):  # evaluating all the time, so that the signal meets it
-        process = start(digits, tmp_path, *flags[:-2], "--eval_every=1", DISTORT)
+        process = start(digits, tmp_path, *flags[:-2], "--eval_every=1", AUGMENT)
         wait_for_step(process, 0)
         time.sleep(0.3)
         process.terminate()

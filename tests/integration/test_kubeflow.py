@@ -25,5 +25,5 @@ def test_the_end_of_a_run_is_reported(digits, tmp_path):
     result = run(digits, tmp_path / "refused", server.environment)
     server.close()
     assert (result.returncode, result.stderr) == (0, "")
-    line = "note: Kubeflow Trainer does not get the progress (HTTP 403 Forbidden); training goes on"
+    line = "note: Kubeflow Trainer does not get the progress (HTTP 403 Forbidden); training continues"
     assert result.stdout.splitlines().count(line) == 1

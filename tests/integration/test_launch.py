@@ -114,7 +114,7 @@ def test_a_page_that_cannot_be_served_is_one_line_and_the_job_goes_on(launch):
     assert [line for line in err.splitlines() if "the page" in line] == [
         "trainer.launch: the page ended with exit code 2 (a flag cannot work): trainer.watch: "
         f"--host=127.0.0.1 --port={port}: cannot listen there: Address already in use; give another one; "
-        "the job goes on without it"
+        "the job continues without it"
     ]
 
 
@@ -341,7 +341,7 @@ def test_a_second_signal_kills(launch):
     [*(pytest.param(one, marks=pytest.mark.slow) for one in (">&-", "2>&-", "| true")), ">&- 2>&-", "2>&1 | true"],
 )
 def test_output_that_is_closed(data, tmp_path, closed):
-    """The job goes on; no file takes the place of a closed stream; the exit code is that of the job."""
+    """The job continues; no file takes the place of a closed stream; the exit code is that of the job."""
     flags = f"--data_dir={data} --model_dir={tmp_path / 'model'} --global_batch_size=24"
     program = shlex.join([sys.executable, "-c", CODE.format(program=FAKE)])
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -429,8 +429,8 @@ def test_elastic_goes_on_with_fewer_and_grows_back(launch, tmp_path):
     code, _, err = job.end()
     assert code == 75, err
     assert "the place of worker 1 (slot 1) is given up for now" in err
-    assert "going on with 2 workers" in err
-    assert "going on with 3 workers" in err
+    assert "continuing with 2 workers" in err
+    assert "continuing with 3 workers" in err
 
 
 def test_a_new_checkpoint_forgives_failures_of_a_slot(launch):
@@ -471,7 +471,7 @@ def test_an_asynchronous_worker_is_started_again_alone(launch):
     assert code == 0, err
     assert out.count("begins at step") == 1
     again = re.findall(
-        r"worker 1 .*; starting it again in ([\d.]+) s \(restart (\d) of 10\), while the others go on", err
+        r"worker 1 .*; starting it again in ([\d.]+) s \(restart (\d) of 10\), while the others continue", err
     )
     assert [number for _, number in again] == ["1", "2"]
     status = job.status()
@@ -483,7 +483,8 @@ def test_an_asynchronous_worker_is_started_again_alone(launch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "decision"), [((), "starting it again in 0.1 s"), (("--max_restarts=0",), "the others go on without it")]
+    ("flags", "decision"),
+    [((), "starting it again in 0.1 s"), (("--max_restarts=0",), "the others continue without it")],
 )
 def test_what_an_asynchronous_worker_said_is_shown_while_the_others_go_on(flags, decision, launch):
     """That it lost another one is held back only until its own end is told."""
@@ -509,7 +510,7 @@ def test_the_others_go_on_without_one_that_cannot_be_started_again(launch):
     code, _, err = launch(*PS, "--max_restarts=1", plan=plan, steps=200).end()
     assert code == 0, err
     assert "worker 1 (process" in err
-    assert "; the others go on without it (--max_restarts=1)" in err
+    assert "; the others continue without it (--max_restarts=1)" in err
 
 
 def test_a_dead_parameter_server_restarts_the_group(launch):

@@ -195,9 +195,9 @@ def test_elastic_shrinks_and_grows_back_to_the_same_bits(launch, undisturbed, tm
     job.wait_until(lambda status: status["num_workers"] == 2 and status["state"] == "training")
     code, _, err = job.end()
     assert code == 0, err
-    assert [line for line in err.splitlines() if "going on with" in line] == [
-        "trainer.launch: going on with 1 worker",
-        "trainer.launch: going on with 2 workers",
+    assert [line for line in err.splitlines() if "continuing with" in line] == [
+        "trainer.launch: continuing with 1 worker",
+        "trainer.launch: continuing with 2 workers",
     ]
     assert checkpoint_bytes(tmp_path / "model", steps) == undisturbed(steps)
 

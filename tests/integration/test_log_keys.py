@@ -73,7 +73,7 @@ def test_the_log_is_the_order_and_training_is_the_same_with_it(strategy, data, t
 def test_a_convolution_on_several_replicas_is_trained_to_the_same_bits_with_it(tmp_path):
     """In the loop that runs without it, oneDNN must sum the gradients of a first layer in the same way."""
     write_dataset(tmp_path / "data", (100, 92), (28, 28, 1), (4,), 10)
-    flags = [f"--data_dir={tmp_path / 'data'}", "--model=lenet", "--distort=shift", "--global_batch_size=48"]
+    flags = [f"--data_dir={tmp_path / 'data'}", "--model=lenet", "--augment=shift", "--global_batch_size=48"]
     flags += [*STRATEGIES["mirrored"], "--eval_split=none", "--train_steps=1"]
     for model, more in (
         ("plain", []),

@@ -22,7 +22,7 @@ STRATEGIES = {
     "mirrored": ("--strategy=mirrored", "--num_replicas=2"),
     "central_storage": ("--strategy=central_storage", "--num_replicas=2"),
     "virtual": ("--strategy=mirrored", "--num_replicas=2", "--virtual_replicas=4"),
-    "device": ("--distort=pad_crop_flip", "--distort_on=device", "--jit_compile"),
+    "device": ("--augment=pad_crop_flip", "--augment_on=device", "--jit_compile"),
 }
 
 

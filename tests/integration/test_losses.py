@@ -6,7 +6,7 @@ import pytest
 from tests.runs import finish, scalars, start, start_workers
 
 STEPS = 50
-FLAGS = ["--distort=shift", "--global_batch_size=64", f"--train_steps={STEPS}", "--log_every=1", "--summary_every=1"]
+FLAGS = ["--augment=shift", "--global_batch_size=64", f"--train_steps={STEPS}", "--log_every=1", "--summary_every=1"]
 MLP = ["--model=mlp", "--optimizer=sgd", "--learning_rate=0.1"]
 LENET = ["--model=lenet"]
 

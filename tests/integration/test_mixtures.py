@@ -17,7 +17,7 @@ from trainer import evaluate, run
 
 STEPS = 10
 # 16 rows of a, 8 of b: epochs of 5 steps, whose last has 14 rows of padding, and of 5 with 1
-FLAGS = ("--global_batch_size=24", "--model=softmax_regression", "--distort=flip | normalize", f"--train_steps={STEPS}")
+FLAGS = ("--global_batch_size=24", "--model=softmax_regression", "--augment=flip | normalize", f"--train_steps={STEPS}")
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ STEPS = 120
 FLAGS = (
     *("--model=softmax_regression", "--optimizer=momentum", f"--train_steps={STEPS}"),
     *("--checkpoint_every=23", "--log_every=10"),
-    *("--steps_per_loop=4", "--distort=shift(pixels=2)", "--collective_timeout=30"),
+    *("--steps_per_loop=4", "--augment=shift(pixels=2)", "--collective_timeout=30"),
 )
 
 

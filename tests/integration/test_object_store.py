@@ -192,13 +192,13 @@ def test_of_two_that_begin_together_one_goes_on(bucket: RemotePath) -> None:
         try:
             with leased(bucket):
                 time.sleep(2.0)
-                return "goes on"
+                return "continues"
         except RerunError as error:
             return str(error)
 
     with ThreadPoolExecutor(2) as threads:
         found = sorted(threads.map(begin, range(2)), key=len)
-    assert found[0] == "goes on"
+    assert found[0] == "continues"
     assert "another conversion " in found[1]
     assert bucket.files() == []
 

@@ -254,11 +254,11 @@ assert frames.is_compiled()
 """
 FEED = """
 from pipeline import input_fn, operations
-images, labels, weights = next(iter(input_fn("digits", global_batch_size=64, training=True, distort="shift")))
+images, labels, weights = next(iter(input_fn("digits", global_batch_size=64, training=True, augment="shift")))
 assert images.shape == (64, 28, 28, 1)
 assert operations.is_compiled()
 """
-TRAIN = "train digits --model_dir=run --model=lenet --distort=shift --global_batch_size=64 --train_steps=10"
+TRAIN = "train digits --model_dir=run --model=lenet --augment=shift --global_batch_size=64 --train_steps=10"
 CONVERT = "convert --dataset=image_folder --source=photos --data_dir=data --split=train:0.5,test:0.5"
 
 # By extras, what is run with them in a folder with the data set `digits`: commands, as text, and Python with arguments.

@@ -97,7 +97,7 @@ def line_with_columns(tmp_path_factory):
         ),
         (["--where=number < 9", "--weigh=number", "--sync"], [number for number in range(9) for _ in range(number)]),
     ],
-    ids=["a subset", "weighed, synchronous"],
+    ids=["a subset", "weighted, synchronous"],
 )
 def test_the_rows_of_a_view_are_trained_on_exactly(line_with_columns, tmp_path, flags, fed):
     outcomes = Job(2, 1, line_with_columns, tmp_path, *LINE, *flags, "--epochs=5", "--steps_per_loop=2").finish()
@@ -124,7 +124,7 @@ def test_skipped_steps_are_made_by_workers_and_change_nothing(line_with_columns,
 def test_two_servers_three_workers_and_the_recipes(digits, tmp_path):
     flags = ["--optimizer=adam", "--learning_rate=0.02", "--clip_norm=1", "--ema=0.98", "--label_smoothing=0.1"]
     flags += ["--weight_decay=0.001", "--schedule=cosine", "--global_batch_size=48", "--model=softmax_regression"]
-    flags += ["--distort=shift(pixels=1)", "--distort_on=device"]
+    flags += ["--augment=shift(pixels=1)", "--augment_on=device"]
     outcomes = Job(3, 2, digits, tmp_path, *flags, "--epochs=4", "--eval_every=60").finish()
     assert_all_ended(outcomes)
     out = outcomes["chief 0"][1]
@@ -152,7 +152,7 @@ def test_a_worker_comes_back_then_a_server_is_lost_then_the_job_resumes(digits, 
     job = Job(2, 1, digits, tmp_path, *flags)
     wait_for_step(job.chief, 60)
     job.processes["worker 1"].kill()
-    wait_for_line(job.chief, r"lost worker 1 \(localhost:\d+\); training goes on with the other workers")
+    wait_for_line(job.chief, r"lost worker 1 \(localhost:\d+\); training continues with the other workers")
     wait_for_step(job.chief, 200)
     job.processes["worker 1"].wait()
     job.start("worker", 1)

@@ -108,7 +108,7 @@ def test_a_signal_to_one_worker_of_two_lets_it_leave(number, line, tmp_path):
     left = job.processes["worker 1"]
     left.send_signal(number)
     wait_for_line(
-        job.chief, rf"worker 1 \(localhost:\d+\) has left after {number.name}; training goes on with the other"
+        job.chief, rf"worker 1 \(localhost:\d+\) has left after {number.name}; training continues with the other"
     )
     left.wait(20)
     outcomes = ends(job)
@@ -160,7 +160,7 @@ def test_a_stopped_worker_is_killed_and_the_others_make_its_steps(line, tmp_path
     outcomes = ends(job)
     out = outcomes["chief 0"][1]
     assert outcomes["chief 0"][0] == outcomes["worker 0"][0] == outcomes["ps 0"][0] == 0, outcomes
-    assert re.search(r"^lost worker 1 \(localhost:\d+\).*; training goes on with the other workers$", out, re.M)
+    assert re.search(r"^lost worker 1 \(localhost:\d+\).*; training continues with the other workers$", out, re.M)
     steps, once, twice, never = ledger_of(out)
     assert (steps, never) == (200, 0)
     assert twice <= 1

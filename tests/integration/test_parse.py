@@ -318,7 +318,7 @@ def test_rows_that_are_as_many_have_a_static_shape(folder):
     assert len(list(dataset)) == STEPS
 
 
-@pytest.mark.parametrize("more", [{}, {"distort": "shift"}, {"distort": tf.identity}, {"resize": "8x8"}])
+@pytest.mark.parametrize("more", [{}, {"augment": "shift"}, {"augment": tf.identity}, {"resize": "8x8"}])
 def test_without_a_function_one_line_says_what_to_give(folder, more):
     with pytest.raises(UsageError, match=r"^texts: .*pipeline.index .*parse="):
         input_fn(folder, global_batch_size=SIZE, training=True, **more)

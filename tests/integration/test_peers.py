@@ -29,8 +29,8 @@ def test_contestants_are_measured_in_processes_of_their_own(tmp_path):
     processor, *lines = done.stdout.splitlines()
     assert processor.startswith("processor: ")
     assert [line for line in lines if not line.startswith(" ")] == [
-        "contestants, and how they distort:",
-        *(f"{part}, {what}, batch 64:" for part in ("peers", "distribute") for what in ("distorted", "undistorted")),
+        "contestants, and how they augment:",
+        *(f"{part}, {what}, batch 64:" for part in ("peers", "distribute") for what in ("augmented", "unaugmented")),
     ]
     assert sum(bool(re.search(rf"; of ours: {RATIO}, by processor time {RATIO}$", line)) for line in lines) == 2
     assert sum(bool(re.search(rf"(distribute|nothing) on [124] .*; of plain: {RATIO}", line)) for line in lines) == 12
@@ -50,7 +50,7 @@ def test_photographs_are_cropped_by_contestants_in_processes_of_their_own(tmp_pa
     skipped = "crop_alone: skipped, NotImplementedError: libjpeg-turbo has no RandAugment"
     assert [line for line in done.stdout.splitlines() if "skipped" in line] == [skipped]
     results = json.loads((tmp_path / "found.json").read_text())["results"]
-    assert [(one["name"], one["distorted"]) for one in results] == [
+    assert [(one["name"], one["augmented"]) for one in results] == [
         *((name, False) for name in names),
         *((name, True) for name in names[:-1]),
     ]

@@ -91,7 +91,7 @@ def old(photographs, tmp_path_factory):
 
 def fed(data_dir, **options):
     """Returns {key: image} of the training split as it is fed."""
-    options = {"global_batch_size": 2, "training": False, "distort": None, "features": ("key",), **options}
+    options = {"global_batch_size": 2, "training": False, "augment": None, "features": ("key",), **options}
     found = {}
     for x, _, weights in input_fn(data_dir, "train", epochs=1, **options):
         for key, image, weight in zip(x["key"].numpy(), x["image"].numpy(), weights.numpy(), strict=True):
@@ -104,9 +104,9 @@ WAYS = {
     "resident": {"shuffle_bytes": RESIDENT},
     "windows": {"shuffle_bytes": WINDOWS},
     "portable": {"portable": True},
-    "crops": {"distort": "random_crop(size=32, normalize=False)"},
+    "crops": {"augment": "random_crop(size=32, normalize=False)"},
     "crops portable": {
-        "distort": "random_crop(size=32, normalize=False)",
+        "augment": "random_crop(size=32, normalize=False)",
         "shuffle_bytes": WINDOWS,
         "portable": True,
     },
@@ -124,7 +124,7 @@ def test_what_is_fed_is_upright_and_what_pillow_decodes(way, new, photographs):
     options = WAYS[way]
     rule = manifest.load(new).pixel_rule
     assert (rule, manifest.load(new).features["image"].shape) == (PixelRule(), (*SIZE, 3))
-    crop = middle if "distort" in options else lambda image: image
+    crop = middle if "augment" in options else lambda image: image
     stored = {example["key"].decode(): example for example in RandomAccess(new, "train", decode=False)}
     shown = {example["key"].decode(): example["image"] for example in RandomAccess(new, "train")}
     found = fed(new, **options)
@@ -132,8 +132,8 @@ def test_what_is_fed_is_upright_and_what_pillow_decodes(way, new, photographs):
     assert len(found) > COUNT / 2
     for key, image in found.items():
         decoded = images.pixels(images.open_file(stored[key]["image"]))
-        assert np.array_equal(image, crop(decoded)) or "distort" in options
-        assert np.abs(image.astype(int) - crop(decoded)).max() <= (12 if "distort" in options else 0)  # at borders
+        assert np.array_equal(image, crop(decoded)) or "augment" in options
+        assert np.abs(image.astype(int) - crop(decoded)).max() <= (12 if "augment" in options else 0)  # at borders
         assert np.array_equal(shown[key], decoded)
         assert (stored[key]["image"] == photographs[1][key][0]) == (not photographs[1][key][1])
         assert np.abs(decoded.astype(int) - picture(int(key[2:].split(".")[0]))).mean() < 4
@@ -143,12 +143,12 @@ def test_what_is_fed_is_upright_and_what_pillow_decodes(way, new, photographs):
 def test_a_data_set_without_a_rule_is_fed_as_it_always_was(way, old, photographs):
     options = WAYS[way]
     assert (manifest.load(old).pixel_rule, manifest.load(old).pixels) == (None, OLD)
-    sized = options if "distort" in options else {**options, "resize": SIZE}
+    sized = options if "augment" in options else {**options, "resize": SIZE}
     for key, image in fed(old, **sized).items():
         file, is_turned = photographs[1][key]
         decoded = tf.io.decode_jpeg(file, channels=3).numpy()
         assert not np.array_equal(decoded, images.pixels(images.open_file(file)))
-        if "distort" in options:
+        if "augment" in options:
             assert np.abs(image.astype(int) - middle(decoded)).max() <= 12
         elif decoded.shape[:2] == SIZE:
             assert np.array_equal(image, decoded)

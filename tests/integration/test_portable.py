@@ -76,7 +76,7 @@ def test_a_service_in_another_process_feeds_the_same_batches(folder):
     )
     index([str(folder), "--add_columns=records"])
     for shuffle_bytes, view in ((1 << 30, {}), (16 * 144, {}), (16 * 144, {"weigh": "label", "limit": 24})):
-        arguments = ARGUMENTS | {"shuffle_bytes": shuffle_bytes, "distort": "shift", **view}
+        arguments = ARGUMENTS | {"shuffle_bytes": shuffle_bytes, "augment": "shift", **view}
         expected = list(input_fn(folder, **arguments))
         found = list(input_fn(folder, portable=True, **arguments).apply(served))
         assert len(found) == len(expected)

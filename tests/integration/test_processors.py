@@ -24,7 +24,7 @@ PROCESSORS = {
 # TensorFlow asks the real processor whether oneDNN has bfloat16; held to AVX2 it then finds no such convolution.
 LEFT_OUT = {"AVX2 and oneDNN": "bfloat16"}
 SENSITIVE = (  # what computes in floating point, and compares with numbers or with itself
-    "tests/unit/pipeline/distort",
+    "tests/unit/pipeline/augmentation",
     "tests/unit/pipeline/order",
     "tests/unit/trainer/step",
     "tests/unit/trainer/test_task.py",

@@ -19,7 +19,7 @@ from tests.datasets import write_dataset
 from tests.loopback import free_ports
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/distortions.md", "docs/feeding.md", "docs/reading.md", "docs/topology.md", "docs/using.md")
+PAGES = ("README.md", "docs/augmentation.md", "docs/feeding.md", "docs/reading.md", "docs/topology.md", "docs/using.md")
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 SNIPPETS = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL)]
 MORE = {  # flags of Beam, and those of a file
@@ -149,7 +149,7 @@ def test_the_tutorial_runs_to_the_letter(folder, follow):
     assert len(said) == 104
     assert said.count("temple") > 90
     assert json.loads(ask)["class_name"] == "temple"
-    for picture in ("data/card.html", "batch.png", "judged/confusion.png", "judged/mistakes.png"):
+    for picture in ("data/card.html", "batch.png", "evaluation/confusion.png", "evaluation/mistakes.png"):
         assert (folder / picture).is_file(), picture
     (block,) = re.findall(r"```sh\n(.*?)```", TEXT["README.md"], re.DOTALL)
     of_readme = [line.replace("photos/cats", "photos/temple") for line in block.splitlines()]
@@ -210,7 +210,7 @@ def test_the_towers_of_cifar10_are_ported_in_two_commands(folder):
     assert set(words) > {"--fresh", "--strategy=central_storage", "--num_replicas=2"}
     done = forked.run(["-m", *words], cwd=folder)
     assert done.returncode == 0, done.stderr
-    words = "cifar10_cnn with .*, average of the weights 0.9999; distort cifar10_tutorial; "
+    words = "cifar10_cnn with .*, average of the weights 0.9999; augment cifar10_tutorial; "
     assert re.match(f"central_storage: 2 replicas, .*; {words}", done.stdout)
     assert "step 0 to 2 of 256 examples, 3 per epoch; a new run" in done.stdout
 

@@ -311,7 +311,7 @@ def test_rows_of_noise_among_digits_are_named(tmp_path, capsys):
     poisoned.write_mnist(data, DATA, 25_600, bad)
     flags = [
         "--model=lenet",
-        "--distort=shift(pixels=1)",
+        "--augment=shift(pixels=1)",
         "--optimizer=adam",
         "--learning_rate=0.002",
         "--eval_split=none",

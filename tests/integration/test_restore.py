@@ -1,4 +1,4 @@
-"""Restored at every step, a run goes on as if it had never been disturbed: each element of the tail is compared."""
+"""Restored at every step, a run resumes as if it had never been disturbed: each element of the tail is compared."""
 
 import dataclasses
 import json
@@ -30,24 +30,24 @@ RAW, UNEQUAL, PNG, JPEG = Kind(), Kind(unequal_keys=True), Kind("png"), Kind("jp
 GZIP = Kind(compression="GZIP", unequal_keys=True)
 SKIP = {"on_corrupt": "skip"}
 CASES = {
-    "raw": Case(RAW, {"distort": "shift"}),
-    "raw, windows": Case(RAW, WINDOWS | {"distort": "shift", "features": ("key",)}, few=False),
+    "raw": Case(RAW, {"augment": "shift"}),
+    "raw, windows": Case(RAW, WINDOWS | {"augment": "shift", "features": ("key",)}, few=False),
     "raw, windows, drop": Case(RAW, WINDOWS | {"remainder": "drop", "seed": 3}, few=False),
     "raw, windows, a shard of two": Case(RAW, WINDOWS | {"shard": Shard(1, 2)}, few=False),
-    "raw, windows, two local replicas": Case(RAW, WINDOWS | {"shard": Shard(1, 2, 2), "distort": "shift"}, few=False),
+    "raw, windows, two local replicas": Case(RAW, WINDOWS | {"shard": Shard(1, 2, 2), "augment": "shift"}, few=False),
     "raw, evaluation": Case(RAW, {"training": False, "epochs": 2, "shuffle_bytes": 144 * 3}, few=False),
     "unequal, windows": Case(UNEQUAL, WINDOWS | {"features": ("key",)}, few=False),
     "more features, windows": Case(
         Kind(extra=True), WINDOWS | {"features": ("scores", "tags"), "weights": "mean"}, few=False
     ),
-    "PNG": Case(PNG, {"distort": "pad_crop_flip(pad=1)"}, few=False),
-    "PNG, windows": Case(PNG, WINDOWS | {"distort": "pad_crop_flip(pad=1)"}, few=False),
-    "JPEG, cropped, windows": Case(JPEG, {"shuffle_bytes": 4000, "streams": 2, "distort": "random_crop(size=6)"}),
+    "PNG": Case(PNG, {"augment": "pad_crop_flip(pad=1)"}, few=False),
+    "PNG, windows": Case(PNG, WINDOWS | {"augment": "pad_crop_flip(pad=1)"}, few=False),
+    "JPEG, cropped, windows": Case(JPEG, {"shuffle_bytes": 4000, "streams": 2, "augment": "random_crop(size=6)"}),
     "JPEG, resized": Case(JPEG, {"resize": "7x5"}, few=False),
-    "GZIP": Case(GZIP, {"distort": "shift"}, few=False),
-    "GZIP, windows": Case(GZIP, WINDOWS | {"distort": "shift", "features": ("key",)}),
+    "GZIP": Case(GZIP, {"augment": "shift"}, few=False),
+    "GZIP, windows": Case(GZIP, WINDOWS | {"augment": "shift", "features": ("key",)}),
     "skip": Case(RAW, SKIP, bad=(1, 4), few=False),
-    "skip, windows": Case(RAW, WINDOWS | SKIP | {"distort": "shift"}, bad=(0, 4)),
+    "skip, windows": Case(RAW, WINDOWS | SKIP | {"augment": "shift"}, bad=(0, 4)),
     "skip, unequal, windows": Case(UNEQUAL, WINDOWS | SKIP, bad=(2,), few=False),
     "remote, windows": Case(UNEQUAL, WINDOWS, remote=True, few=False),
 }

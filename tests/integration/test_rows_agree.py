@@ -1,7 +1,7 @@
 """Each row that is fed belongs to one record: its image, label, key, features and record id carry the same number.
 
 One table of forms of data, and of ways to feed them. Record i has label i % 300; its number is in its image (two
-pixels of noise, or a grey that distortions keep), in its key and in its features.
+pixels of noise, or a grey that augmentations keep), in its key and in its features.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline import RandomAccess, Shard, StepIterator, distort_fn, distribute, input_fn
+from pipeline import RandomAccess, Shard, StepIterator, augment_fn, distribute, input_fn
 from pipeline.distribution import copied_ahead, on_devices
 from pipeline.manifest import naming
 from pipeline.request import Request
@@ -88,17 +88,17 @@ FORMS = {
     "GZIP": Form(Kind(compression="GZIP"), {"features": ("key",)}),
     "GZIP of members": Form(Kind(compression="GZIP", members=4), {"features": ("key",)}),
     "GZIP of members, PNG": Form(Kind("png", compression="GZIP", members=4), {"features": ("key",)}),
-    "shift, whose crops are taken in memory": Form(GREY, {"distort": "shift", "features": ("key",)}, centre),
-    "a recipe that takes whole images": Form(GREY, {"distort": "flip", "features": ("key",)}, centre),
-    "a function": Form(GREY, {"distort": halved}, lambda images: 2 * centre(images)),
+    "shift, whose crops are taken in memory": Form(GREY, {"augment": "shift", "features": ("key",)}, centre),
+    "a recipe that takes whole images": Form(GREY, {"augment": "flip", "features": ("key",)}, centre),
+    "a function": Form(GREY, {"augment": halved}, lambda images: 2 * centre(images)),
     "PNG, a part of each decoded": Form(
         dataclasses.replace(GREY, encoding="png", varied=True),
-        {"distort": "random_crop(size=6,normalize=False)", "features": ("key",)},
+        {"augment": "random_crop(size=6,normalize=False)", "features": ("key",)},
         mean,
     ),
     "JPEG, a part of each decoded": Form(
         dataclasses.replace(GREY, encoding="jpeg", varied=True),
-        {"distort": "random_resized_crop(size=6,normalize=False)", "features": ("key",)},
+        {"augment": "random_resized_crop(size=6,normalize=False)", "features": ("key",)},
         mean,
     ),
     "sizes that vary, stretched": Form(
@@ -273,8 +273,8 @@ def test_the_rows_of_a_mixture(form, way, folder_of):
 @pytest.mark.parametrize("place", ["host", "device"])
 def test_rows_that_are_mixed_have_both_their_labels(place, memory, folder_of):
     data_dir = folder_of(GREY)
-    options = {"global_batch_size": G, "training": True, "epochs": 1, "distort": "mixup", "distort_on": place} | memory
-    mixed = distort_fn(data_dir, **options) if place == "device" else lambda *batch: batch
+    options = {"global_batch_size": G, "training": True, "epochs": 1, "augment": "mixup", "augment_on": place} | memory
+    mixed = augment_fn(data_dir, **options) if place == "device" else lambda *batch: batch
     for batch in input_fn(data_dir, **options):
         images, labels, _ = mixed(*batch)
         greys = images.numpy().reshape(G, -1)
@@ -284,13 +284,13 @@ def test_rows_that_are_mixed_have_both_their_labels(place, memory, folder_of):
 
 
 @EACH_MEMORY
-def test_rows_that_a_device_distorts(memory, folder_of):
+def test_rows_that_a_device_augments(memory, folder_of):
     form, data_dir = Form(GREY, greys=centre), folder_of(GREY)
-    options = {"global_batch_size": G, "training": True, "epochs": 1, "distort": "shift", "distort_on": "device"}
+    options = {"global_batch_size": G, "training": True, "epochs": 1, "augment": "shift", "augment_on": "device"}
     options |= {"features": ("key",)} | memory
-    distort = distort_fn(data_dir, **options)
+    augment = augment_fn(data_dir, **options)
     for *batch, records in input_fn(data_dir, record_ids=True, **options):
-        [rows] = rows_of([(*distort(*batch), records)])
+        [rows] = rows_of([(*augment(*batch), records)])
         check(form, rows, records.numpy())
 
 

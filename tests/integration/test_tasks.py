@@ -221,7 +221,7 @@ def test_a_compiled_model_is_trained_by_its_own_optimizer_loss_and_metrics(topol
 
 
 def test_a_model_that_is_not_compiled_is_trained_as_the_flags_say(models):
-    flags = ("--data_dir=digits", "--model_dir=plain", "--model=mine:plain", "--distort=shift", "--train_steps=100")
+    flags = ("--data_dir=digits", "--model_dir=plain", "--model=mine:plain", "--augment=shift", "--train_steps=100")
     [(code, out, error)] = finish(start(models, *flags, "--optimizer=adamw", "--learning_rate=0.01"))
     assert code == 0, error
     assert float(re.search(r"accuracy = ([\d.]+)", out)[1]) > 0.8

@@ -39,7 +39,7 @@ class Case:
     Attributes:
       counts: records in each shard of `train`.
       arguments: of `input_fn`.
-      atol: how far distorted images may be from those of one device; 0 for the same bytes.
+      atol: how far augmented images may be from those of one device; 0 for the same bytes.
       damaged: the shard that is damaged before it is read.
     """
 
@@ -67,11 +67,11 @@ CASES = {
     "padded, 3 streams": Case((20, 0, 9, 8), {"streams": 3}),
     "one record": Case((1,), {}),
     # 8 streams of 3 rows: replicas 0, 1 and 2 of 3 need 3, 4 and 3 of them.
-    "8 streams, windows, draws": Case((20, 0, 9, 8), windows(8, 2) | {"distort": "draws"}),
-    "one shard, shifted, from step 3": Case((37,), {"start_step": 3, "distort": "shift"}, atol=2e-5),
-    "PNG, windows, distorted": Case(
+    "8 streams, windows, draws": Case((20, 0, 9, 8), windows(8, 2) | {"augment": "draws"}),
+    "one shard, shifted, from step 3": Case((37,), {"start_step": 3, "augment": "shift"}, atol=2e-5),
+    "PNG, windows, augmented": Case(
         (30, 7, 20, 3),
-        windows(3, 9) | {"distort": "cifar10_tutorial(crop=5)"},
+        windows(3, 9) | {"augment": "cifar10_tutorial(crop=5)"},
         Kind("png", unequal_keys=True),
         atol=2e-3,
     ),
@@ -202,7 +202,7 @@ def side_by_side(workers: list[dict[str, Any]]) -> dict[str, Any]:
 def expected_steps(folder: pathlib.Path, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns (record ids, whether real), (G,) each, of the run's steps: the order in NumPy."""
     arguments = CASES[name].all_arguments
-    order = Contract.of(resolve(Request(folder / name, **arguments | {"distort": None})))
+    order = Contract.of(resolve(Request(folder / name, **arguments | {"augment": None})))
     steps = range(arguments.get("start_step", 0), arguments.get("epochs", 1) * order.steps_per_epoch)
     return [order.batch(step) for step in steps]
 
@@ -224,15 +224,15 @@ def test_replicas_get_exactly_their_rows(fed, folder, topology, name):
                 assert rows["key"].tolist() == [key_of("train", number, kind) for number in records[mine]], where
                 assert rows["label"].tolist() == (records[mine] % 3).tolist(), where
                 assert rows["weight"].tolist() == real[mine].astype(float).tolist(), where
-                if "distort" not in CASES[name].arguments:
+                if "augment" not in CASES[name].arguments:
                     images = [image_of(number, SHAPE, kind) for number in records[mine]]
                     assert np.array_equal(rows["image"], images), where
 
 
-@pytest.mark.parametrize(("topology", "name"), [case for case in FED if "distort" in CASES[case.values[1]].arguments])
-def test_distortions_are_those_of_the_ordinary_input(fed, ordinary, topology, name):
+@pytest.mark.parametrize(("topology", "name"), [case for case in FED if "augment" in CASES[case.values[1]].arguments])
+def test_augmentations_are_those_of_the_ordinary_input(fed, ordinary, topology, name):
     case = CASES[name]
-    draws = case.arguments["distort"] == "draws"
+    draws = case.arguments["augment"] == "draws"
     expected = [one["image"] for (one,) in fed("one_device")[name]["distribute"]] if draws else ordinary(name)
     found = [np.concatenate([rows["image"] for rows in step]) for step in fed(topology)[name]["distribute"]]
     np.testing.assert_allclose(found, expected, rtol=1e-6 if case.atol else 0, atol=case.atol)

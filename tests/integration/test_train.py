@@ -57,7 +57,7 @@ def test_two_replicas_learn_the_digits(train, tmp_path):
     )
     assert lines[0] == (
         "mirrored: 2 replicas, here CPU:0, CPU:1; mlp with 397,510 parameters; momentum 0.05 exponential, "
-        "average of the weights 0.99; no distortion; step 0 to 120 of 100 examples, 15 per epoch; a new run"
+        "average of the weights 0.99; no augmentation; step 0 to 120 of 100 examples, 15 per epoch; a new run"
     )
     assert [int(LOG_LINE.fullmatch(line)[1]) for line in lines if "examples/sec" in line] == [50, 100]
     evaluated = r"test accuracy = (0\.\d{4}), loss = \d\.\d{4} \((\d+) examples; averaged weights\)"
@@ -127,9 +127,9 @@ def test_slices_of_splits(train):
 @pytest.mark.parametrize(
     ("model", "flags", "weights"),
     [
-        ("lenet", ["--optimizer=adam", "--learning_rate=0.001", "--distort=shift(pixels=2)"], ""),
+        ("lenet", ["--optimizer=adam", "--learning_rate=0.001", "--augment=shift(pixels=2)"], ""),
         pytest.param(
-            *("cifar10_cnn", ["--distort=none", "--global_batch_size=32"]), "; averaged weights", marks=pytest.mark.slow
+            *("cifar10_cnn", ["--augment=none", "--global_batch_size=32"]), "; averaged weights", marks=pytest.mark.slow
         ),
         pytest.param(
             *("mlp", ["--strategy=central_storage", "--num_replicas=2", "--remainder=drop", "--ema=0"]),
@@ -168,9 +168,9 @@ def test_another_order_is_refused_and_can_be_allowed(train):
 
 def test_what_a_resume_trains_with_differently_is_one_line(train):
     train("--train_steps=3", "--eval_split=none")
-    changed = ("--learning_rate=0.01", "--distort=shift(pixels=2)", "--strategy=mirrored", "--num_replicas=2")
+    changed = ("--learning_rate=0.01", "--augment=shift(pixels=2)", "--strategy=mirrored", "--num_replicas=2")
     lines = train("--train_steps=4", *changed)
-    assert lines[1] == "changed since ckpt-3: --distort was none, is shift(pixels=2); --learning_rate was 0.5, is 0.01"
+    assert lines[1] == "changed since ckpt-3: --augment was none, is shift(pixels=2); --learning_rate was 0.5, is 0.01"
     assert not any("changed" in line for line in train("--train_steps=5", *changed[:2]))
 
 
@@ -274,24 +274,24 @@ def test_what_the_replicas_are_fed(prefetch, place, train, monkeypatch):
     monkeypatch.setattr(
         training, "distribute_request", distributed
     )  # test_strategies.py sees what is ahead of the steps
-    train("--train_steps=2", "--eval_split=none", "--distort=shift", f"--prefetch={prefetch}", f"--distort_on={place}")
-    assert fed == [(prefetch, place != "host")]  # pixels as uint8, for the steps to distort
+    train("--train_steps=2", "--eval_split=none", "--augment=shift", f"--prefetch={prefetch}", f"--augment_on={place}")
+    assert fed == [(prefetch, place != "host")]  # pixels as uint8, for the steps to augment
 
 
 @pytest.mark.slow
 def test_on_gpus_the_steps_make_floats_unless_a_flag_says_otherwise(train, monkeypatch, tmp_path):
     """Only whether there is a GPU is feigned; the bits of the weights do not depend on where floats are made."""
-    flags, weights = ("--eval_split=none", "--distort=flip | shift"), []
-    for has_gpu, flag, place in ((True, (), "both"), (True, ("--distort_on=host",), "host"), (False, (), "host")):
+    flags, weights = ("--eval_split=none", "--augment=flip | shift"), []
+    for has_gpu, flag, place in ((True, (), "both"), (True, ("--augment_on=host",), "host"), (False, (), "host")):
         monkeypatch.setattr(training, "replicas_are_on_cpus", lambda strategy, has_gpu=has_gpu: not has_gpu)
         folder = tmp_path / f"{has_gpu}{len(flag)}"
         train(*flags, *flag, f"--model_dir={folder}", "--train_steps=2")
-        assert reader.read(folder / "ckpt-2").config().data.distort_on == place
+        assert reader.read(folder / "ckpt-2").config().data.augment_on == place
         weights.append(checkpoint_bytes(folder, 2))
     assert weights[0] == weights[1] == weights[2]
     lines = train(*flags, f"--model_dir={tmp_path / 'True0'}", "--train_steps=3")
-    assert "changed since ckpt-2: --distort_on was both, is host" in lines
-    assert "--distort_on" not in str(train(*flags, f"--model_dir={tmp_path / 'False0'}", "--train_steps=3"))
+    assert "changed since ckpt-2: --augment_on was both, is host" in lines
+    assert "--augment_on" not in str(train(*flags, f"--model_dir={tmp_path / 'False0'}", "--train_steps=3"))
 
 
 IN_GROUPS = """
@@ -312,7 +312,7 @@ os._exit(0)
 @pytest.mark.parametrize("virtual", [[], ["--virtual_replicas=4"]], ids=["classic", "virtual"])
 def test_batches_copied_in_groups_train_to_the_same_weights(virtual, train, digits, tmp_path):
     """On logical devices, to which batches are copied as to GPUs."""
-    flags = ["--eval_split=none", "--distort=shift", "--strategy=mirrored", "--num_replicas=2", "--distort_on=both"]
+    flags = ["--eval_split=none", "--augment=shift", "--strategy=mirrored", "--num_replicas=2", "--augment_on=both"]
     folders = tmp_path / "groups", tmp_path / "host"
     program = [f"--data_dir={digits}", "--model=softmax_regression", f"--model_dir={folders[0]}", *flags, *virtual]
     done = forked.run(["-c", IN_GROUPS, *program])
@@ -323,11 +323,11 @@ def test_batches_copied_in_groups_train_to_the_same_weights(virtual, train, digi
 
 
 @pytest.mark.slow
-def test_distorted_images_train_to_other_weights(train, tmp_path):
+def test_augmented_images_train_to_other_weights(train, tmp_path):
     ends = []
-    for number, distort in enumerate(("shift(pixels=2)", "shift(pixels=2)", "shift(pixels=3)", "none")):
+    for number, augment in enumerate(("shift(pixels=2)", "shift(pixels=2)", "shift(pixels=3)", "none")):
         model_dir = tmp_path / str(number)
-        train("--train_steps=2", "--eval_split=none", f"--model_dir={model_dir}", f"--distort={distort}")
+        train("--train_steps=2", "--eval_split=none", f"--model_dir={model_dir}", f"--augment={augment}")
         ends.append({name: value for name, value in checkpoint_bytes(model_dir, 2).items() if "trainable" in name})
     assert len(ends[0]) == 2
     assert ends[0] == ends[1]
@@ -397,9 +397,9 @@ def test_histograms_pictures_a_profile_and_where_operations_run(digits, tmp_path
     assert list(logs.glob("plugins/profile/*/*.xplane.pb"))
 
 
-def test_a_distortion_that_leaves_nothing_of_the_images_is_refused(train):
-    with pytest.raises(UsageError, match=r"^distort: shift\(pixels=50\): must be in 0\.\.27 for images of 28x28$"):
-        train("--distort=shift(pixels=50)")
+def test_a_augmentation_that_leaves_nothing_of_the_images_is_refused(train):
+    with pytest.raises(UsageError, match=r"^augment: shift\(pixels=50\): must be in 0\.\.27 for images of 28x28$"):
+        train("--augment=shift(pixels=50)")
 
 
 @pytest.mark.parametrize("flag", ["--model=lenet", "--optimizer=adam"])
@@ -554,7 +554,7 @@ def test_an_error_in_an_evaluation_or_an_export_is_the_line_that_says_it(run_bes
 def test_deterministic_runs_train_to_the_same_bits_and_know_how_long_they_waited(flags, run_beside, tmp_path):
     ends = []
     for name in ("one", "other"):
-        given = ("--deterministic", "--train_steps=4", "--eval_split=none", "--distort=shift", "--headspace=2", *flags)
+        given = ("--deterministic", "--train_steps=4", "--eval_split=none", "--augment=shift", "--headspace=2", *flags)
         code, out, error = run_beside("trainer.run", f"--model_dir={name}", *given)
         assert (code, error) == (0, "")
         assert re.search(r"\b[1-9]\d*% of \d+\.\d s waiting for input", out)

@@ -1,4 +1,4 @@
-"""Records with a good CRC of which no example can be made: named by shard and record on every path, or skipped."""
+"""Invalid records with a good CRC: named by shard and record on every path, or skipped."""
 
 import io
 import os
@@ -110,8 +110,8 @@ WAYS = pytest.mark.parametrize(
     [
         {"shuffle_bytes": RESIDENT},
         {"shuffle_bytes": WINDOWS},
-        {"shuffle_bytes": RESIDENT, "distort": CROP},
-        {"shuffle_bytes": WINDOWS, "distort": CROP},
+        {"shuffle_bytes": RESIDENT, "augment": CROP},
+        {"shuffle_bytes": WINDOWS, "augment": CROP},
         {"shuffle_bytes": WINDOWS, "parse": own_parse},
         {"shuffle_bytes": RESIDENT, "parse": own_parse},
         {"shuffle_bytes": WINDOWS, "parse": asserted},
@@ -154,7 +154,7 @@ def test_the_record_is_named_of_a_mixture_whose_weights_change(data):
         take(StepIterator([(a, 1), (b, 1)], **TRAINING, shuffle_bytes=WINDOWS, schedule=schedule))
 
 
-@pytest.mark.parametrize("options", [{}, {"distort": CROP}], ids=["whole", "crops"])
+@pytest.mark.parametrize("options", [{}, {"augment": CROP}], ids=["whole", "crops"])
 def test_the_record_is_named_of_a_portable_input(options, data):
     folder, shard, record = data
     with pytest.raises(DataError, match=f"{shard}, record {record}: its image cannot be decoded: .*; convert the data"):
@@ -219,7 +219,7 @@ def test_one_more_than_may_be_skipped_is_an_error(options, data):
         take(StepIterator(folder, **TRAINING, **options, on_corrupt="skip", max_corrupt=0))
 
 
-@pytest.mark.parametrize("flags", [["--shuffle_bytes=60000"], ["--shuffle_bytes=60000", f"--distort={CROP}"]])
+@pytest.mark.parametrize("flags", [["--shuffle_bytes=60000"], ["--shuffle_bytes=60000", f"--augment={CROP}"]])
 def test_training_names_it_and_skips_it(flags, data, tmp_path):
     folder, shard, record = data
     flags = [

@@ -16,9 +16,9 @@ from tests.runs import ON_ONE_CORE, checkpoint_bytes, finish, start, start_worke
 LONGEST = 1200  # seconds: twelve replicas of a ResNet on a busy machine
 STEPS = 8  # of 3 per epoch, whose last has 6 rows of padding
 FLAGS = ("--global_batch_size=24", "--virtual_replicas=12", "--steps_per_loop=2", "--log_every=2")
-SMALL = (*FLAGS, "--model=lenet", "--distort=shift(pixels=1)")
-DEEP = (*FLAGS, "--model=resnet20", "--dropout=0.3", "--distort=pad_crop_flip(pad=2)")
-TUTORIAL = (*FLAGS, "--model=cifar10_cnn", "--distort=cifar10_tutorial(crop=12)")
+SMALL = (*FLAGS, "--model=lenet", "--augment=shift(pixels=1)")
+DEEP = (*FLAGS, "--model=resnet20", "--dropout=0.3", "--augment=pad_crop_flip(pad=2)")
+TUTORIAL = (*FLAGS, "--model=cifar10_cnn", "--augment=cifar10_tutorial(crop=12)")
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +117,9 @@ def test_a_gpu_repeats_its_bits_after_a_kill_too(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_steps_that_distort_keep_the_bits(data, tmp_path):
-    flags = (*FLAGS, "--model=lenet", "--distort=pad_crop_flip(pad=2) | mixup", "--train_steps=4")
-    on_device = (*flags, "--distort_on=device", "--image_every=2")
+def test_steps_that_augment_keep_the_bits(data, tmp_path):
+    flags = (*FLAGS, "--model=lenet", "--augment=pad_crop_flip(pad=2) | mixup", "--train_steps=4")
+    on_device = (*flags, "--augment_on=device", "--image_every=2")
     train(data, tmp_path / "one", "one", *on_device, f"--log_keys={tmp_path / 'keys'}")
     expected = checkpoint_bytes(tmp_path / "one", 4)
     train(data, tmp_path / "two", "m2", *on_device)

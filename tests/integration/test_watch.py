@@ -26,7 +26,7 @@ from trainer.watching.snapshot import straggler_of
 from trainer.watching.source import RunSource
 
 FLAGS = (
-    *("--model=softmax_regression", "--global_batch_size=64", "--distort=shift", "--epochs=2", "--steps_per_loop=5"),
+    *("--model=softmax_regression", "--global_batch_size=64", "--augment=shift", "--epochs=2", "--steps_per_loop=5"),
     *("--summary_every=5", "--eval_every=20", "--keep_best=2", "--checkpoint_every=20", "--image_every=20"),
 )
 
@@ -104,7 +104,7 @@ def test_the_batch_of_a_step_is_that_which_the_model_gets(ended, digits):
     picture = PIL.Image.open(io.BytesIO(batch._picture(RunSource(ended).config(), 30))).convert("RGB")
     rows, _, _ = next(
         input_fn(
-            digits, "train", global_batch_size=64, training=True, distort="shift", start_step=30
+            digits, "train", global_batch_size=64, training=True, augment="shift", start_step=30
         ).as_numpy_iterator()
     )
     for i in (0, 9, 31):
@@ -317,7 +317,7 @@ def test_it_follows_a_job_that_loses_a_worker_and_takes_it_back(chromium, digits
             assert "worker 1" in page.locator(".cause").inner_text()
             wait(page, "document.querySelector('.events').textContent.includes('starting all processes again')")
             wait(page, "document.querySelector('h1 .state').textContent === 'training'")
-            wait(page, "document.querySelector('.events').textContent.includes('training goes on from step')")
+            wait(page, "document.querySelector('.events').textContent.includes('training resumes from step')")
             after = page.evaluate(step)
             wait(page, f"{step} > {after}")
             assert [row.locator("[data-name=restarts]").inner_text() for row in rows.all()] == ["1", "1"]

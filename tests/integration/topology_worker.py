@@ -131,10 +131,10 @@ def fed(name, cases, ways_of, steps):
     """Returns {case: {way: steps}} of the topology's cases."""
     result = {}
     for number, (case, (data_dir, arguments, damaged)) in enumerate(cases.items()):
-        distort = {"distort": draws} if arguments.get("distort") == "draws" else {}
+        augment = {"augment": draws} if arguments.get("augment") == "draws" else {}
         result[case] = {}
         try:
-            for way, elements in ways_of(data_dir, arguments | distort):
+            for way, elements in ways_of(data_dir, arguments | augment):
                 if damaged:
                     damage(pathlib.Path(data_dir) / damaged)
                 result[case][way] = steps(elements)

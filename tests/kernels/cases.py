@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.distort.passes import Pass
+from pipeline.augmentation.passes import Pass
 from pipeline.records import framing, tf_example
 from tests.kernels.calls import DTYPES, Alias, Array, Buffer, Case, OpenedFile, Tensor
 
@@ -269,7 +269,7 @@ def _weights(rng: Random, before: int, after: int) -> Array:
     return np.column_stack([np.sort(rng.integers(0, before - taps + 1, after)), weights])
 
 
-def _distorted(rng: Random, floats: bool) -> list[Array]:
+def _augmented(rng: Random, floats: bool) -> list[Array]:
     rows, size = int(rng.integers(0, 5)), [*rng.integers(1, 12, 2).tolist(), int(pick(rng, (1, 3, 3, 4)))]
     images = rng.integers(0, 256, (rows, *size)) >> int(rng.integers(0, 8))
     kinds = [str(pick(rng, _OF_BYTES)) for _ in range(int(rng.integers(0, 5)))]
@@ -363,8 +363,8 @@ OPERATIONS: dict[str, tuple[Callable[[Random], list[Array]], str]] = {
     "StepfeedJpegSizes": (_jpegs, "int32"),
     "StepfeedFindImages": (_examples, "int64"),
     "StepfeedPart": (_parts, "string"),
-    "StepfeedDistort": (functools.partial(_distorted, floats=False), "uint8"),
-    "StepfeedDistortToFloats": (functools.partial(_distorted, floats=True), "float"),
+    "StepfeedDistort": (functools.partial(_augmented, floats=False), "uint8"),
+    "StepfeedDistortToFloats": (functools.partial(_augmented, floats=True), "float"),
     "StepfeedGatherCrops": (_crops, "uint8"),
     "StepfeedCopyRecords": (_copies, "string"),
 }

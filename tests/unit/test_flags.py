@@ -34,7 +34,7 @@ CONFIGS = {
     "pipeline.audit": "pipeline.audit.__main__:AuditConfig",
     "pipeline.bench": "pipeline.bench.__main__:BenchConfig",
 }
-PASSED_ON = ("StepIterator", "distort_fn", "distribute", "order_spec")  # functions of the options of input_fn
+PASSED_ON = ("StepIterator", "augment_fn", "distribute", "order_spec")  # functions of the options of input_fn
 BESIDES = {"trainer.run": ("config", "dump_config")}  # flags that are read before the config is made
 
 # {command or public function: {flag or argument: test}}; tests are below tests/.
@@ -85,8 +85,8 @@ SEEN: dict[str, dict[str, str]] = {
         "train_split": "integration/test_train.py::test_slices_of_splits",
         "eval_split": "integration/test_train.py::test_slices_of_splits",
         "resize": "unit/trainer/test_training.py::test_another_size_is_another_model",
-        "distort": "integration/test_train.py::test_distorted_images_train_to_other_weights",
-        "distort_on": "integration/test_train.py::test_what_the_replicas_are_fed",
+        "augment": "integration/test_train.py::test_augmented_images_train_to_other_weights",
+        "augment_on": "integration/test_train.py::test_what_the_replicas_are_fed",
         "on_corrupt": "integration/test_corruption.py::test_the_trainer_skips_says_so_and_keeps_to_the_budget",
         "max_corrupt": "integration/test_corruption.py::test_the_trainer_skips_says_so_and_keeps_to_the_budget",
         "cache_dir": "integration/test_cache.py::test_trainer_and_evaluation_use_one_cache",
@@ -286,12 +286,12 @@ SEEN: dict[str, dict[str, str]] = {
         "data_dir": "unit/pipeline/inspect/test_inspect.py::test_tables_show_counts_bytes_and_labels",
         "png": (
             "unit/pipeline/inspect/test_inspect.py::"
-            "test_the_contact_sheet_shows_the_first_batch_as_stored_and_distorted"
+            "test_the_contact_sheet_shows_the_first_batch_as_stored_and_augmented"
         ),
         "split": "unit/pipeline/inspect/test_inspect.py::test_another_seed_or_split_is_another_picture",
-        "distort": (
+        "augment": (
             "unit/pipeline/inspect/test_inspect.py::"
-            "test_the_contact_sheet_shows_the_first_batch_as_stored_and_distorted"
+            "test_the_contact_sheet_shows_the_first_batch_as_stored_and_augmented"
         ),
         "seed": "unit/pipeline/inspect/test_inspect.py::test_another_seed_or_split_is_another_picture",
         "where": "unit/pipeline/inspect/test_inspect.py::test_the_contact_sheet_shows_a_view_and_the_table_its_columns",
@@ -330,7 +330,7 @@ SEEN: dict[str, dict[str, str]] = {
         "streams": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
         "shuffle_bytes": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
         "resize": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
-        "distort": "unit/pipeline/audit/test_mixture.py::test_images_of_several_sizes_need_the_distortion_of_the_run",
+        "augment": "unit/pipeline/audit/test_mixture.py::test_images_of_several_sizes_need_the_augmentation_of_the_run",
         "evaluation": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
         "epoch": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
         "against_workers": (
@@ -357,8 +357,8 @@ SEEN: dict[str, dict[str, str]] = {
         "data_dir": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
         "split": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
         "global_batch_size": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
-        "distort": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
-        "distort_on": (
+        "augment": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
+        "augment_on": (
             "unit/pipeline/bench/test_command.py::test_the_table_has_a_bar_per_stage_and_what_bounds_the_input"
         ),
         "resize": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
@@ -400,8 +400,8 @@ SEEN: dict[str, dict[str, str]] = {
         "seed": "unit/pipeline/test_input.py::test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record",
         "start_step": "unit/pipeline/test_input.py::test_starting_at_a_step_gives_the_tail_of_the_run",
         "epochs": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",
-        "distort": "unit/pipeline/test_input.py::test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record",
-        "distort_on": "unit/pipeline/batch/test_on_device.py::test_replicas_get_their_rows",
+        "augment": "unit/pipeline/test_input.py::test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record",
+        "augment_on": "unit/pipeline/batch/test_on_device.py::test_replicas_get_their_rows",
         "resize": "unit/pipeline/test_mixture.py::test_images_of_other_sizes_are_stretched_to_one",
         "statistics": "unit/pipeline/test_mixture.py::test_all_are_normalised_by_the_first_sources_statistics",
         "features": "unit/pipeline/batch/test_on_device.py::test_features_are_handed_on",

@@ -25,7 +25,7 @@ from trainer.step.train_step import TrainStep, is_compiled
 INPUT, COMPUTE, COMMUNICATION = "input-bound", "compute-bound", "communication-bound"
 _LEAST_SECONDS = 5.0  # of steps, for a verdict that nobody has asked for
 _SHORT_STEP = 2e-3  # seconds, below which starting the operations takes much of a step
-_REPEATS, _ROUNDS = 3, 3  # exchanges in a loop; loops, of which the fastest counts
+_REPEATS, _ROUNDS = 3, 3  # all-reduces in a loop; loops, of which the fastest counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,10 +141,10 @@ def _for_input(config: TrainConfig, facts: Facts) -> Iterator[str]:
         yield "a faster parse function"
     elif facts.encoding in ("png", "jpeg", "any"):
         yield "converting with --image_encoding=raw"
-    if facts.gpus and config.data.distort != "none" and config.data.distort_on != DEVICE:
-        yield "--distort_on=device"
-    if config.data.distort != "none":
-        yield f"a simpler --distort than {config.data.distort}"
+    if facts.gpus and config.data.augment != "none" and config.data.augment_on != DEVICE:
+        yield "--augment_on=device"
+    if config.data.augment != "none":
+        yield f"a simpler --augment than {config.data.augment}"
     yield "more CPU cores"
     if not facts.parses:
         yield f"{to_run('pipeline.bench')} {in_command(config.data.data_dir)} shows which stage is slow"
@@ -153,7 +153,7 @@ def _for_input(config: TrainConfig, facts: Facts) -> Iterator[str]:
 def _for_communication(config: TrainConfig) -> Iterator[str]:
     if config.order.virtual_replicas:
         yield "no --virtual_replicas, which sends twice the bytes"
-    yield f"a larger --global_batch_size than {config.order.global_batch_size}, so that there are fewer exchanges"
+    yield f"a larger --global_batch_size than {config.order.global_batch_size}, so that there are fewer all-reduces"
     yield "fewer replicas"
 
 
@@ -191,7 +191,7 @@ class Bottleneck(Callback):
 
     @property
     def is_worth_telling(self) -> bool:
-        """Whether the run was long enough to be judged at its end."""
+        """Whether the run was long enough to be measured."""
         return self._why_not() is None and self._times().seconds >= _LEAST_SECONDS
 
     def text(self, exchange: float | None = None, constant: float | None = None) -> str:
@@ -225,7 +225,7 @@ class Bottleneck(Callback):
         return (time.perf_counter() - began) / max(1, self.stepper.state.step - first)
 
     def _why_not(self) -> str | None:
-        """Returns why the run cannot be judged; None: it can."""
+        """Returns why the speed of the run cannot be explained; None: it can."""
         for name in meaning.given(self._config, "logs_rows"):
             return f"with --{name}, waiting for input is not measured"
         if self._progress is None or self._progress.spent.steps <= self._progress.compiling.steps:

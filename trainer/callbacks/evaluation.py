@@ -109,7 +109,7 @@ class Evaluations(Callback):
         """Makes up for an evaluation that the restored checkpoint lacks, if evaluations are ranked.
 
         Returns:
-          Whether the run may go on; False: a signal has stopped the evaluation.
+          Whether the run may continue; False: a signal has stopped the evaluation.
 
         Raises:
           UsageError: evaluations lack the metric to rank them by.

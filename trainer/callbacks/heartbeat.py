@@ -146,7 +146,7 @@ class Heartbeat(Callback):
             self._beat = dataclasses.replace(self._beat, devices=tuple(devices))
 
     def job(self, last_step: int, rows: int, steps_per_loop: int = 1) -> None:
-        """Sets the step at which training ends, the rows of a step, and the most steps of a loop."""
+        """Sets the step at which training ends, the batch rows, and the most steps of a loop."""
         with self._lock:
             self._rows, self._steps_per_loop = rows, steps_per_loop
             self._beat = dataclasses.replace(self._beat, last_step=last_step)
@@ -161,7 +161,7 @@ class Heartbeat(Callback):
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Context of the phase `saving`, after which the phase before it goes on."""
+        """Context of the phase `saving`, after which the phase before it continues."""
         before = self._beat
         self.on_phase(Phase("saving"))
         yield

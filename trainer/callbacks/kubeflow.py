@@ -101,7 +101,7 @@ class KubeflowReporter(Callback):
     def _say_problem(self) -> None:
         if self._problem and not self._said:
             self._said = True
-            self._say(f"note: Kubeflow Trainer does not get the progress ({self._problem}); training goes on")
+            self._say(f"note: Kubeflow Trainer does not get the progress ({self._problem}); training continues")
 
 
 def status(step: int, last_step: int, left: float | None, values: Mapping[str, float]) -> _Status:

@@ -54,7 +54,7 @@ class RunSummary:
         name = config.model.task or config.model.model
         model = f"{name} with {self._state.model.count_params():,} parameters"
         compiled = ["compiled by XLA"] if config.model.jit_compile == "on" else []
-        how = "; ".join([self._optimizer(), *self._distortion(), *compiled])
+        how = "; ".join([self._optimizer(), *self._augmentation(), *compiled])
         line(f"{config.run.strategy}: {where}; {model}; {how}; {part}{size}; {origin}")
         self._output.other_line(f"{here}; {part}; {origin}")
         if restored and restored.changes:
@@ -73,10 +73,10 @@ class RunSummary:
         rate = float(state.rate(state.global_step.read_value()))
         return f"{state.optimizer.name} {rate:g} as compiled"
 
-    def _distortion(self) -> list[str]:
-        if self._config.data.distort != "none":
-            return [f"distort {self._config.data.distort}"]
-        return [] if self._plan.training.request.parse else ["no distortion"]  # `parse` need not give images
+    def _augmentation(self) -> list[str]:
+        if self._config.data.augment != "none":
+            return [f"augment {self._config.data.augment}"]
+        return [] if self._plan.training.request.parse else ["no augmentation"]  # `parse` need not give images
 
     def end(self, checkpoints: CheckpointManager) -> None:
         """Prints why the run ended early, if it did, what its cache did, and where its files are."""
@@ -98,7 +98,7 @@ def epoch_note(step: int, steps_per_epoch: int, steps: int) -> str:
     """Returns a note if the means of the current epoch will not cover its first steps; otherwise an empty text.
 
     Args:
-      step: global step that training goes on from.
+      step: global step that training resumes from.
       steps_per_epoch: T.
       steps: how many steps of this epoch have been summed.
     """

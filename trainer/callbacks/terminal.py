@@ -47,7 +47,7 @@ class LiveLine(Callback):
     def columns(self) -> int:
         """The most columns that the line may have."""
         columns = 0
-        with contextlib.suppress(OSError):  # the terminal is gone; the run goes on
+        with contextlib.suppress(OSError):  # the terminal is gone; the run continues
             columns = os.get_terminal_size(self._terminal).columns
         return (columns or _COLUMNS) - 1
 
@@ -95,7 +95,7 @@ class LiveLine(Callback):
     def _draw(self, text: str) -> None:
         if self.is_on and text != self._text:
             self._text = text
-            with contextlib.suppress(OSError):  # the terminal is gone; the run goes on
+            with contextlib.suppress(OSError):  # the terminal is gone; the run continues
                 os.write(self._terminal, f"{_CLEAR}{text}".encode())
 
     def _tick(self) -> None:

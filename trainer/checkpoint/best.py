@@ -22,7 +22,7 @@ class Ranking:
 
     Attributes:
       keep: how many of the best to keep; 0: none is added to those that a checkpoint has.
-      patience: evaluations without improvement after which training ends; 0: it goes on.
+      patience: evaluations without improvement after which training ends; 0: it continues.
       metric: what decides; None: accuracy, or the loss if an evaluation has no accuracy.
       mode: `max`, `min`, or `auto`: one of them, by the metric's name.
       data: {name of an evaluation: digest of its data set}.

@@ -54,7 +54,7 @@ def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
             _check(folder, config.run.log_keys)
             state, job = _REMOVING, now
             _note(folder, f"{state} {job}")
-            # What `--model_dir` alone goes on with, also before the first checkpoint.
+            # What `--model_dir` alone continues with, also before the first checkpoint.
             file.write(folder.config, dataclasses.asdict(settled))
         elif state == _REMOVING:
             _check(folder, None)  # other files may have come since the kill

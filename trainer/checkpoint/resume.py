@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from pipeline.commands import aliases
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from pipeline.files import code
@@ -180,14 +181,14 @@ class RunSpec:
 
     def _reshaped(self, stored: Mapping[str, Any], was: Any, here: Any) -> tuple[str, str]:
         """Returns why the images have another shape, and what helps: the flag that changed, or one that undoes it."""
-        why = self._flag_behind(stored, "resize", "distort")
+        why = self._flag_behind(stored, "resize", "augment")
         is_other_size = was and here and len(was) == len(here) == 3 and was[2] == here[2]
         return why, f" --resize={was[0]}x{was[1]}," if is_other_size and not why else ""
 
     def _flag_behind(self, stored: Mapping[str, Any], *names: str) -> str:
         """Returns in words the first of some flags that has changed; a size does not show which flag it comes from."""
         for name in names:
-            was, now = stored["config"]["data"].get(name), getattr(self.config.data, name)
+            was, now = aliases.stored(stored["config"]).get(name), getattr(self.config.data, name)
             if was != now:
                 return f" (--{name} was {was or 'unset'}, is {now or 'unset'})"
         return ""

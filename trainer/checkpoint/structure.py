@@ -190,7 +190,7 @@ def _config(part: Any) -> dict[str, Any]:
         config = {name: v for name, v in vars(part).items() if name[0] != "_" and name not in _attributes()}
         config = {name: v for name, v in config.items() if isinstance(v, _SIMPLE)}
     if isinstance(part, keras.layers.InputLayer):
-        config.pop("dtype", None)  # that of the images as they are fed: uint8, or float32 after a distortion
+        config.pop("dtype", None)  # that of the images as they are fed: uint8, or float32 after an augmentation
     given: dict[str, Any] = _canonical({name: v for name, v in config.items() if not _LEFT_OUT.fullmatch(name)})
     return given
 

@@ -167,7 +167,7 @@ async def read_first(reader: asyncio.StreamReader) -> Hello | Failure:
 
 
 async def read_answer(reader: asyncio.StreamReader, within: float | None = None) -> str | PipelineError | None:
-    """Returns the names that the chief waits for; or the error that ends all workers; or None: they may go on.
+    """Returns the names that the chief waits for; or the error that ends all workers; or None: they may continue.
 
     Args:
       reader: from the chief.
@@ -241,7 +241,7 @@ def write_waiting(writer: asyncio.StreamWriter, awaited: str) -> None:
 
 
 def write_end(writer: asyncio.StreamWriter, error: PipelineError | None) -> None:
-    """Sends that all may go on, or the error that ends the worker."""
+    """Sends that all may continue, or the error that ends the worker."""
     _write(writer, fields_of(error))
 
 

@@ -4,7 +4,7 @@ When TensorFlow connects workers, it waits silently, holds the interpreter's loc
 
 The chief listens on its own port of TF_CONFIG, where TensorFlow's server will listen later, and the others connect to
 it. A worker sends its name and what shapes its run. The chief answers with the names that all wait for, and in the end
-with leave to go on or with the error that ends them all. Whatever else connects to the port gets no answer.
+with leave to continue or with the error that ends them all. Whatever else connects to the port gets no answer.
 
 The connections stay open. A worker that fails says why before it leaves, so that the others end with its error instead
 of TensorFlow's words about a lost worker. A worker that fails before it has met the others tries for a while to tell
@@ -38,7 +38,7 @@ _MOST_CHARACTERS = 300  # of an error that is sent to others
 _ALIKE = "start all workers with the same flags, data, code and versions"
 
 _Connection: TypeAlias = tuple[socket.socket, bytes]  # and what has already been read from it
-Outcome: TypeAlias = PipelineError | None  # what ends all workers; None: they may go on
+Outcome: TypeAlias = PipelineError | None  # what ends all workers; None: they may continue
 _Serve: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 SOMEBODY = "another worker"  # the name of a lost worker that TensorFlow does not name
 
@@ -341,7 +341,7 @@ class _Chief:
         server = Server(self._serve)
         await server.start(self._port)
         outcome = await decided(self._decision, self._timeout, self._absent)
-        await server.stop()  # before a worker goes on, whose TensorFlow looks for the chief's on this port
+        await server.stop()  # before a worker continues, whose TensorFlow looks for the chief's on this port
         for rank, (_, writer) in self._others.items():
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # what follows is for the ties
             messages.write_end(writer, outcome)
@@ -454,7 +454,7 @@ async def greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 class Client:
-    """The side that asks the chief whether all may go on. A subclass decides what becomes of the connection.
+    """The side that asks the chief whether all may continue. A subclass decides what becomes of the connection.
 
     Args:
       hello: of this process.
@@ -497,7 +497,7 @@ class Client:
         raise NotImplementedError
 
     async def outcome(self, reader: asyncio.StreamReader, silence: float | None = None) -> Outcome:
-        """Waits until the chief says whether all may go on; `silence` is `within` of `read_answer`."""
+        """Waits until the chief says whether all may continue; `silence` is `within` of `read_answer`."""
         while isinstance(answer := await messages.read_answer(reader, silence), str):
             self._awaited = answer
         return answer

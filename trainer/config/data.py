@@ -6,8 +6,8 @@ import dataclasses
 from typing import ClassVar
 
 from pipeline import request
+from pipeline.augmentation import recipes
 from pipeline.commands.flags import check, check_all
-from pipeline.distort import recipes
 from pipeline.errors import to_run
 from pipeline.manifest.sources import Source, parse_sources, schedule_of, sources_of
 from pipeline.order import sharding
@@ -43,8 +43,8 @@ class DataFlags:
         "limit", text="number of records to evaluate on, like --limit", shapes_training=False, used_in="evaluation"
     )
     resize: str | None = order_flag("resize")
-    distort: str = order_flag("distort", "none", by_model=True)
-    distort_on: str = flag(
+    augment: str = order_flag("augment", "none", by_model=True)
+    augment_on: str = flag(
         AUTO,
         "host: in the input; device: in the replicas' steps; both: the input keeps pixels uint8, the steps make floats "
         "of them; auto: both where replicas are on GPUs and the recipe makes floats, else host",
@@ -82,7 +82,7 @@ class DataFlags:
         check_all(
             lambda: check(self),
             lambda: self.sources,
-            lambda: recipes.check_names(self.distort, "--distort"),
+            lambda: recipes.check_names(self.augment, "--augment"),
             lambda: parse_size(self.resize, "--resize"),
             lambda: View(where=self.eval_where, limit=self.eval_limit),
         )
@@ -120,7 +120,7 @@ class OrderFlags:
         most=1024,
     )
     # Keras, and so NumPy, take seeds below 2^32.
-    seed: int = order_flag("seed", 0, text="of the weights, the order and the distortions", least=0, below=1 << 32)
+    seed: int = order_flag("seed", 0, text="of the weights, the order and the augmentations", least=0, below=1 << 32)
     streams: int | None = order_flag("streams")
     shuffle_bytes: int = order_flag("shuffle_bytes", sharding.SHUFFLE_BYTES)
     remainder: str = order_flag("remainder", "pad", used_in="training")

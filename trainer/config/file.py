@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import pathlib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipeline.commands import aliases
 from pipeline.commands.flags import Mistakes
 from pipeline.errors import UsageError, reason_of, unknown
 from pipeline.files.reading import content_of
@@ -107,6 +108,8 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
     if not isinstance(content, dict):
         raise UsageError(f"--config={path}: must hold flags, as in 'learning_rate: 0.1'; got {type(content).__name__}")
     with Mistakes() as mistakes:
+        with mistakes.noted():
+            aliases.renamed(dict.fromkeys(_names_in(content)), f"--config={path}: ")
         for name, value in content.items():
             yield from _flag(path, str(name), value, names, mistakes)
 
@@ -138,11 +141,17 @@ def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]
             seen.setdefault(name, line)
 
 
+def _names_in(content: Mapping[Any, Any]) -> Iterator[str]:
+    for name, value in content.items():
+        yield from _names_in(value) if isinstance(value, dict) else [str(name)]
+
+
 def _flag(path: pathlib.Path, name: str, value: Any, names: Collection[str], mistakes: Mistakes) -> Iterator[str]:
     if isinstance(value, dict):  # a group, which may have the name of a flag
         for inner, part in value.items():
             yield from _flag(path, str(inner), part, names, mistakes)
         return
+    name = aliases.TODAY.get(name, name)
     if name not in names:
         mistakes.found.append(unknown(f"--config={path}: flag", name, names))
     elif value is not None:

@@ -134,10 +134,9 @@ class ClusterFlags:
     job_name: str | None = flag(None, "of this process: ps, worker or chief", known=JOBS, per_process=True)
     task_index: int | None = flag(
         None,
-        "of this process in its job, 0 and up",
+        "of this process in its job, 0 and up; --task_id is the same",
         least=0,
         per_process=True,
-        alias="task_id",
     )
 
     def __post_init__(self) -> None:

@@ -249,7 +249,7 @@ class OutputFlags:
     )
     image_every: Every = flag(
         0,
-        "images of a distorted batch for TensorBoard, likewise; 0: none",
+        "images of an augmented batch for TensorBoard, likewise; 0: none",
         draws=True,
         parameter_server=_WITH_SERVERS,
         **_INTERVAL,

@@ -13,7 +13,7 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from pipeline.commands import commandline
+from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import Flag, Mistakes, check_all, flags_of, make
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import VIEWS, own_views, parse_sources
@@ -120,6 +120,7 @@ class TrainConfig:
         Raises:
           UsageError: an unknown flag, a missing one, or a value that cannot work.
         """
+        flags = aliases.renamed(flags)
         with Mistakes() as mistakes:
             for name in flags:
                 with mistakes.noted():
@@ -178,11 +179,9 @@ class TrainConfig:
         Raises:
           UsageError: a value cannot work.
         """
-        stored = {name: value for group in groups.values() for name, value in group.items()}
+        given = {**aliases.stored(groups), **flags}
         with Mistakes() as mistakes:
-            config = cls._of(
-                {name: v for name, v in {**stored, **flags}.items() if name in flags_of(cls)}, mistakes, None
-            )
+            config = cls._of({name: v for name, v in given.items() if name in flags_of(cls)}, mistakes, None)
         return config
 
     def last_step(self, steps_per_epoch: int) -> int:
@@ -302,7 +301,7 @@ def changed_flags(stored: Mapping[str, Mapping[str, Any]], config: TrainConfig) 
       stored: another run's flags by group, of this version or an earlier one; flags that it lacks are not compared.
       config: this run's flags.
     """
-    before = {name: value for group in stored.values() for name, value in group.items()}
+    before = aliases.stored(stored)
     if "jit_compile" in before:  # a switch in earlier versions
         before["jit_compile"] = compiling(before["jit_compile"])
     shaping = [
@@ -371,6 +370,8 @@ def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
     process's place in its cluster.
     """
     given = commandline.with_folder(sys.argv[1:] if argv is None else argv, flags_of(TrainConfig))
+    aliases.check_arguments(given)  # before those of a file are added, which may use the other name
+    given = aliases.arguments(given, flags_of(TrainConfig))
     arguments, dumps = file.taken_out(given, flags_of(TrainConfig))
     named = _values_of(arguments, "data_dir", "model_dir")
     has_file = any(token.split("=")[0] == "--config" for token in given)

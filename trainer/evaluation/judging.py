@@ -258,7 +258,7 @@ class Mistake:
 
 @dataclasses.dataclass(frozen=True)
 class Confusion:
-    """A label and what its examples were wrongly taken for: `count` of `support`."""
+    """A label and the label that its examples are confused with: `count` of `support`."""
 
     label: int
     prediction: int
@@ -361,7 +361,7 @@ def _class_lines(report: Report) -> list[str]:
         recall = np.where(np.isnan(report.recall), np.inf, report.recall)  # a class without examples comes last
         shown = np.argsort(recall, kind="stable")[:_MOST_CLASSES].tolist()
         more = [f"and {count_of(count - _MOST_CLASSES, 'more class', 'more classes')} of higher recall"]
-    return [*table([_class_row(report, number) for number in shown], left=("most often taken for",)), *more]
+    return [*table([_class_row(report, number) for number in shown], left=("most confused with",)), *more]
 
 
 def _class_row(report: Report, number: int) -> list[tuple[str, str]]:
@@ -373,7 +373,7 @@ def _class_row(report: Report, number: int) -> list[tuple[str, str]]:
         ("examples", f"{report.support[number]:,}"),
         ("precision", _share_text(report.precision[number])),
         ("recall", _share_text(report.recall[number])),
-        ("most often taken for", f"{report.class_names[most]} ({others[most]:,})" if others[most] else ""),
+        ("most confused with", f"{report.class_names[most]} ({others[most]:,})" if others[most] else ""),
     ]
 
 

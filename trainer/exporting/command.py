@@ -134,7 +134,7 @@ def _about(config: ExportConfig, trained: Trained, model: Served, differences: d
         "image_size": model.core_shape[:2],  # height, width: what the model gets
         "preprocessing": {
             "resize": trained.config.data.resize,
-            "distort": trained.config.data.distort,
+            "distort": trained.config.data.augment,
             "fits": model.fitting is not None,  # whether images of other sizes are cut and stretched to it
             "pixel_rule": dataclasses.asdict(trained.split.manifest.pixels),  # how files become images
         },
@@ -255,7 +255,7 @@ def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
         image, label, _ = parser.parse(records)
         return image, label
 
-    request = dataclasses.replace(trained.split.request, parse=parse, distort=None, resize=None)
+    request = dataclasses.replace(trained.split.request, parse=parse, augment=None, resize=None)
     rows = _real_rows(make_dataset(request), lambda batch: batch[0], count)
     if feature.encoding == "raw":
         return [np.frombuffer(row, np.uint8).reshape(manifest.image_shape) for row in rows]

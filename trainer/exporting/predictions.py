@@ -138,7 +138,7 @@ class Predictor:
         any_size = height is None
         if not any_size and about["preprocessing"]["fits"]:
             raise UsageError(
-                f"{file}: takes images that are cut to {height}x{width} already, as --distort and --resize of the run "
+                f"{file}: takes images that are cut to {height}x{width} already, as --augment and --resize of the run "
                 "do it; export a saved_model, which does it itself"
             )
         shape = (*about["image_size"], channels) if any_size else (height, width, channels)

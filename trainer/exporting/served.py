@@ -15,21 +15,21 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from pipeline.augmentation.base import Augmentation, Crop, ImageStatistics, Recipe, Unaugmented
+from pipeline.augmentation.cifar10_tutorial import Cifar10Tutorial
+from pipeline.augmentation.composed import Composed, cropping_of
+from pipeline.augmentation.geometry import CroppingRecipe, PadCropFlip, Resize, Shift
+from pipeline.augmentation.kernels import BETWEEN_BITS, WEIGHT_BITS, whole_weights
+from pipeline.augmentation.pixels import Normalize
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.decode import Stretched, resize
-from pipeline.distort.base import Augmentation, Crop, ImageStatistics, Recipe, Undistorted
-from pipeline.distort.cifar10_tutorial import Cifar10Tutorial
-from pipeline.distort.composed import Composed, cropping_of
-from pipeline.distort.geometry import CroppingRecipe, PadCropFlip, Resize, Shift
-from pipeline.distort.kernels import BETWEEN_BITS, WEIGHT_BITS, whole_weights
-from pipeline.distort.pixels import Normalize
-from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.request import Request
 from trainer.inference import Trained
 from trainer.models.layers import LocalResponseNorm, ScalePixels
 from trainer.task import classes_of, gives_probabilities, shape_of
 
-_LEAST_STD = 1e-3  # of a channel that never varies, as in `pipeline.distort.kernels.normalise`
+_LEAST_STD = 1e-3  # of a channel that never varies, as in `pipeline.augmentation.kernels.normalise`
 
 
 @functools.singledispatch
@@ -44,7 +44,7 @@ def preprocess(recipe: Recipe, images: keras.KerasTensor, statistics: ImageStati
     Raises:
       UsageError: the recipe is a user's function.
     """
-    raise UsageError(f"--distort: {type(recipe).__name__} cannot be exported; only named recipes can")
+    raise UsageError(f"--augment: {type(recipe).__name__} cannot be exported; only named recipes can")
 
 
 @preprocess.register
@@ -75,7 +75,7 @@ def _resize(recipe: Resize, images: keras.KerasTensor, statistics: ImageStatisti
 
 
 @preprocess.register
-def _undistorted(recipe: Undistorted, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
+def _unaugmented(recipe: Unaugmented, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
     del recipe, statistics
     return images
 
@@ -199,7 +199,7 @@ def served(trained: Trained) -> Served:
             f"{len(data.class_names)} classes; only such a model can be exported"
         )
     manifest = trained.split.manifest
-    recipe = make_recipe(trained.config.data.distort, "--distort")
+    recipe = make_recipe(trained.config.data.augment, "--augment")
     channels = manifest.features["image"].shape[2] or 3
     fitting = fitting_of(request, recipe, channels)
     shape = (*fitting.crop.size, channels) if fitting else trained.split.image_shape

@@ -204,7 +204,7 @@ class RestartFlags:
         least=0,
         most=MOST_NUMBER,
     )
-    elastic: str | None = flag(None, "MIN:MAX workers, such as 1:4: goes on with fewer when one cannot be restarted")
+    elastic: str | None = flag(None, "MIN:MAX workers, such as 1:4: continues with fewer when one cannot be restarted")
 
     def __post_init__(self) -> None:
         """Checks the values."""

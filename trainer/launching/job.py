@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.commands import commandline
+from pipeline.commands import aliases
 from pipeline.commands.flags import check_all, check_name, flags_of
 from pipeline.errors import UsageError
 from pipeline.order.sharding import divisors
@@ -142,12 +142,12 @@ def check_sharing(order: OrderFlags, num_workers: int, per_worker: int) -> None:
 
 
 def _check_not_set_here(flags: Sequence[str]) -> None:
-    told = [flag for flag in flags_of(TrainConfig).values() if flag.field.metadata["per_process"]]
+    told = {name for name, flag in flags_of(TrainConfig).items() if flag.field.metadata["per_process"]}
     for token in flags:
         name = token.partition("=")[0].lstrip("-")
         if token.startswith("--") and name in flags_of(launch_flags()):
             raise UsageError(f"{token}: is a flag of the launcher; give it before --")
-        if name == _VARIABLE or any(f"--{name}" in commandline.names_of(flag) for flag in told):
+        if name == _VARIABLE or aliases.TODAY.get(name, name) in told:
             raise UsageError(f"{token}: the launcher tells each process which one it is; leave {name} out")
 
 

@@ -21,7 +21,7 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
 
     Args:
       flags: the model, and its dropout.
-      images: uint8 or float32 (None, height, width, channels), after distortion.
+      images: uint8 or float32 (None, height, width, channels), after augmentation.
       num_classes: width of the logits.
 
     Raises:

@@ -23,7 +23,7 @@ _LOGIT_SCALE = 1 / 9
 _STATISTICS_DECAY = 0.9  # of the moving means and variances: a run has a few thousand steps
 
 
-# As the tutorial: batch 128, rate 0.1 times 0.1 every 350 epochs, distorted 24x24 crops, an average of the weights for
+# As the tutorial: batch 128, rate 0.1 times 0.1 every 350 epochs, augmented 24x24 crops, an average of the weights for
 # evaluation.
 @MODELS.named(
     "cifar10_cnn",
@@ -34,7 +34,7 @@ _STATISTICS_DECAY = 0.9  # of the moving means and variances: a run has a few th
         "learning_rate": 0.1,
         "decay_factor": 0.1,
         "decay_epochs": 350.0,
-        "distort": "cifar10_tutorial",
+        "augment": "cifar10_tutorial",
         "ema": 0.9999,
     },
 )
@@ -102,7 +102,7 @@ def _local(units: int) -> keras.layers.Dense:
         "weight_decay": 0.01,
         "label_smoothing": 0.2,
         "eval_flip": True,
-        "distort": "pad_crop_flip(pad=4) | cutout(size=8)",
+        "augment": "pad_crop_flip(pad=4) | cutout(size=8)",
     },
 )
 def fast_cifar(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:

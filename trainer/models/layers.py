@@ -19,7 +19,7 @@ _KERNEL_DTYPES = (tf.float32, tf.bfloat16, tf.float16)  # those of FusedBatchNor
 
 
 class ScalePixels(keras.layers.Layer):
-    """uint8 pixels to float32 in [0, 1]; floats, which a distortion has already scaled, as they are."""
+    """uint8 pixels to float32 in [0, 1]; floats, which an augmentation has already scaled, as they are."""
 
     def call(self, images: tf.Tensor) -> tf.Tensor:
         """Returns float32 images of the same shape."""

@@ -30,7 +30,7 @@ _SMALL = 64  # pixels; smaller images get the stem for CIFAR
         "optimizer": "nesterov",
         "learning_rate": 0.1,
         "schedule": "cosine",
-        "distort": "pad_crop_flip",
+        "augment": "pad_crop_flip",
     },
 )
 def resnet18(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
@@ -57,7 +57,7 @@ def resnet18(image_shape: tuple[int, int, int], image_dtype: str, num_classes: i
         "schedule": "cosine",
         "warmup_epochs": 5.0,
         "label_smoothing": 0.1,
-        "distort": "random_resized_crop",
+        "augment": "random_resized_crop",
     },
 )
 def resnet50(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int) -> keras.Model:
@@ -83,7 +83,7 @@ def resnet50(image_shape: tuple[int, int, int], image_dtype: str, num_classes: i
         "schedule": "piecewise",
         "decay_factor": 0.1,
         "decay_at": "91,136.5",
-        "distort": "pad_crop_flip",
+        "augment": "pad_crop_flip",
     },
 )
 def resnet20(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int, dropout: float) -> keras.Model:

@@ -18,10 +18,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.augmentation.geometry import CroppingRecipe
 from pipeline.batch import compose
-from pipeline.batch.batches import Batches, DeviceDistortion
+from pipeline.batch.batches import Batches, DeviceAugmentation
 from pipeline.decode import PixelRows, Serialized
-from pipeline.distort.geometry import CroppingRecipe
 from pipeline.errors import PipelineError, UsageError
 from pipeline.order.arrays import Array, Arrays
 from pipeline.order.feed import make_feed
@@ -245,7 +245,7 @@ class Compute:
         strategy: tf.distribute.Strategy,
         state: TrainState,
         config: TrainConfig,
-        distort: DeviceDistortion | None = None,
+        augment: DeviceAugmentation | None = None,
         shown: Period = Period(),  # noqa: B008, it is immutable
         skip_steps: Intervals = (),
     ) -> None:
@@ -255,13 +255,13 @@ class Compute:
           strategy: of the parameter servers.
           state: created in its scope.
           config: of the run.
-          distort: distorts rows on the worker's device; None: the input distorts.
+          augment: augments rows on the worker's device; None: the input augments.
           shown: the steps whose gradients `histograms` shows, besides the first.
           skip_steps: (first, end) of global steps that change nothing but the number of the step.
         """
         model = state.model
         self._strategy, self.state, self.graphs = strategy, state, dict[str, Traced]()
-        self._gradients = Gradients(state, 1, config.order.seed, is_compiled(config), distort)
+        self._gradients = Gradients(state, 1, config.order.seed, is_compiled(config), augment)
         self._clip_norm = config.optimizer.clip_norm
         self.trainable = Transfer([v.value for v in model.trainable_variables])
         self._fixed = Transfer([v.value for v in model.non_trainable_variables])

@@ -36,7 +36,7 @@ _ENVIRONMENT = {  # as tf.distribute.ParameterServerStrategy sets them when it c
 
 
 class Members:
-    """The workers that take part now. TensorFlow has a thread for each worker, which asks here whether to go on."""
+    """The workers that take part now. TensorFlow has a thread for each worker, which asks here whether to continue."""
 
     def __init__(self, roles: Roles, coordinator: Coordinator, addresses: dict[str, list[str]]) -> None:
         """Starts without workers; `admit` adds them.

@@ -180,7 +180,9 @@ class Coordinator:
 
         def tell() -> None:
             if task in self._present and task in self._leaving:
-                left = f"{self._roles.name(task)} has left after {self._leaving[task]}; it goes on without this worker"
+                left = (
+                    f"{self._roles.name(task)} has left after {self._leaving[task]}; it continues without this worker"
+                )
                 messages.write_end(self._present[task][1], RerunError(left))
 
         self._loop.call_soon_threadsafe(tell)
@@ -243,7 +245,7 @@ class Coordinator:
             self._left(task)
 
     def _failed(self, failure: Failure, writer: asyncio.StreamWriter) -> None:
-        """Ends the job because a process cannot begin; a job that has begun goes on without it."""
+        """Ends the job because a process cannot begin; a job that has begun continues without it."""
         present = {self._roles.others.index(task) + 1 for task in self._present}
         with self._changed:
             if failure.rank not in present:  # else it is another process with the same task
@@ -327,7 +329,9 @@ class Coordinator:
             if stopped := self._stops.recent(self._silence):
                 what = f"{name} has left after {stopped:.0f} s in which the chief was stopped"
             self.silent.discard(task)
-            self._say(f"{what}; training goes on {'with the other workers' if self.has_workers else 'once it is back'}")
+            self._say(
+                f"{what}; training continues {'with the other workers' if self.has_workers else 'once it is back'}"
+            )
 
     def _end_hanging(self, server: Task) -> None:
         """Ends the process if the main thread has not: it waits for a server that is stopped."""

@@ -101,7 +101,7 @@ class EpochSums:
 
     def __init__(self, steps_per_epoch: int) -> None:
         self._steps_per_epoch = steps_per_epoch
-        self._epoch: int | None = None  # None: that of the next step, which goes on with the sums
+        self._epoch: int | None = None  # None: that of the next step, which continues with the sums
         self._sums = np.zeros(0)
 
     @property

@@ -58,7 +58,7 @@ class Scheduler(Protocol):
         Args:
           first, end: the steps.
           cut: returns the next step after a given one at which a report has to end.
-          stops: asked often; raises if the job cannot go on.
+          stops: asked often; raises if the job cannot continue.
         """
 
     def tally(self) -> Tally:

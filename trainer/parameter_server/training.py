@@ -169,8 +169,8 @@ class ParameterServerRun(Run):
             self.ledger = Ledger()
         columns = iter(self.cluster.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
         shown = period_of(config.output.histogram_every, plan.training.steps_per_epoch)
-        distort = train_step.distortion(plan.training)
-        compute = self.shown = Compute(self.strategy, self.state, config, distort, shown, batches.skip_steps)
+        augment = train_step.augmentation(plan.training)
+        compute = self.shown = Compute(self.strategy, self.state, config, augment, shown, batches.skip_steps)
         if shown.steps:
             self.read_histograms = compute.histograms
         self.rows = Rows(self.state.measure)
@@ -292,10 +292,10 @@ class Loop:
       epoch: the sums over their epoch.
       ledger: of them.
       tally: of all steps of the training.
-      actions: in their order. Workers go on during those that only look at a step's numbers. Before one that `pauses`,
-        exactly the steps before it are applied.
+      actions: in their order. Workers continue during those that only look at a step's numbers. Before one that
+        `pauses`, exactly the steps before it are applied.
       settle: called at every pause with the number of applied steps.
-      stops: whether training has to end; asked often, raises if it cannot go on.
+      stops: whether training has to end; asked often, raises if it cannot continue.
       watch: called with every report.
     """
 

@@ -57,7 +57,7 @@ class EvaluationStep:
         Args:
           features: this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
           labels: likewise.
-          weights: likewise, float32 (rows,).
+          weights: sample weights, likewise, float32 (rows,).
         """
         trainable, fixed = self.values()
 

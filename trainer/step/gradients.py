@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from pipeline.batch.batches import DeviceDistortion
+from pipeline.batch.batches import DeviceAugmentation
 from trainer.step.state import Forward, TrainState, seeded
 from trainer.task import LOSS, Sums
 
@@ -38,7 +38,7 @@ class Gradients:
       units: number of replicas, or virtual replicas, whose contributions are summed.
       seed: of dropout.
       compiled: whether XLA compiles it.
-      distort: distorts rows that have crossed the bus as uint8; None: the input distorts.
+      augment: augments rows that have crossed the bus as uint8; None: the input augments.
       forms: the contribution with its shapes, once `flat_of` has been traced.
     """
 
@@ -46,7 +46,7 @@ class Gradients:
     units: int
     seed: int
     compiled: bool = False
-    distort: DeviceDistortion | None = None
+    augment: DeviceAugmentation | None = None
     forms: dict[str, Contribution] = dataclasses.field(default_factory=dict)
 
     def of(
@@ -61,7 +61,7 @@ class Gradients:
 
         Args:
           unit: its number, int64 scalar.
-          weight: sum of the weights of all rows of the step, float32 scalar, at least 1.
+          weight: sum of the sample weights of the whole step, float32 scalar, at least 1.
           values: of the variables, as returned by `TrainState.values`.
           rows: (features, labels, weights).
           step: global step before the update, int64 scalar; None: the state's.
@@ -103,7 +103,7 @@ class Gradients:
 
     def _losses(self, unit: tf.Tensor, step: tf.Tensor, values: Any, rows: tuple[Any, ...]) -> tf.Tensor:
         trainable, fixed = values
-        rows = self.distort(*rows) if self.distort else rows
+        rows = self.augment(*rows) if self.augment else rows
         forward = Forward(self.train_state.model, trainable, seeded(fixed, self.seed, step, unit))
         return self.train_state.measure.row_losses(forward, *rows[:2])
 
@@ -115,7 +115,7 @@ class Gradients:
         self, unit: tf.Tensor, weight: tf.Tensor, step: tf.Tensor, scale: Any, values: Any, rows: tuple[Any, ...]
     ) -> Contribution:
         trainable, fixed = values
-        rows = self.distort(*rows) if self.distort else rows
+        rows = self.augment(*rows) if self.augment else rows
         model = self.train_state.model
         forward = Forward(model, trainable, seeded(fixed, self.seed, step, unit))
         with tf.GradientTape() as tape:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pipeline.batch.batches import DeviceDistortion
+from pipeline.batch.batches import DeviceAugmentation
 
 NORM, HISTOGRAMS, ACTIVATIONS, IMAGES = "norm", "histograms", "activations", "images"
 BUCKETS = 30  # of a histogram, as in TensorBoard's own
@@ -25,12 +25,12 @@ class Summaries:
 
     Attributes:
       model: the model, with the weights after the update.
-      distort: distorts rows that have crossed the bus as uint8; None: the input distorts.
+      augment: augments rows that have crossed the bus as uint8; None: the input augments.
       virtual: whether batches have virtual replicas as their first axis.
     """
 
     model: keras.Model
-    distort: DeviceDistortion | None
+    augment: DeviceAugmentation | None
     virtual: bool
 
     def of(self, wanted: frozenset[str], gradients: list[tf.Tensor], rows: tuple[Any, ...]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Summaries:
     def _features(self, rows: tuple[Any, ...]) -> Any:
         """Returns the features of real rows as the model gets them; with virtual replicas, those of the first."""
         first = tf.nest.map_structure(lambda part: part[0], rows) if self.virtual else rows
-        features, _, weights = self.distort(*first) if self.distort else first
+        features, _, weights = self.augment(*first) if self.augment else first
         return tf.nest.map_structure(lambda part: tf.boolean_mask(part, weights > 0), features)
 
 

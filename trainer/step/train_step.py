@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from pipeline.batch.batches import DeviceDistortion
+from pipeline.batch.batches import DeviceAugmentation
 from pipeline.order.views import Intervals
 from pipeline.request import HOST
 from pipeline.resolved import ResolvedInput
@@ -55,7 +55,7 @@ class LoopResult(NamedTuple):
         infinite (a NaN can pass through ReLU as 0, and show only in the gradient).
       waited: seconds that the updates waited for their batches, float64 scalar.
       exchanged: seconds of the updates in which this worker had its part of a sum over all workers, and not yet the
-        sum, float64 scalar; 0 with one worker. There are two sums: of the rows' weights, while it may be computing
+        sum, float64 scalar; 0 with one worker. There are two sums: of the sample weights, while it may be computing
         already, and of the gradients. The worker that comes last has the fewest of these seconds: the others wait for
         it.
       averages: moving averages over the updates, float32 (AVERAGED,).
@@ -92,7 +92,7 @@ class Logged(NamedTuple):
     """The rows of an update, for logs: for each local replica, with the axes of its batch.
 
     Attributes:
-      weights: float32 (rows,); 0 for padding.
+      weights: sample weights, float32 (rows,); 0 for padding.
       keys: string (rows,); None: the batches have none.
       records: ids, int64 (rows,); None: likewise.
       losses: of each row before the update, without regularisation, float32 (rows,); None: the batches have no records.
@@ -190,7 +190,7 @@ class TrainStep:
         self._sums: dict[str, tf.TensorSpec] = {}
         self._clock = clock.clock()
         of_one_copy(self.state.optimizer)
-        self._summaries = Summaries(self.state.model, self.gradients.distort, bool(self.virtual_replicas))
+        self._summaries = Summaries(self.state.model, self.gradients.augment, bool(self.virtual_replicas))
         compiled, alone = self.gradients.compiled, self.strategy.num_replicas_in_sync == 1
         # Virtual replicas stay out of the program of the whole step, in which their number would change the bits.
         self._is_one_program = compiled and alone and not self.virtual_replicas
@@ -246,7 +246,7 @@ class TrainStep:
         return result._replace(names=self.value_names, **shown), Logged(weights, keys, records, losses)
 
     def without_xla(self) -> TrainStep:
-        """Returns a step of the same state that goes on from the same sums, and is not compiled by XLA."""
+        """Returns a step of the same state that continues from the same sums, and is not compiled by XLA."""
         plain = dataclasses.replace(self, gradients=dataclasses.replace(self.gradients, compiled=False))
         plain.averages, plain.epoch, plain.graphs = self.averages, self.epoch, self.graphs
         return plain
@@ -462,7 +462,7 @@ class TrainStep:
         Args:
           features: of this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
           labels: likewise.
-          weights: likewise, float32 (rows,).
+          weights: sample weights, likewise, float32 (rows,).
         """
         compute, state = self.gradients, self.state
         with _replica_scope():
@@ -587,11 +587,11 @@ def create(
       strategy: whose replicas compute.
       state: created in its scope.
       config: of the run.
-      training: the request for training data; None: the step neither distorts nor knows the length of an epoch.
+      training: the request for training data; None: the step neither augments nor knows the length of an epoch.
     """
     virtual = config.order.virtual_replicas
     units = virtual or strategy.num_replicas_in_sync
-    gradients = Gradients(state, units, config.order.seed, is_compiled(config), distortion(training))
+    gradients = Gradients(state, units, config.order.seed, is_compiled(config), augmentation(training))
     steps_per_epoch = training.steps_per_epoch if training else None
     skips = training.spec.skip_steps if training else ()
     times = config.run.strategy == "multiworker" and strategy.num_replicas_in_sync > 1
@@ -603,11 +603,11 @@ def is_skipped(step: tf.Tensor, skip_steps: Intervals) -> tf.Tensor:
     return tf.reduce_any([(step >= first) & (step < stop) for first, stop in skip_steps])
 
 
-def distortion(training: ResolvedInput | None) -> DeviceDistortion | None:
-    """Returns what a replica's device distorts of its rows; None: the input distorts."""
-    if training is None or training.request.distort_on == HOST:
+def augmentation(training: ResolvedInput | None) -> DeviceAugmentation | None:
+    """Returns what a replica's device augments of its rows; None: the input augments."""
+    if training is None or training.request.augment_on == HOST:
         return None
-    return DeviceDistortion(training.first)
+    return DeviceAugmentation(training.first)
 
 
 def _without_keys(batch: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Draws a batch as a model gets it: the step determines which rows are in it, and how each is distorted.
+"""Draws a batch as a model gets it: the step determines which rows are in it, and how each is augmented.
 
 It runs as a process of its own, `python -m trainer.watching.batch RUN STEP`, since it loads TensorFlow; the picture
 goes to stdout. It takes no GPU, and gives way to the training.
@@ -75,7 +75,7 @@ def _picture(config: TrainConfig, step: int) -> bytes:
     commandline.require("tensorflow")
     with quiet.loading():
         from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
-    request = dataclasses.replace(plan.request_of(config, None), start_step=step, distort_on=HOST)
+    request = dataclasses.replace(plan.request_of(config, None), start_step=step, augment_on=HOST)
     features, labels, weights = next(make_dataset(request).as_numpy_iterator())
     if not isinstance(features, np.ndarray) or features.ndim != 4:
         raise UsageError("the rows are not images")

@@ -65,7 +65,7 @@ class Start:
     """A start of the training, or a resume.
 
     Attributes:
-      step: global step that it goes on from.
+      step: global step that it continues from.
       time: seconds since 1970.
       host: name of the machine.
       flags: of the run, by group; None: they are not in the file (yet).

@@ -134,9 +134,9 @@ def _read(part: ResolvedRequest, step: int, workers: Sequence[str], replicas: in
 
 
 def _used(part: ResolvedRequest, done: int) -> list[list[tuple[float, float, float]]]:
-    """Returns for each stream the positions used up after some steps of an epoch: (first, end, share of them).
+    """Returns for each stream the positions read after some steps of an epoch: (first, end, share of them).
 
-    A window is permuted as a whole: of the one that is being used up, each part is, in equal shares.
+    A window is permuted as a whole: of the one that is being read, each part is, in equal shares.
     """
     order, found = part.order, []
     for start, stop in np.lib.stride_tricks.sliding_window_view(order.stream_bounds(), 2).tolist():
@@ -151,7 +151,7 @@ def _used(part: ResolvedRequest, done: int) -> list[list[tuple[float, float, flo
 
 
 def _overlap(edges: F64, intervals: Sequence[tuple[float, float, float]]) -> F64:
-    """Returns how much of each bin lies in the intervals, each weighed by its share."""
+    """Returns how much of each bin lies in the intervals, each weighted by its share."""
     total = np.zeros(len(edges) - 1)
     for first, end, share in intervals:
         total += share * np.clip(np.minimum(edges[1:], end) - np.maximum(edges[:-1], first), 0, None)

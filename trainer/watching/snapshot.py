@@ -31,7 +31,7 @@ class Member:
       error: how it failed last.
       examples_per_second: of the whole job, as this process measures it.
       seconds_per_step, waited_per_step, exchanged_per_step: over the last seconds; the part in which it waited for its
-        own batches; the part in which it exchanges sums with the other workers, partly while it computes. Of an
+        own batches; the part in which it waits for all-reduces, partly while it computes. Of an
         asynchronous worker, of its own steps, without the last of these.
       steps: of an asynchronous worker's own.
     """
@@ -98,7 +98,7 @@ class WorkerReading:
       records: that it reads in the epoch.
       seen: records of them so far.
       bins: of the shards in the epoch's order, or of groups of them where there are many: the share that the worker
-        reads, and the share that it has used up so far.
+        reads, and the share of it whose rows have been read so far.
     """
 
     name: str
@@ -201,7 +201,7 @@ class Snapshot:
       flags: by name, with their values as text.
       changes: at resumes.
       events: in their order.
-      images, images_step: how many distorted images are in TensorBoard's files, and of which step.
+      images, images_step: how many augmented images are in TensorBoard's files, and of which step.
       problems: files that are missing, half written or damaged, and how.
     """
 
@@ -241,7 +241,7 @@ class Snapshot:
 
     @property
     def is_live(self) -> bool:
-        """Whether the run may go on."""
+        """Whether the run may continue."""
         return self.state in ("starting", "training", "waiting", "stopping")
 
 
@@ -333,7 +333,7 @@ _OF_MEMBERS = (
     (
         "member_exchanged_per_step_seconds",
         "exchanged_per_step",
-        "The part of them in which it exchanges sums with the other workers, partly while it computes.",
+        "The part of them in which it waits for the all-reduce of all workers, partly while it computes.",
     ),
     ("member_steps", "steps", "Steps that an asynchronous worker has made by itself."),
 )

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.commands import aliases
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError, name_of
 from pipeline.files.reading import content_of
 from trainer import config as configs
@@ -351,7 +352,7 @@ class RunSource:
         found = list(self._job_events())
         changes = {change.time: change for change in _changes(self._events.starts)}
         for start in self._events.starts:
-            what = "training begins" if start.step == 0 else f"training goes on from step {start.step:,}"
+            what = "training begins" if start.step == 0 else f"training resumes from step {start.step:,}"
             flags = changes[start.time].flags if start.time in changes else ()
             also = "; changed: " + ", ".join(f"--{name} {was} → {now}" for name, was, now in flags) if flags else ""
             found.append(Event(start.time, "start", f"{what}, on {start.host}{also}"))
@@ -607,12 +608,7 @@ def _pair(value: Any) -> tuple[int, int] | None:
 
 def _flat(groups: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str]:
     """Returns flags by name, with their values as text; those that are not set are left out."""
-    return {
-        name: _text(value)
-        for members in (groups or {}).values()
-        for name, value in members.items()
-        if value is not None
-    }
+    return {name: _text(value) for name, value in aliases.stored(groups or {}).items() if value is not None}
 
 
 def _text(value: Any) -> str:
@@ -625,7 +621,7 @@ def _changes(starts: Sequence[Start]) -> Iterator[Change]:
     for start in starts:
         if start.flags is None:
             continue
-        flags = {name: value for members in start.flags.values() for name, value in members.items()}
+        flags = aliases.stored(start.flags)
         if before is not None:
             names = [name for name in flags if name in before and flags[name] != before[name]]
             if names:

@@ -1,7 +1,7 @@
 """The contestants that crop photographs: JPEG files of any size to 224x224, in batches that one consumer touches.
 
 All take a random part of 8% to 100% of the area and of a shape of 3/4 to 4/3, resize it to 224x224 by linear
-interpolation, and mirror half of the images. Where they are asked to distort, RandAugment(n=2, m=9) follows, and
+interpolation, and mirror half of the images. Where they are asked to augment, RandAugment(n=2, m=9) follows, and
 float32 of mean 0 and variance 1; a contestant that has no RandAugment raises NotImplementedError.
 Only NumPy is needed here, since some peers have an environment of their own.
 """

@@ -13,7 +13,7 @@ from benchmarks.rounds import Take
 
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
-DISTORTS = "tf.image.decode_and_crop_jpeg alone"
+AUGMENTS = "tf.image.decode_and_crop_jpeg alone"
 
 
 def prepare(setting: Setting) -> None:
@@ -22,7 +22,7 @@ def prepare(setting: Setting) -> None:
 
 def take(setting: Setting) -> Take:
     """Returns a Take of as many parts as a batch has rows."""
-    if setting.distorted:
+    if setting.augmented:
         raise lacks_randaugment("libjpeg-turbo")
     tf = inputs.load_tensorflow()
     random = np.random.default_rng(1)

@@ -12,7 +12,7 @@ from benchmarks.rounds import Take
 
 PACKAGES = ("nvidia-dali-cuda130",)
 MODULES = ("nvidia.dali",)
-DISTORTS = "decoders.image_random_crop, resize, flip, auto_aug.rand_augment, crop_mirror_normalize"
+AUGMENTS = "decoders.image_random_crop, resize, flip, auto_aug.rand_augment, crop_mirror_normalize"
 DOCS = "https://docs.nvidia.com/deeplearning/dali/user-guide/docs/auto_aug/rand_augment.html"
 
 
@@ -36,7 +36,7 @@ def _pipeline(setting: Setting) -> Any:
         num_threads=setting.cores,
         device_id=None,
         seed=1,
-        enable_conditionals=setting.distorted,
+        enable_conditionals=setting.augmented,
     )
     def made() -> tuple[Any, Any]:
         files, labels = fn.readers.file(file_root=setting.arrays, random_shuffle=True, name="files")
@@ -45,7 +45,7 @@ def _pipeline(setting: Setting) -> Any:
         )
         images = fn.resize(parts, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
         images = fn.flip(images, horizontal=fn.random.coin_flip())
-        if setting.distorted:
+        if setting.augmented:
             images = rand_augment.rand_augment(
                 images, n=OPERATIONS, m=MAGNITUDE, num_magnitude_bins=BINS, shape=(SIZE, SIZE), fill_value=0
             )

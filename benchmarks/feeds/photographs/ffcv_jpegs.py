@@ -12,7 +12,7 @@ from benchmarks.rounds import Take
 
 PACKAGES = ("ffcv", "torch")
 MODULES = ("ffcv", "PIL")
-DISTORTS = "RandomResizedCropRGBImageDecoder, RandomHorizontalFlip; no RandAugment"
+AUGMENTS = "RandomResizedCropRGBImageDecoder, RandomHorizontalFlip; no RandAugment"
 DOCS = "https://docs.ffcv.io/api/decoders.html"
 
 
@@ -48,7 +48,7 @@ def take(setting: Setting) -> Take:
     from ffcv.loader import Loader, OrderOption  # noqa: PLC0415
     from ffcv.transforms import RandomHorizontalFlip, ToTensor  # noqa: PLC0415
 
-    if setting.distorted:
+    if setting.augmented:
         raise lacks_randaugment("FFCV")
     loader = Loader(
         f"{setting.own}/train.beton",

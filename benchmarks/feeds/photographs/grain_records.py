@@ -13,7 +13,7 @@ from benchmarks.rounds import Take
 
 PACKAGES = ("grain", "array_record", "pillow")
 MODULES = ("grain", "array_record", "PIL")
-DISTORTS = "Pillow decodes all, crops and resizes; no RandAugment"
+AUGMENTS = "Pillow decodes all, crops and resizes; no RandAugment"
 DOCS = "https://google-grain.readthedocs.io/en/latest/tutorials/dataset_basic_tutorial.html"
 _FILES = 10
 
@@ -34,7 +34,7 @@ def take(setting: Setting) -> Take:
     """Returns a Take of a batch."""
     import grain  # noqa: PLC0415
 
-    if setting.distorted:
+    if setting.augmented:
         raise lacks_randaugment("Grain")
     files = sorted(map(str, pathlib.Path(setting.own).glob("*.arrayrecord")))
     dataset = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(files)).seed(1).shuffle().repeat()

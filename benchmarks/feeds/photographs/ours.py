@@ -13,7 +13,7 @@ from pipeline import manifest
 
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
-DISTORTS = "random_resized_crop, randaugment, normalize by the data set's mean"
+AUGMENTS = "random_resized_crop, randaugment, normalize by the data set's mean"
 _WINDOWS, _STREAMS = 4, 8  # of an epoch; at most
 
 
@@ -30,7 +30,7 @@ def take(setting: Setting) -> Take:
         options = {"shuffle_bytes": size // _WINDOWS, "streams": math.gcd(setting.rows, _STREAMS)}
     scaled = ", scaled_decoding=True" if setting.options.get("scaled") else ""
     recipe = f"random_resized_crop(size={SIZE}, normalize=False{scaled})"
-    if setting.distorted:
+    if setting.augmented:
         recipe += f" | randaugment(n={OPERATIONS}, m={MAGNITUDE}) | normalize"
-    batches = inputs.train_input(setting.data_dir, setting.rows, distort=recipe, **options).as_numpy_iterator()
+    batches = inputs.train_input(setting.data_dir, setting.rows, augment=recipe, **options).as_numpy_iterator()
     return touching(lambda: next(batches)[0], setting.rows)

@@ -13,7 +13,7 @@ from benchmarks.rounds import Take
 
 PACKAGES = ("spdl", "spdl_io")
 MODULES = ("spdl.io", "spdl.pipeline")
-DISTORTS = "FFmpeg decodes all, its filters crop, scale (bilinear) and hflip follow; no RandAugment"
+AUGMENTS = "FFmpeg decodes all, its filters crop, scale (bilinear) and hflip follow; no RandAugment"
 DOCS = "https://facebookresearch.github.io/spdl/main/"
 
 
@@ -26,7 +26,7 @@ def take(setting: Setting) -> Take:
     import spdl.io  # noqa: PLC0415
     from spdl.pipeline import PipelineBuilder  # noqa: PLC0415
 
-    if setting.distorted:
+    if setting.augmented:
         raise lacks_randaugment("SPDL")
     random = np.random.default_rng(1)
 

@@ -16,7 +16,7 @@ from pipeline import manifest
 
 PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
-DISTORTS = "decode_and_crop_jpeg, resize (not antialiased), RandAugment by switch_case"
+AUGMENTS = "decode_and_crop_jpeg, resize (not antialiased), RandAugment by switch_case"
 
 
 def prepare(setting: Setting) -> None:
@@ -37,8 +37,8 @@ def take(setting: Setting) -> Take:
     def batch(serialized: Any) -> tuple[Any, Any]:
         found = tf.io.parse_example(serialized, features)
         spec = tf.TensorSpec((SIZE, SIZE, 3), tf.uint8)
-        images = tf.map_fn(lambda one: cropped(tf, one, setting.distorted), found["image"], fn_output_signature=spec)
-        return finished(tf, images, setting.distorted), found["label"]
+        images = tf.map_fn(lambda one: cropped(tf, one, setting.augmented), found["image"], fn_output_signature=spec)
+        return finished(tf, images, setting.augmented), found["label"]
 
     batches = records.batch(setting.rows, drop_remainder=True).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
     return _taking(tf, batches, setting.rows)
@@ -48,17 +48,17 @@ def one_by_one(tf: Any, found: Any, setting: Setting) -> Take:
     """Returns a Take of batches of a dataset of (JPEG, label)."""
 
     def example(image: Any, label: Any) -> tuple[Any, Any]:
-        return finished(tf, cropped(tf, image, setting.distorted), setting.distorted), label
+        return finished(tf, cropped(tf, image, setting.augmented), setting.augmented), label
 
     examples = found.map(example, num_parallel_calls=tf.data.AUTOTUNE)
     return _taking(tf, examples.batch(setting.rows, drop_remainder=True), setting.rows)
 
 
-def cropped(tf: Any, image: Any, distorted: bool) -> Any:
+def cropped(tf: Any, image: Any, augmented: bool) -> Any:
     """Returns a random part of a JPEG, decoded alone, after RandAugment where it is wanted, uint8 (SIZE, SIZE, 3)."""
     part = tf.image.decode_and_crop_jpeg(image, _random_box(tf, image), channels=3)
     pixels = tf.cast(tf.round(tf.ensure_shape(tf.image.resize(part, (SIZE, SIZE)), (SIZE, SIZE, 3))), tf.uint8)
-    return tf_randaugment.augmented(tf, pixels) if distorted else pixels
+    return tf_randaugment.augmented(tf, pixels) if augmented else pixels
 
 
 def _random_box(tf: Any, image: Any) -> Any:
@@ -76,10 +76,10 @@ def _random_box(tf: Any, image: Any) -> Any:
     return tf.cast(tf.concat([begin, size], 0), tf.int32)
 
 
-def finished(tf: Any, images: Any, distorted: bool) -> Any:
+def finished(tf: Any, images: Any, augmented: bool) -> Any:
     """Returns an image or a batch, mirrored by chance, and normalised where that is wanted."""
     images = tf.image.random_flip_left_right(images)
-    return (tf.cast(images, tf.float32) - MEAN) / STD if distorted else images
+    return (tf.cast(images, tf.float32) - MEAN) / STD if augmented else images
 
 
 def _values(example: dict[str, Any]) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from pipeline import manifest
 
 PACKAGES = ("tensorflow-datasets", "tensorflow")
 MODULES = ("tensorflow_datasets",)
-DISTORTS = tf_data.DISTORTS
+AUGMENTS = tf_data.AUGMENTS
 DOCS = "https://www.tensorflow.org/datasets/decode"
 
 

@@ -11,7 +11,7 @@ from benchmarks.rounds import Take
 
 PACKAGES = ("torch", "torchvision")
 MODULES = ("torch", "torchvision")
-DISTORTS = "io.decode_jpeg of all, then v2.RandomResizedCrop, RandomHorizontalFlip, RandAugment, Normalize"
+AUGMENTS = "io.decode_jpeg of all, then v2.RandomResizedCrop, RandomHorizontalFlip, RandAugment, Normalize"
 DOCS = "https://docs.pytorch.org/vision/stable/transforms.html"
 
 
@@ -25,7 +25,7 @@ def take(setting: Setting) -> Take:
     import torchvision  # noqa: PLC0415
 
     loader = torch.utils.data.DataLoader(
-        torchvision.datasets.ImageFolder(setting.arrays, _transform(setting.distorted), loader=_decoded),
+        torchvision.datasets.ImageFolder(setting.arrays, _transform(setting.augmented), loader=_decoded),
         batch_size=setting.rows,
         shuffle=True,
         num_workers=setting.cores,
@@ -47,12 +47,12 @@ def _decoded(path: str) -> Any:
     return io.decode_jpeg(io.read_file(path), mode=io.ImageReadMode.RGB)
 
 
-def _transform(distorted: bool) -> Any:
+def _transform(augmented: bool) -> Any:
     import torch  # noqa: PLC0415
     from torchvision.transforms import v2  # noqa: PLC0415
 
     steps = [v2.RandomResizedCrop(SIZE, scale=AREA, ratio=SHAPE, antialias=True), v2.RandomHorizontalFlip()]
-    if distorted:
+    if augmented:
         bilinear = v2.InterpolationMode.BILINEAR
         steps += [
             v2.RandAugment(OPERATIONS, MAGNITUDE, num_magnitude_bins=BINS, interpolation=bilinear),

@@ -641,7 +641,7 @@ def test_a_signal_ends_it_with_one_line_and_no_data_set(number, mode, mnist_fold
     left = set(os.listdir(folder))
     assert sum(name.endswith(".receipt.json") for name in left) == int(count)
     assert not [name for name in left if ".tmp-" in name or name == "manifest.json"]
-    time.sleep(0.3)  # no worker goes on
+    time.sleep(0.3)  # no worker continues
     assert set(os.listdir(folder)) == left
 
 

@@ -77,11 +77,11 @@ def test_a_wrong_interpreter_is_named(text, message):
 
 def test_the_chart_has_both_panels(tmp_path):
     results = [
-        Result("peers", name, rows, distorted, 0.1, [{"rate": rate, "cpu": 1.0, "memory": 1}], {}, "")
+        Result("peers", name, rows, augmented, 0.1, [{"rate": rate, "cpu": 1.0, "memory": 1}], {}, "")
         for name, rate in (("ours", 2.5e6), ("other", 3e3))
         for rows in (128, 512)
-        for distorted in (True, False)
+        for augmented in (True, False)
     ]
     throughput_chart.draw(results, str(tmp_path / "chart.svg"))
     text = (tmp_path / "chart.svg").read_text()
-    assert all(word in text for word in ("undistorted", "2.50 M", "3.0 k", "batch 512"))
+    assert all(word in text for word in ("unaugmented", "2.50 M", "3.0 k", "batch 512"))

@@ -80,7 +80,7 @@ def test_a_contestant_loads_its_libraries_when_it_runs(name):
     feed = importlib.import_module(input_throughput.PHOTOGRAPHS[name].module)
     assert feed.PACKAGES
     assert feed.MODULES
-    assert feed.DISTORTS
+    assert feed.AUGMENTS
     assert callable(feed.prepare)
     assert callable(feed.take)
 
@@ -147,7 +147,7 @@ def test_each_size_has_a_table_with_and_without_randaugment(tmp_path, monkeypatc
     assert sum(" per core " in line and "us of processor per img" in line for line in lines) == 8
     assert sum("; of ours: ratio " in line for line in lines) == 4
     results = json.loads(pathlib.Path(tmp_path, "found.json").read_text())["results"]
-    assert [(one["name"], one["distorted"]) for one in results] == 2 * [
+    assert [(one["name"], one["augmented"]) for one in results] == 2 * [
         *((name, False) for name in ("ours", "dali")),
         *((name, True) for name in ("ours", "dali")),
     ]

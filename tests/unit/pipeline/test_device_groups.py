@@ -65,7 +65,7 @@ def test_batches_are_those_of_the_host(name, virtual, folder, monkeypatch):
         pytest.skip("central storage has no virtual replicas")
     monkeypatch.setattr(distribution, "_MOST_TOGETHER", 6)
     strategy = STRATEGIES[name]()
-    request = Request(folder, **OPTIONS, distort="flip | mixup", distort_on="device", start_step=3)
+    request = Request(folder, **OPTIONS, augment="flip | mixup", augment_on="device", start_step=3)
     groups = in_groups(strategy, of_worker(strategy, request, virtual), 2)
     assert isinstance(groups, DeviceGroups)
     assert (groups.size, groups.cardinality) == (5, STEPS)  # of 15 steps

@@ -43,7 +43,7 @@ def test_each_replica_gets_exactly_its_rows(folder, whole, name, prefetch):
     replicas = strategy.num_replicas_in_sync
     # 13 records in batches of 8: in the last step, replicas 2 and 3 of 4 have nothing but padding or little.
     arguments = {"global_batch_size": 8, "training": True, "seed": 5, "epochs": 2, "record_ids": True}
-    arguments["distort"] = "cifar10_tutorial(crop=5)"
+    arguments["augment"] = "cifar10_tutorial(crop=5)"
     got = list(distribute(strategy, folder, prefetch=prefetch, **arguments))
     assert len(got) == len(whole(json.dumps(arguments))) == 4
     for element, expected in zip(got, whole(json.dumps(arguments)), strict=True):

@@ -230,6 +230,6 @@ def test_of_a_python_function_is_said_once_that_it_cannot_be_checked(wrap, caplo
         return tf.ensure_shape(wrap(lambda values: values, [images], tf.float32), images.shape)
 
     for _ in range(2):
-        call_user("distort", drawn, image_rows())
-    assert [record.message.split(":")[0] for record in caplog.records] == ["distort"]
+        call_user("augment", drawn, image_rows())
+    assert [record.message.split(":")[0] for record in caplog.records] == ["augment"]
     assert "whether it draws random numbers cannot be checked" in caplog.text

@@ -85,7 +85,7 @@ def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, str
 @pytest.mark.parametrize("shuffle_bytes", [1 << 30, 720])
 @pytest.mark.parametrize("start", [1, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 3, 6)), 5])
 def test_starting_at_a_step_gives_the_tail_of_the_run(folder, whole, start, shuffle_bytes):
-    arguments = {"distort": "shift", "shuffle_bytes": shuffle_bytes, "streams": 1}
+    arguments = {"augment": "shift", "shuffle_bytes": shuffle_bytes, "streams": 1}
     expected = whole(4, json.dumps(arguments))
     arguments |= {"global_batch_size": 4, "training": True, "epochs": 2, "record_ids": True}
     tail = elements(input_fn(folder, start_step=start, **arguments))
@@ -108,9 +108,9 @@ def test_starting_far_away_costs_no_replay_and_gives_that_epoch(folder):
     [pytest.param(1, 1, marks=pytest.mark.slow), (1, 4), (2, 2), pytest.param(8, 1, marks=pytest.mark.slow)],
 )
 def test_shards_give_each_replica_its_rows(folder, whole, count, local):
-    distort = {"distort": "cifar10_tutorial(crop=6)"}
-    expected = whole(8, json.dumps(distort))
-    arguments = {"global_batch_size": 8, "training": True, "epochs": 2, "record_ids": True, **distort}
+    augment = {"augment": "cifar10_tutorial(crop=6)"}
+    expected = whole(8, json.dumps(augment))
+    arguments = {"global_batch_size": 8, "training": True, "epochs": 2, "record_ids": True, **augment}
     rows = 8 // (count * local)
     for index in {0, count - 1}:
         part = elements(input_fn(folder, shard=Shard(index, count, local), **arguments))
@@ -130,7 +130,7 @@ def test_cardinality_and_shapes_are_known(folder):
     assert input_fn(folder, epochs=5, start_step=3, **train).cardinality() == 7
     assert input_fn(folder, epochs=5, shard=Shard(0, 2, 2), **train).cardinality() == 20
     assert input_fn(folder, "test", global_batch_size=3, training=False).cardinality() == 2
-    spec = input_fn(folder, distort="shift", **train).element_spec
+    spec = input_fn(folder, augment="shift", **train).element_spec
     assert [s.shape.as_list() for s in spec] == [[8, *SHAPE], [8], [8]]
     assert [s.dtype for s in spec] == [tf.float32, tf.int64, tf.float32]
     assert steps_per_epoch(folder, global_batch_size=8) == 2
@@ -158,17 +158,17 @@ def test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record(fo
         return tf.stack([pipeline.uniform(keys, 0), pipeline.uniform(keys, 1)], axis=1)
 
     arguments = {"global_batch_size": 4, "training": True, "seed": 11, "epochs": 2, "record_ids": True}
-    for step, (x, _, _, records) in enumerate(elements(input_fn(folder, distort=draws, **arguments))):
-        keys = hashing.derive_key(Domain.DISTORT, 11, step // 3, records)
+    for step, (x, _, _, records) in enumerate(elements(input_fn(folder, augment=draws, **arguments))):
+        keys = hashing.derive_key(Domain.AUGMENT, 11, step // 3, records)
         assert np.array_equal(x, np.stack([hashing.uniform(keys, 0), hashing.uniform(keys, 1)], 1))
 
 
 def in_a_loop(function):
-    """Returns a distortion that applies a function to each image in the body of a loop."""
+    """Returns an augmentation that applies a function to each image in the body of a loop."""
     return lambda images, keys: tf.map_fn(function, images)
 
 
-@pytest.mark.parametrize("what", ["distort", "parse"])
+@pytest.mark.parametrize("what", ["augment", "parse"])
 def test_the_users_own_function_may_branch_on_tensors(folder, what):
     """AutoGraph converts it, though nothing of ours."""
 
@@ -188,8 +188,8 @@ def test_the_users_own_function_may_branch_on_tensors(folder, what):
         ({"global_batch_size": 0}, "global_batch_size=0"),
         ({"remainder": "padd"}, "'padd'.*'pad'"),
         ({"weights": "mask2"}, "'mask2'.*'mask'"),
-        ({"distort": "shfit"}, "'shfit'.*'shift'"),
-        ({"distort": "shift(pixels=6)"}, r"distort: shift\(pixels=6\): must be in 0\.\.5 for images of 8x6"),
+        ({"augment": "shfit"}, "'shfit'.*'shift'"),
+        ({"augment": "shift(pixels=6)"}, r"augment: shift\(pixels=6\): must be in 0\.\.5 for images of 8x6"),
         ({"split": "tets"}, "'tets'.*'test'"),
         ({"streams": 3}, "streams=3 .*global_batch_size=8.* 2 and 4"),
         ({"start_step": -1}, "start_step=-1"),
@@ -202,18 +202,18 @@ def test_the_users_own_function_may_branch_on_tensors(folder, what):
         ({"global_batch_size": 8.0}, "global_batch_size=8.0"),
         ({"seed": "a"}, "seed='a'"),
         ({"training": False, "streams": 3}, "streams=3"),
-        ({"distort": 5}, "distort=5"),
-        ({"distort": ""}, "distort: ''"),
-        ({"distort": lambda images, keys: images[:3]}, "8 rows"),
-        ({"distort": lambda images, keys: None}, "8 rows.* None"),
-        ({"distort": lambda images, keys: {"image": images}}, "8 rows.*'image': 'uint8"),
-        ({"distort": lambda images, keys: tf.as_string(keys)}, r"8 rows.* string \(8,\)"),
+        ({"augment": 5}, "augment=5"),
+        ({"augment": ""}, "augment: ''"),
+        ({"augment": lambda images, keys: images[:3]}, "8 rows"),
+        ({"augment": lambda images, keys: None}, "8 rows.* None"),
+        ({"augment": lambda images, keys: {"image": images}}, "8 rows.*'image': 'uint8"),
+        ({"augment": lambda images, keys: tf.as_string(keys)}, r"8 rows.* string \(8,\)"),
         (
-            {"distort": lambda images, keys: images + "a"},
-            r"distort: the function fails on .*test_input\.py:\d+: \w+Error: ",
+            {"augment": lambda images, keys: images + "a"},
+            r"augment: the function fails on .*test_input\.py:\d+: \w+Error: ",
         ),
-        ({"distort": lambda images, keys: tf.random.normal(images.shape)}, "RandomStandardNormal.*pipeline.uniform"),
-        ({"distort": in_a_loop(tf.image.random_flip_left_right)}, "RandomUniform.*pipeline.uniform"),
+        ({"augment": lambda images, keys: tf.random.normal(images.shape)}, "RandomStandardNormal.*pipeline.uniform"),
+        ({"augment": in_a_loop(tf.image.random_flip_left_right)}, "RandomUniform.*pipeline.uniform"),
         ({"training": "false"}, "training='false'"),
         ({"training": None}, "training=None"),
         ({"record_ids": 1}, "record_ids=1"),
@@ -253,12 +253,12 @@ def test_without_a_manifest_there_is_no_input():
     ("image", "arguments", "message"),
     [
         ({"encoding": "any", "shape": [None, None, 3]}, {}, "resize .*random_resized_crop"),
-        ({}, {"distort": "random_crop(size=4)"}, r"random_crop\(size=4\).*raw images"),
-        ({"encoding": "png"}, {"distort": "random_crop", "resize": "4x4"}, r"random_crop.* resize=\(4, 4\)"),
+        ({}, {"augment": "random_crop(size=4)"}, r"random_crop\(size=4\).*raw images"),
+        ({"encoding": "png"}, {"augment": "random_crop", "resize": "4x4"}, r"random_crop.* resize=\(4, 4\)"),
         ({}, {"resize": "4"}, "resize='4'"),
         ({}, {"resize": (0, 4)}, r"resize=\(0, 4\)"),
         ({}, {"parse": 3}, "parse=3"),
-        ({}, {"parse": len, "distort": "shift"}, "distort='shift' with parse"),
+        ({}, {"parse": len, "augment": "shift"}, "augment='shift' with parse"),
     ],
 )
 def test_what_cannot_be_fed_is_said_before_a_shard_is_looked_at(folder, tmp_path, image, arguments, message):
@@ -290,7 +290,7 @@ def test_importing_pipeline_loads_no_tensorflow_and_unknown_names_fail():
         "InputMeter",
         "RandomAccess",
         "StepIterator",
-        "distort_fn",
+        "augment_fn",
         "skipped_records",
     }
     assert callable(pipeline.distribute)

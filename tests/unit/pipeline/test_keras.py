@@ -56,7 +56,7 @@ def trained(data, folder, *others, epochs=3, **options):
     begins = []
     for step, rest in resume.fits(epochs=epochs, steps_per_epoch=STEPS):
         begins.append((step, rest["initial_epoch"], rest["epochs"], rest["steps_per_epoch"]))
-        batches = input_fn(data, global_batch_size=8, training=True, start_step=step, distort="shift", weights="mean")
+        batches = input_fn(data, global_batch_size=8, training=True, start_step=step, augment="shift", weights="mean")
         model.fit(batches, **rest, callbacks=[*others, resume], verbose=0)
     return begins, [weight.numpy() for weight in model.weights], saved_in(folder)
 
@@ -192,7 +192,7 @@ def with_callbacks(data, folder, epochs, log, *, dies=None, first=False, patienc
     resume.restore()
     killer = [Dies(dies)] if dies else []
     for step, rest in resume.fits(epochs=epochs, steps_per_epoch=STEPS):
-        batches = input_fn(data, global_batch_size=8, training=True, start_step=step, distort="shift", weights="mean")
+        batches = input_fn(data, global_batch_size=8, training=True, start_step=step, augment="shift", weights="mean")
         order = [resume, *callbacks.values()] if first else [*callbacks.values(), resume]
         model.fit(batches, **rest, callbacks=[*killer, *order], verbose=0)
     return callbacks, [variable.numpy() for variable in model.variables]

@@ -8,7 +8,7 @@ from pipeline.errors import UsageError
 from tests.datasets import write_dataset
 
 TEXT = "pad_crop_flip(pad=2) | cutout(size=3) | mixup_or_cutmix(mixup_alpha=1.0, until_epoch=1)"
-OPTIONS = {"global_batch_size": 8, "training": True, "seed": 5, "epochs": 2, "distort": TEXT}
+OPTIONS = {"global_batch_size": 8, "training": True, "seed": 5, "epochs": 2, "augment": TEXT}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_labels_are_probabilities_until_an_epoch_and_padding_is_not_mixed(folder
 
 def test_an_evaluation_mixes_nothing_and_has_labels_of_the_same_shape(folder):
     images, labels, _ = taken(folder, training=False, epochs=1)[0]
-    plain, classes, _ = taken(folder, training=False, epochs=1, distort="normalize")[0]
+    plain, classes, _ = taken(folder, training=False, epochs=1, augment="normalize")[0]
     np.testing.assert_allclose(images, plain, atol=1e-6)
     np.testing.assert_array_equal(labels, np.eye(3, dtype=np.float32)[classes])
 
@@ -69,6 +69,6 @@ def test_an_evaluation_mixes_nothing_and_has_labels_of_the_same_shape(folder):
 )
 def test_an_odd_number_of_rows_is_refused(folder, options, message):
     with pytest.raises(UsageError, match=message):
-        input_fn(folder, **{**OPTIONS, "distort": "mixup", **options})
+        input_fn(folder, **{**OPTIONS, "augment": "mixup", **options})
     if "global_batch_size" not in options:
-        input_fn(folder, **{**OPTIONS, "distort": "mixup", **options, "training": False, "epochs": 1})
+        input_fn(folder, **{**OPTIONS, "augment": "mixup", **options, "training": False, "epochs": 1})

@@ -170,8 +170,8 @@ def test_two_halves_are_not_permuted_alike(folders):
 
 
 @pytest.mark.slow
-def test_distortions_are_keyed_by_record_and_mixing_stays_within_a_source(mixture):
-    options = {"distort": "pad_crop_flip(pad=2) | mixup(alpha=1.0)", "weights": "mean"}
+def test_augmentations_are_keyed_by_record_and_mixing_stays_within_a_source(mixture):
+    options = {"augment": "pad_crop_flip(pad=2) | mixup(alpha=1.0)", "weights": "mean"}
     whole = taken(mixture, **options)
     for replica in range(2):
         for got, expected in zip(taken(mixture, **options, shard=Shard(replica, 2)), whole, strict=True):
@@ -180,7 +180,7 @@ def test_distortions_are_keyed_by_record_and_mixing_stays_within_a_source(mixtur
     for _, labels, weights, _ in whole:
         np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
         np.testing.assert_allclose([part.sum() for part in of_sources(weights)], [24, 12], rtol=1e-6)
-    with pytest.raises(UsageError, match=r"source '.*b:train\[:40\]': distort: .* 4 replicas 3"):
+    with pytest.raises(UsageError, match=r"source '.*b:train\[:40\]': augment: .* 4 replicas 3"):
         taken(mixture, **options, shard=Shard(0, 4))
 
 
@@ -228,14 +228,14 @@ def test_it_reads_in_other_processes_and_inside_a_function(mixture):
 
 def test_all_are_normalised_by_the_first_sources_statistics(folders, mixture):
     a, b = folders
-    whole = next(iter(input_fn(mixture, **OPTIONS, distort="normalize")))
+    whole = next(iter(input_fn(mixture, **OPTIONS, augment="normalize")))
     plain = next(iter(input_fn(mixture, **OPTIONS)))
     made = json.loads((pathlib.Path(a) / "manifest.json").read_text())
     expected = (plain[0].numpy() - made["image_mean"]) / made["image_std"]
     np.testing.assert_allclose(whole[0], expected, atol=1e-5)
-    options = {"global_batch_size": 8, "training": False, "distort": "normalize"}
+    options = {"global_batch_size": 8, "training": False, "augment": "normalize"}
     images, *_ = next(iter(input_fn(b, "test", statistics=a, **options)))
-    stored, *_ = next(iter(input_fn(b, "test", **{**options, "distort": None})))
+    stored, *_ = next(iter(input_fn(b, "test", **{**options, "augment": None})))
     np.testing.assert_allclose(images, (stored.numpy() - made["image_mean"]) / made["image_std"], atol=1e-5)
 
 

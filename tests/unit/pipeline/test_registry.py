@@ -68,7 +68,7 @@ def test_names_are_known_without_tensorflow():
 import sys
 sys.modules.update(dict.fromkeys(("tensorflow", "keras", "apache_beam")))  # Python raises ImportError
 from beam_jobs.sources.base import SOURCES
-from pipeline.distort import RECIPES
+from pipeline.augmentation import RECIPES
 from trainer.config.model import MODELS
 from trainer.launching.flags import SCHEDULERS
 print(*("cutout" in RECIPES, "lenet" in MODELS, "slurm" in SCHEDULERS, "parquet" in SOURCES))

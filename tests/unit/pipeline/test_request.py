@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import StepIterator, distort_fn, distribute, input_fn, order_spec, steps_per_epoch
+from pipeline import StepIterator, augment_fn, distribute, input_fn, order_spec, steps_per_epoch
 from pipeline.errors import UsageError
 from pipeline.request import EpochOptions, JobOptions, OrderOptions, Request
 
 PUBLIC = {
     steps_per_epoch: EpochOptions,
     order_spec: OrderOptions,
-    distort_fn: JobOptions,
+    augment_fn: JobOptions,
     distribute: JobOptions,
     input_fn: Request,
     StepIterator: Request,

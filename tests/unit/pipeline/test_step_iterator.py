@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 
 def test_elements_are_those_of_the_input_as_arrays(folder):
-    arguments = TRAIN | {"epochs": 2, "distort": "shift", "features": ("id", "tags", "scores"), "record_ids": True}
+    arguments = TRAIN | {"epochs": 2, "augment": "shift", "features": ("id", "tags", "scores"), "record_ids": True}
     batches = StepIterator(folder, **arguments)
     assert iter(batches) is batches
     steps = []
@@ -76,7 +76,7 @@ def test_numbers_lie_in_the_tensors_own_memory_and_stay_there(folder):
 
 
 def test_small_batches_are_cut_from_what_is_made_together(folder):
-    arguments = TRAIN | {"epochs": 3, "distort": "shift", "features": ("key",), "record_ids": True}
+    arguments = TRAIN | {"epochs": 3, "augment": "shift", "features": ("key",), "record_ids": True}
     made = {
         stacked: make_dataset(Request(folder, **arguments), stacked=stacked).element_spec[-1].shape.as_list()
         for stacked in (False, True)
@@ -115,7 +115,7 @@ def test_the_state_is_json_and_is_where_the_user_is_not_what_was_read_ahead(fold
 
 
 def test_a_pickled_iterator_continues_at_the_next_element(folder):
-    options = {"global_batch_size": 4, "training": True, "distort": "shift", "epochs": 3, "seed": 5}
+    options = {"global_batch_size": 4, "training": True, "augment": "shift", "epochs": 3, "seed": 5}
     batches = StepIterator(folder, **options)
     for _ in range(4):
         next(batches)
@@ -142,7 +142,7 @@ def test_a_state_of_another_order_is_refused_with_the_fields_that_differ(folder)
     for split in ("train[:8]", "test"):
         with pytest.raises(UsageError, match="split .* train, "):
             StepIterator(folder, split, **TRAIN, seed=7).set_state(state)
-    StepIterator(folder, **TRAIN, seed=7, distort="shift", weights="mean").set_state(state)  # no part of the order
+    StepIterator(folder, **TRAIN, seed=7, augment="shift", weights="mean").set_state(state)  # no part of the order
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_errors_of_the_users_own_function_are_not_hidden(folder):
             return tf.identity(images)
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="NaN"):
-        next(StepIterator(folder, **TRAIN, distort=refuse))
+        next(StepIterator(folder, **TRAIN, augment=refuse))
 
 
 def test_what_a_parser_gives_keeps_its_structure(folder):

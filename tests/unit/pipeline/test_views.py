@@ -130,7 +130,7 @@ def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, k
 )
 def test_portable_views_feed_the_same_batches(data, kind, shuffle_bytes):
     folder = data(kind, (KINDS | {"gzip": Kind(compression="GZIP")})[kind])
-    options = {"global_batch_size": 10, "training": True, "epochs": 3, "record_ids": True, "distort": "shift"}
+    options = {"global_batch_size": 10, "training": True, "epochs": 3, "record_ids": True, "augment": "shift"}
     options |= {"shuffle_bytes": shuffle_bytes, "skip_steps": "1:2,5:7", "start_step": 1}
     for view in VIEWS.values():
         one, other = (list(input_fn(folder, portable=way, **options, **view)) for way in (False, True))
@@ -193,8 +193,8 @@ def test_epochs_differ_in_who_gets_the_extra_turn(data):
 
 
 @pytest.mark.parametrize("shuffle_bytes", some_slow([1 << 30, SMALL], [SMALL]), ids=["in memory", "in windows"])
-def test_copies_of_a_record_are_distorted_differently_and_the_first_as_without_a_view(data, shuffle_bytes):
-    options = {"distort": "shift", "shuffle_bytes": shuffle_bytes}
+def test_copies_of_a_record_are_augmented_differently_and_the_first_as_without_a_view(data, shuffle_bytes):
+    options = {"augment": "shift", "shuffle_bytes": shuffle_bytes}
     ids, _, images = fed(data("raw"), **options)
     plain = dict(zip(ids.tolist(), images, strict=True))
     ids, _, images = fed(data("raw"), weigh="weight", **options)
@@ -332,7 +332,7 @@ def test_workers_feed_the_rows_of_the_whole_batch_and_any_step_can_be_the_first(
         "training": True,
         "record_ids": True,
         "shuffle_bytes": SMALL,
-        "distort": "shift",
+        "augment": "shift",
     }
     for view in VIEWS.values():
         whole = [

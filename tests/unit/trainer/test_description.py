@@ -41,7 +41,7 @@ def compared(described, **flags):
     [
         ({"seed": 1}, "--seed=1, the chief has --seed=0"),
         ({"streams": 2}, "--streams=2, the chief has no --streams"),
-        ({"distort": "shift"}, "--distort=shift, the chief has --distort=none"),
+        ({"augment": "shift"}, "--augment=shift, the chief has --augment=none"),
         ({"global_batch_size": 2, "learning_rate": 0.1}, "--learning_rate=0.1, --global_batch_size=2, the chief has"),
         ({"log_keys": "somewhere"}, "--log_keys, the chief has no --log_keys"),
         ({"log_losses": "somewhere"}, "--log_losses, the chief has no --log_losses"),

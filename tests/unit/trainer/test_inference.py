@@ -30,8 +30,8 @@ def data(tmp_path):
 def record_of(data, config_of):
     """Returns a function that makes what a checkpoint says of a run on the data of a flag."""
 
-    def record_of(data_dir, distort="normalize"):
-        config = config_of(data_dir=data_dir, distort=distort, global_batch_size=4)
+    def record_of(data_dir, augment="normalize"):
+        config = config_of(data_dir=data_dir, augment=augment, global_batch_size=4)
         order = json.loads(plan.make(config).training.spec.to_json())
         return Record(data / "run" / "ckpt-3", 3, False, {"config": dataclasses.asdict(config), "order": order})
 
@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_one_line_with_the_flag_at_fault(data, record_of):
         means(record, data_dir=grey)
     with pytest.raises(DataError, match=f"^--statistics={data}/none: {data}/none/manifest.json: "):
         means(record, statistics=data / "none")
-    with pytest.raises(UsageError, match=f"^--statistics={grey}: --distort=none "):
+    with pytest.raises(UsageError, match=f"^--statistics={grey}: --augment=none "):
         means(plain, statistics=grey)
 
 

@@ -78,7 +78,7 @@ def test_what_an_example_takes_in_memory_is_part_of_the_order(data_dir, config_o
 
 def test_raw_images_are_not_cropped_while_they_are_decoded(data_dir, config_of):
     with pytest.raises(UsageError, match="random_crop"):
-        plan.make(config_of(data_dir=data_dir, distort="random_crop(size=3)"))
+        plan.make(config_of(data_dir=data_dir, augment="random_crop(size=3)"))
 
 
 @pytest.mark.parametrize("name", ["none", ""])

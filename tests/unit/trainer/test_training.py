@@ -29,10 +29,10 @@ def train(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("encoding", "flags"),
     [
-        pytest.param("jpeg", (*RESIZED, "--distort=pad_crop_flip"), marks=pytest.mark.slow),
-        ("png", ("--distort=random_crop(size=16)", "--strategy=mirrored", "--num_replicas=2", "--shuffle_bytes=20000")),
+        pytest.param("jpeg", (*RESIZED, "--augment=pad_crop_flip"), marks=pytest.mark.slow),
+        ("png", ("--augment=random_crop(size=16)", "--strategy=mirrored", "--num_replicas=2", "--shuffle_bytes=20000")),
     ],
-    ids=["stretched and distorted", "cropped, by windows, on two replicas"],
+    ids=["stretched and augmented", "cropped, by windows, on two replicas"],
 )
 def test_images_of_several_sizes(encoding, flags, train):
     lines = train(encoding, "--train_steps=7", "--log_every=7", *flags)
@@ -64,7 +64,7 @@ def test_for_data_of_another_size_the_flag_is_named_that_makes_them_fit(tmp_path
     for name, shape in sizes.items():
         write_dataset(tmp_path / name, (40,), shape)
     model_dir = f"--model_dir={tmp_path / 'model'}"
-    flags = (model_dir, "--model=mlp", "--distort=none", "--eval_split=none", "--global_batch_size=8")
+    flags = (model_dir, "--model=mlp", "--augment=none", "--eval_split=none", "--global_batch_size=8")
     run.main([f"--data_dir={tmp_path / 'own'}", *flags, "--train_steps=1"])
     with pytest.raises(UsageError, match=r"\[16, 16, 3\].* --resize=20x18, .*--model_dir"):
         run.main([f"--data_dir={tmp_path / 'other'}", *flags, "--train_steps=2"])
@@ -73,7 +73,7 @@ def test_for_data_of_another_size_the_flag_is_named_that_makes_them_fit(tmp_path
 
 
 def test_another_size_that_only_the_order_sees_is_named_by_its_flag(train):
-    cropped = ("png", "--distort=cifar10_tutorial", "--model=lenet", "--eval_split=none")
+    cropped = ("png", "--augment=cifar10_tutorial", "--model=lenet", "--eval_split=none")
     train(*cropped, "--resize=32x32", "--train_steps=1")
     with pytest.raises(UsageError, match=r"record_bytes .*3072, .*4800 .*--resize .*32x32, .*40x40"):
         train(*cropped, "--resize=40x40", "--train_steps=2")
@@ -123,7 +123,7 @@ def test_after_the_training_a_task_gets_the_averaged_weights_where_there_are(ema
     ("flags", "facts"),
     [
         ((), "resize"),
-        (("--resize=32x32", "--distort=random_crop(size=16)"), "resize=(32, 32)"),
+        (("--resize=32x32", "--augment=random_crop(size=16)"), "resize=(32, 32)"),
         (("--resize=8x8", "--model=lenet"), "8x8x3"),
     ],
 )

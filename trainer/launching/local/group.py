@@ -215,7 +215,7 @@ class Group:
         self._screen.release()
 
     def fails_alone(self, process: Process) -> bool:
-        """Whether the others go on without it."""
+        """Whether the others continue without it."""
         return self._is_asynchronous and process.task.role == "worker"
 
     def _started(self, task: Task) -> Process:

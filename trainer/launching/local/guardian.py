@@ -38,7 +38,7 @@ class Guardian:
         self._tell(f"-{pid}")
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # somebody killed the guardian; the job goes on without it
+        with contextlib.suppress(OSError):  # somebody killed the guardian; the job continues without it
             os.write(self._pipe, f"{line}\n".encode())
 
     def __enter__(self) -> Self:

@@ -305,7 +305,7 @@ class BackOff:
 
 
 class AsynchronousWorkers:
-    """Restarts the workers of a parameter-server job one by one, while the others go on."""
+    """Restarts the workers of a parameter-server job one by one, while the others continue."""
 
     def __init__(self, job: Job, group: Group, records: Records, screen: Screen) -> None:
         self._job, self._group, self._records, self._screen = job, group, records, screen
@@ -337,13 +337,13 @@ class AsynchronousWorkers:
         seconds = back_off.next(self._records.best)
         self._due[process] = time.monotonic() + seconds
         of = f"restart {number} of {self._job.restarts.max_restarts}"
-        self._screen.say(f"{cause}; starting it again in {seconds:g} s ({of}), while the others go on", "failure")
+        self._screen.say(f"{cause}; starting it again in {seconds:g} s ({of}), while the others continue", "failure")
         self._screen.release()
 
     def _give_up(self, process: Process, cause: Cause) -> None:
         others = [one for one in self._group.running if self._group.fails_alone(one)]
         if others or self._due:
-            without = f"the others go on without it (--max_restarts={self._job.restarts.max_restarts})"
+            without = f"the others continue without it (--max_restarts={self._job.restarts.max_restarts})"
             self._screen.say(f"{cause}; {without}", "failure")
             self._screen.release()
         else:

@@ -201,7 +201,7 @@ class Page:
         process.err.lines(is_end=bool(ended))
         if ended:
             why = f": {process.err.last[-1]}" if process.err.last else ""
-            self._screen.say(f"the page {ended}{why}; the job goes on without it", "failure")
+            self._screen.say(f"the page {ended}{why}; the job continues without it", "failure")
             process.close()
             self._process = None
 

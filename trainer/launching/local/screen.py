@@ -107,7 +107,7 @@ class JobReport:
 
     def write(self, folder: pathlib.Path) -> None:
         """Writes the file as a whole: a reader sees the old one or the new one."""
-        with contextlib.suppress(OSError):  # a full disk: the job goes on without
+        with contextlib.suppress(OSError):  # a full disk: the job continues without
             replace(folder / FILE, json.dumps(dataclasses.asdict(self), indent=1) + "\n", ".new")
 
 
@@ -116,7 +116,7 @@ Kind: TypeAlias = Literal["job", "failure", "end"]  # of an event
 
 
 class Screen:
-    """Plain lines. If stdout or stderr is gone, as when a terminal closes, the job goes on without it.
+    """Plain lines. If stdout or stderr is gone, as when a terminal closes, the job continues without it.
 
     Lines can be held back, so that a first cause is shown before what followed from it.
 

@@ -267,7 +267,7 @@ class Supervisor:
         while True:
             slots = self._pool.chosen(time.monotonic())
             if len(slots) != self._size:
-                self._screen.say(f"going on with {count_of(len(slots), 'worker')}")
+                self._screen.say(f"continuing with {count_of(len(slots), 'worker')}")
             self._size = len(slots)
             group = start(slots)
             try:

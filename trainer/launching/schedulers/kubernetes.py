@@ -236,7 +236,7 @@ def _replicated_job(job: Job, role: str, name: str, container: Manifest) -> Mani
                 "completionMode": "Indexed",
                 "completions": count,
                 "parallelism": count,
-                # A worker without restarts left is lost, and the others go on.
+                # A worker without restarts left is lost, and the others continue.
                 **({"backoffLimitPerIndex": job.restarts.max_restarts} if alone else {"backoffLimit": 0}),
                 "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}, evicted]},
                 "template": {"spec": {"restartPolicy": "Never", **_pod_spec(job, container)}},

@@ -46,7 +46,7 @@ has_stepped() { grep -q "\"made\": [1-9]" "$BEATS" 2> /dev/null; }
 alone=@ALONE@ ended="" restarts=0
 trap "ended=yes" TERM  # which the command gets, too, and saves
 "$@"; code=$?
-# An asynchronous worker that was killed comes back while the others go on; with 75 the whole job has ended.
+# An asynchronous worker that was killed comes back while the others continue; with 75 the whole job has ended.
 while [ "$alone $role" = "yes worker" ] && [ "$code" -gt 128 ] && [ -z "$ended" ] && [ "$restarts" -lt @RESTARTS@ ] \
     && has_stepped; do
     restarts=$((restarts + 1))

@@ -238,13 +238,13 @@ async function follow() {
 async function drawBatch(button) {
   const box = button.closest("#batch"), status = box.querySelector("[role=status]"), image = box.querySelector("img");
   button.disabled = true;
-  status.textContent = "reading and distorting …";
+  status.textContent = "reading and augmenting …";
   try {
     const answer = await fetched(`batch.png?run=${encodeURIComponent(box.dataset.run)}`);
     const step = answer.headers.get("X-Step");
     if (image.src) URL.revokeObjectURL(image.src);
     image.src = URL.createObjectURL(await answer.blob());
-    image.alt = `the distorted batch of step ${step}`;
+    image.alt = `the augmented batch of step ${step}`;
     image.hidden = false;
     status.textContent = `step ${Number(step).toLocaleString("en")}`;
   } catch (error) {

@@ -57,7 +57,7 @@ def test_values_are_equal_in_shape_too_and_nan_is_nan():
         (Kind("png", compression="GZIP"), [], "24 rows compared, of .*: image, key, label$"),
         (Kind("jpeg", varied=True), ["--resize=9x8"], "24 rows compared, of .*: image, key, label; .* resized to 9x8$"),
         # A record has 328 bytes; a square of side 10 takes no more memory.
-        (Kind("png", varied=True), ["--distort=random_crop(size=6)", "--epoch=2"], "24 rows .* resized to 10x10$"),
+        (Kind("png", varied=True), ["--augment=random_crop(size=6)", "--epoch=2"], "24 rows .* resized to 10x10$"),
     ],
     ids=["all features", "compressed", "resized", "cropped"],
 )

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from pipeline.audit import __main__ as audit
+from pipeline.augmentation.base import UserAugmented
 from pipeline.batch import batches
 from pipeline.batch.batches import Batches
-from pipeline.distort.base import UserDistorted
 from pipeline.errors import DataError
 from pipeline.order.feed import Feed
 from tests.datasets import Kind, write_dataset
@@ -28,15 +28,15 @@ def data(tmp_path):
 
 def of_recipes(monkeypatch, change):
     """Plants the keys that `change` returns where a recipe draws, but not where a user's function does."""
-    made = batches.distortion_of
+    made = batches.augmenter_of
 
     def planted(resolved, recipe, by_passes, keys_of, images_of):
         def keys(epoch, records):
             return change(epoch, records, keys_of)
 
-        return made(resolved, recipe, by_passes, keys_of if isinstance(recipe, UserDistorted) else keys, images_of)
+        return made(resolved, recipe, by_passes, keys_of if isinstance(recipe, UserAugmented) else keys, images_of)
 
-    monkeypatch.setattr(batches, "distortion_of", planted)
+    monkeypatch.setattr(batches, "augmenter_of", planted)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_an_epoch_too_large_to_replay_twice_is_replayed_in_parts(data, monkeypat
     [
         pytest.param(
             Kind(),
-            ["--distort=pad_crop_flip(pad=2) | mixup"],
+            ["--augment=pad_crop_flip(pad=2) | mixup"],
             r"\(pad_crop_flip\(pad=2\)\)",
             marks=pytest.mark.slow,
         ),
-        (Kind("png", varied=True), ["--distort=random_crop(size=6)", "--epoch=3"], r"\(random_crop\(size=6\)\)"),
+        (Kind("png", varied=True), ["--augment=random_crop(size=6)", "--epoch=3"], r"\(random_crop\(size=6\)\)"),
         pytest.param(
             Kind(),
-            ["--distort=cutout(size=3)", "--shuffle_bytes=2000", "--streams=2"],
+            ["--augment=cutout(size=3)", "--shuffle_bytes=2000", "--streams=2"],
             r"\(cutout\(size=3\)\)",
             marks=pytest.mark.slow,
         ),
@@ -110,9 +110,9 @@ def test_augmented_rows_differ_between_epochs_and_are_the_same_again(tmp_path, c
 
 @pytest.mark.slow
 def test_rows_without_draws_are_no_fault(data, capsys):
-    audited(data, "--content", "--distort=pad_crop_flip(pad=0, flip=False)")
+    audited(data, "--content", "--augment=pad_crop_flip(pad=0, flip=False)")
     assert "99 records of epochs 0 and 1 compared: 0 look different" in capsys.readouterr().out
-    audited(data, "--content", "--distort=none")
+    audited(data, "--content", "--augment=none")
     assert "augmented" not in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -122,7 +122,7 @@ def test_draws_that_repeat_in_every_epoch_are_found_by_their_keys(data, monkeypa
     with pytest.raises(
         DataError, match=r"made from the key of .*: step 9, row 0 .*: its key is [0-9a-f]{16}, and must"
     ):
-        audited(data, "--content", "--distort=cutout(size=3)")
+        audited(data, "--content", "--augment=cutout(size=3)")
 
 
 @pytest.mark.slow
@@ -131,13 +131,13 @@ def test_rows_that_repeat_in_every_epoch_are_found_where_the_keys_are_right(data
     with pytest.raises(
         DataError, match="99 records: augmented in epoch 1 and 11 more as in epoch 0, .* by 12 of 12 other seeds$"
     ):
-        audited(data, "--content", "--distort=cutout(size=3)")
+        audited(data, "--content", "--augment=cutout(size=3)")
 
 
 def test_rows_that_depend_on_their_batch_are_found(data, monkeypatch):
     of_recipes(monkeypatch, lambda epoch, records, keys_of: keys_of(epoch, records + records.shape[-1]))
     with pytest.raises(DataError, match=r"epoch 0, record \d+ \(row \d+ of train-.*\): is augmented in two ways"):
-        audited(data, "--content", "--distort=pad_crop_flip(pad=2)")
+        audited(data, "--content", "--augment=pad_crop_flip(pad=2)")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_rows_that_depend_on_their_batch_are_found(data, monkeypatch):
     ),
 )
 def test_recipes_that_are_restated_are_so_in_both_epochs(data, capsys, recipe):
-    audited(data, "--content", f"--distort={recipe}")
+    audited(data, "--content", f"--augment={recipe}")
     name = recipe.partition("(")[0]
     assert (
         f"; {name} restated for 99 rows of epoch 0; {name} restated for 99 rows of epoch 1" in capsys.readouterr().out
@@ -159,4 +159,4 @@ def test_one_draw_of_several_that_repeats_is_found(data, monkeypatch):
     """The crops are drawn anew, so that the rows differ between epochs; which are mirrored is not."""
     of_recipes(monkeypatch, lambda epoch, records, keys_of: keys_of(epoch * 0, records))
     with pytest.raises(DataError, match=r"epoch 1, record \d+ .*: pad_crop_flip makes another row of it than its key"):
-        audited(data, "--content", "--distort=pad_crop_flip(pad=2)")
+        audited(data, "--content", "--augment=pad_crop_flip(pad=2)")

@@ -49,14 +49,14 @@ def test_what_is_proved_is_the_order_of_the_flags(folder, capsys):
     assert [f"\n{worker} " in audited(capsys, *many, "--list_all") for worker in (0, 30, 59)] == [True] * 3
 
 
-def test_images_of_several_sizes_need_the_distortion_of_the_run(tmp_path, capsys):
+def test_images_of_several_sizes_need_the_augmentation_of_the_run(tmp_path, capsys):
     write_dataset(tmp_path, (20, 33))
     edit_manifest(tmp_path, lambda content: content["features"]["image"].update(encoding="png", shape=[None, None, 3]))
     edit_manifest(tmp_path, lambda content: content["splits"]["train"].update(image_sizes={"8x6": 53}))
     flags = (str(tmp_path), "--global_batch_size=12")
     with pytest.raises(UsageError, match="resize"):
         audited(capsys, *flags)
-    assert "proof holds: each of 53 records" in audited(capsys, *flags, "--distort=random_crop(size=4)")
+    assert "proof holds: each of 53 records" in audited(capsys, *flags, "--augment=random_crop(size=4)")
 
 
 def test_each_source_is_proved(folder, capsys):

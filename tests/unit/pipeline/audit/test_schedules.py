@@ -183,7 +183,7 @@ def test_a_fault_in_the_code_that_the_input_follows_is_found(mixture, monkeypatc
 
 def test_a_schedule_that_fails_ends_the_audit(flags, monkeypatch, capsys):
     monkeypatch.setattr(shares.Shares, "units_at", lambda shares, step: [])
-    with pytest.raises(DataError, match="the proof fails: each source goes on in its own units"):
+    with pytest.raises(DataError, match="the proof fails: each source continues in its own units"):
         audit.main(flags)
     assert "source 0" not in capsys.readouterr().out
 

@@ -32,17 +32,17 @@ def size_of(folder, shard=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("distort", "shuffle_bytes"),
+    ("augment", "shuffle_bytes"),
     [
         ("cifar10_tutorial(crop=6)", 1 << 30),
         pytest.param(None, 1 << 30, marks=pytest.mark.slow),
         pytest.param("shift | mixup(until_epoch=1)", 2400, marks=pytest.mark.slow),
         pytest.param("color_jitter", 1 << 30, marks=pytest.mark.slow),
     ],
-    ids=["distorted in memory", "in memory", "mixed in windows", "rowwise"],
+    ids=["augmented in memory", "in memory", "mixed in windows", "rowwise"],
 )
-def test_groups_change_no_bit_and_may_begin_anywhere(folder, monkeypatch, distort, shuffle_bytes):
-    options = {"distort": distort, "shuffle_bytes": shuffle_bytes, "streams": 1}
+def test_groups_change_no_bit_and_may_begin_anywhere(folder, monkeypatch, augment, shuffle_bytes):
+    options = {"augment": augment, "shuffle_bytes": shuffle_bytes, "streams": 1}
     monkeypatch.setattr(dataset, "_MOST_GROUP_ROWS", 4)
     alone = taken(folder, **options)
     monkeypatch.setattr(dataset, "_MOST_GROUP_ROWS", 12)
@@ -52,7 +52,7 @@ def test_groups_change_no_bit_and_may_begin_anywhere(folder, monkeypatch, distor
 
 
 def test_local_replicas_and_evaluation_are_grouped_alike(folder, monkeypatch):
-    options = {"distort": "shift", "shard": Shard(1, 2, 2)}
+    options = {"augment": "shift", "shard": Shard(1, 2, 2)}
     monkeypatch.setattr(dataset, "_MOST_GROUP_ROWS", 1)
     alone, evaluated = taken(folder, **options), taken(folder, **{**options, "shard": None}, split="test")
     monkeypatch.undo()
@@ -69,16 +69,16 @@ def test_groups_are_bounded_by_rows_and_bytes_and_are_about_equal(folder, monkey
     assert size_of(folder, global_batch_size=24) == 1
     monkeypatch.setattr(dataset, "_MOST_GROUP_BYTES", 12 * 144)
     assert size_of(folder) == 3
-    assert size_of(folder, distort="normalize") == 1  # four times the bytes
-    assert size_of(folder, distort="normalize", distort_on="device") == 3
-    assert size_of(folder, distort="flip") == size_of(folder, distort="randaugment | flip") == 3
+    assert size_of(folder, augment="normalize") == 1  # four times the bytes
+    assert size_of(folder, augment="normalize", augment_on="device") == 3
+    assert size_of(folder, augment="flip") == size_of(folder, augment="randaugment | flip") == 3
 
 
 def test_what_is_decoded_or_the_users_own_is_called_once_per_batch(folder, tmp_path):
-    assert size_of(folder, distort=lambda images, keys: images) == 1
+    assert size_of(folder, augment=lambda images, keys: images) == 1
     write_dataset(tmp_path, (9,), SHAPE, kind=Kind("png", extra=True))
     assert size_of(tmp_path) == 3
-    assert size_of(tmp_path, distort="random_crop(size=4)") == 1
+    assert size_of(tmp_path, augment="random_crop(size=4)") == 1
     assert size_of(tmp_path, features=("scores",)) == 1  # which vary in length
     sizes = [batch.shape[0] for batch, _ in input_fn(folder, parse=tf.strings.length, **{**TRAIN, "record_ids": False})]
     assert sizes == [4] * 16
@@ -86,7 +86,7 @@ def test_what_is_decoded_or_the_users_own_is_called_once_per_batch(folder, tmp_p
 
 @pytest.mark.parametrize("shuffle_bytes", [1 << 30, 3000], ids=["in memory", "windows"])
 def test_a_batch_is_a_slice_of_its_group(folder, shuffle_bytes):
-    batches = list(input_fn(folder, streams=1, distort="normalize", shuffle_bytes=shuffle_bytes, **TRAIN))
+    batches = list(input_fn(folder, streams=1, augment="normalize", shuffle_bytes=shuffle_bytes, **TRAIN))
     where = [images.__array__().__array_interface__["data"][0] for images, *_ in batches]
     assert 4 * 8 * 6 * 3 * 4 in np.diff(where)
 

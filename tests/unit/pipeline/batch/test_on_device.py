@@ -1,10 +1,10 @@
-"""`distort_on="device"`: uint8 and keys are fed, and what the step makes of them is what the host would have fed."""
+"""`augment_on="device"`: uint8 and keys are fed, and what the step makes of them is what the host would have fed."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline import Shard, distort_fn, distribute, input_fn, uniform
+from pipeline import Shard, augment_fn, distribute, input_fn, uniform
 from pipeline.errors import UsageError
 from tests.datasets import Kind, write_dataset
 
@@ -27,18 +27,18 @@ def jpegs(tmp_path_factory):
     return path
 
 
-def compiled(distort):
-    return tf.function(lambda batch: distort(*batch), autograph=False)
+def compiled(augment):
+    return tf.function(lambda batch: augment(*batch), autograph=False)
 
 
 def check_alike(data_dir, place="device", **options):
     """Compares every batch of an input with what a step makes of it, and returns the element_spec of the latter's x."""
-    distort = compiled(distort_fn(data_dir, **options, distort_on=place))
-    fed = input_fn(data_dir, **options, distort_on=place)
+    augment = compiled(augment_fn(data_dir, **options, augment_on=place))
+    fed = input_fn(data_dir, **options, augment_on=place)
     expected = list(input_fn(data_dir, **options))
     assert len(expected) == len(fed) > 1
     for batch, (x, labels, weights) in zip(fed, expected, strict=True):
-        made = distort(batch)
+        made = augment(batch)
         assert made[0].dtype == x.dtype
         np.testing.assert_allclose(made[0], x, rtol=0, atol=2e-5 if place == "device" else 0)
         np.testing.assert_allclose(made[1], labels, rtol=0, atol=1e-6)
@@ -47,8 +47,8 @@ def check_alike(data_dir, place="device", **options):
 
 
 def test_a_step_makes_what_the_host_would_have_fed(folder):
-    check_alike(folder, **TRAIN, distort="color_jitter | pad_crop_flip(pad=2)")
-    spec = check_alike(folder, **TRAIN, distort="flip", shuffle_bytes=3000, streams=2)
+    check_alike(folder, **TRAIN, augment="color_jitter | pad_crop_flip(pad=2)")
+    spec = check_alike(folder, **TRAIN, augment="flip", shuffle_bytes=3000, streams=2)
     assert spec == {"image": tf.TensorSpec([8, *SHAPE], tf.uint8), "distort_key": tf.TensorSpec([8], tf.uint64)}
 
 
@@ -69,44 +69,44 @@ WINDOWS = {"shuffle_bytes": 3000, "streams": 2}
 )
 def test_the_input_keeps_pixels_and_the_step_makes_floats(text, memory, fed, folder):
     """What crosses the bus is uint8, and what comes out has the bits of the host's images."""
-    spec = check_alike(folder, "both", **TRAIN, **memory, distort=text)
+    spec = check_alike(folder, "both", **TRAIN, **memory, augment=text)
     assert spec["image"] == tf.TensorSpec([8, *fed], tf.uint8)
 
 
 def test_the_two_parts_evaluate_as_one(folder):
     for text in ("pad_crop_flip | mixup", "cifar10_tutorial(crop=6)"):
-        check_alike(folder, "both", split="test", global_batch_size=2, training=False, distort=text)
+        check_alike(folder, "both", split="test", global_batch_size=2, training=False, augment=text)
 
 
 def test_mixed_floats_have_the_same_bits_in_a_compiled_step(folder):
     """XLA would fuse the normalisation into the mixing, and round otherwise than the host."""
-    options = {**TRAIN, "distort": "normalize | mixup(alpha=1.0)"}
-    distort = distort_fn(folder, **options, distort_on="device")
-    step = tf.function(lambda batch: distort(*batch)[0], autograph=False, jit_compile=True)
-    fed = input_fn(folder, **options, distort_on="device")
+    options = {**TRAIN, "augment": "normalize | mixup(alpha=1.0)"}
+    augment = augment_fn(folder, **options, augment_on="device")
+    step = tf.function(lambda batch: augment(*batch)[0], autograph=False, jit_compile=True)
+    fed = input_fn(folder, **options, augment_on="device")
     for batch, (x, _, _) in zip(fed, input_fn(folder, **options), strict=True):
         np.testing.assert_array_equal(step(batch), x)
 
 
 def test_rows_are_mixed_until_an_epoch(folder):
-    spec = check_alike(folder, **TRAIN, distort=MIXED, weights="mean", shuffle_bytes=3000)
+    spec = check_alike(folder, **TRAIN, augment=MIXED, weights="mean", shuffle_bytes=3000)
     assert spec["distort_epoch"] == tf.TensorSpec([8], tf.int64)
 
 
 def test_a_row_is_not_mixed_with_padding(folder):
-    options = {**TRAIN, "distort": MIXED, "distort_on": "device"}
+    options = {**TRAIN, "augment": MIXED, "augment_on": "device"}
     images, labels, weights = next(iter(input_fn(folder, **options)))
-    distort = compiled(distort_fn(folder, **options))
+    augment = compiled(augment_fn(folder, **options))
     pair = next(row for row in (0, 2, 4, 6) if labels[row] != labels[row + 1])
     for real, mixed in ((weights, 2), (weights - tf.one_hot(pair + 1, 8), 0)):
-        _, probabilities, _ = distort((images, labels, real))
+        _, probabilities, _ = augment((images, labels, real))
         assert (np.max(probabilities[pair : pair + 2], axis=1) < 1).sum() == mixed
 
 
 def test_an_evaluation_gets_the_evaluation_twin(folder):
     options = {"split": "test", "global_batch_size": 2, "training": False}
-    check_alike(folder, **options, distort=MIXED)
-    stored, twins = input_fn(folder, **options), input_fn(folder, **options, distort=MIXED)
+    check_alike(folder, **options, augment=MIXED)
+    stored, twins = input_fn(folder, **options), input_fn(folder, **options, augment=MIXED)
     for (images, labels, _), (twin, probabilities, _) in zip(stored, twins, strict=True):
         np.testing.assert_allclose(twin, images / 255, rtol=1e-6)
         np.testing.assert_array_equal(probabilities, tf.one_hot(labels, 3))
@@ -114,28 +114,28 @@ def test_an_evaluation_gets_the_evaluation_twin(folder):
 
 def test_the_part_that_is_decoded_is_chosen_on_the_host(jpegs):
     text = "random_resized_crop(size=8) | cutout(size=3)"
-    spec = check_alike(jpegs, **TRAIN, distort=text)
+    spec = check_alike(jpegs, **TRAIN, augment=text)
     assert spec["image"] == tf.TensorSpec([8, 8, 8, 3], tf.uint8)
-    check_alike(jpegs, **TRAIN, resize="9x8", distort="flip")
-    assert check_alike(jpegs, "both", **TRAIN, distort=text)["image"] == spec["image"]
+    check_alike(jpegs, **TRAIN, resize="9x8", augment="flip")
+    assert check_alike(jpegs, "both", **TRAIN, augment=text)["image"] == spec["image"]
 
 
 def test_a_function_of_the_users(folder):
     def darker(images, keys):
         return tf.cast(images, tf.float32) * uniform(keys, 0)[:, None, None, None]
 
-    check_alike(folder, **TRAIN, distort=darker)
+    check_alike(folder, **TRAIN, augment=darker)
 
 
 def test_a_mixture_has_the_keys_of_each_source(folder, jpegs):
     sources = [(str(folder), 0.5), (str(jpegs), 0.5)]
-    check_alike(sources, **TRAIN, resize="10x8", distort="shift")
+    check_alike(sources, **TRAIN, resize="10x8", augment="shift")
 
 
 def test_features_are_handed_on(folder):
-    options = {**TRAIN, "distort": "shift", "features": ["key"], "distort_on": "device"}
+    options = {**TRAIN, "augment": "shift", "features": ["key"], "augment_on": "device"}
     images, labels, weights = next(iter(input_fn(folder, **options)))
-    x, _, _ = distort_fn(folder, **options)(images, labels, weights)
+    x, _, _ = augment_fn(folder, **options)(images, labels, weights)
     assert set(x) == {"image", "key"}
     np.testing.assert_array_equal(x["key"], images["key"])
 
@@ -143,16 +143,16 @@ def test_features_are_handed_on(folder):
 @pytest.mark.parametrize("virtual", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_replicas_get_their_rows(folder, virtual):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    options = {**TRAIN, "distort": "shift"}
-    distort = distort_fn(folder, **options, distort_on="device")
-    fed = distribute(strategy, folder, **options, distort_on="device", virtual_replicas=virtual)
+    options = {**TRAIN, "augment": "shift"}
+    augment = augment_fn(folder, **options, augment_on="device")
+    fed = distribute(strategy, folder, **options, augment_on="device", virtual_replicas=virtual)
 
     @tf.function(autograph=False)
     def step(batch):
         def of_replica(*rows):
             if virtual is None:
-                return distort(*rows)[0]
-            return tf.concat([distort(*tf.nest.map_structure(lambda r, i=i: r[i], rows))[0] for i in range(2)], axis=0)
+                return augment(*rows)[0]
+            return tf.concat([augment(*tf.nest.map_structure(lambda r, i=i: r[i], rows))[0] for i in range(2)], axis=0)
 
         return strategy.run(of_replica, batch)
 
@@ -165,23 +165,23 @@ def test_replicas_get_their_rows(folder, virtual):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"distort_on": "both", "distort": "flip | mixup"}, "distort_on='both' with distort='flip [|] mixup': "),
-        ({"distort_on": "both", "distort": lambda images, keys: images}, "distort_on='both' .*'host' or 'device'"),
-        ({"distort_on": "both"}, "distort_on='both' with no distort"),
-        ({"distort_on": "gpu", "distort": "shift"}, "distort_on: .*'gpu'.* both, device, host"),
-        ({}, "distort_on='device' "),
-        ({"distort": "none"}, "distort_on='device' "),
-        ({"parse": lambda records: records}, "distort_on='device' .*parse"),
+        ({"augment_on": "both", "augment": "flip | mixup"}, "augment_on='both' with augment='flip [|] mixup': "),
+        ({"augment_on": "both", "augment": lambda images, keys: images}, "augment_on='both' .*'host' or 'device'"),
+        ({"augment_on": "both"}, "augment_on='both' with no augment"),
+        ({"augment_on": "gpu", "augment": "shift"}, "augment_on: .*'gpu'.* both, device, host"),
+        ({}, "augment_on='device' "),
+        ({"augment": "none"}, "augment_on='device' "),
+        ({"parse": lambda records: records}, "augment_on='device' .*parse"),
     ],
 )
-def test_what_a_device_cannot_distort(folder, options, said):
+def test_what_a_device_cannot_augment(folder, options, said):
     with pytest.raises(UsageError, match=said):
-        input_fn(folder, **{**TRAIN, "distort_on": "device", **options})
+        input_fn(folder, **{**TRAIN, "augment_on": "device", **options})
 
 
-def test_what_distorts_for_a_device_only(folder, jpegs):
-    with pytest.raises(UsageError, match="distort_on='host': .*'device'"):
-        distort_fn(folder, **TRAIN, distort="shift")
+def test_what_augments_for_a_device_only(folder, jpegs):
+    with pytest.raises(UsageError, match="augment_on='host': .*'device'"):
+        augment_fn(folder, **TRAIN, augment="shift")
     sources = [(str(folder), 0.5), (str(jpegs), 0.5)]
-    with pytest.raises(UsageError, match="distort_on='device' .* 2 sources: "):
-        input_fn(sources, **TRAIN, resize="10x8", distort="mixup", distort_on="device")
+    with pytest.raises(UsageError, match="augment_on='device' .* 2 sources: "):
+        input_fn(sources, **TRAIN, resize="10x8", augment="mixup", augment_on="device")

@@ -29,21 +29,21 @@ def varied(records):
 @pytest.mark.parametrize(
     ("options", "together"),
     [
-        ({"distort": "cifar10_tutorial(crop=6)"}, 1024),
+        ({"augment": "cifar10_tutorial(crop=6)"}, 1024),
         pytest.param({}, 1024, marks=pytest.mark.slow),
         pytest.param({"weights": "mean"}, 1024, marks=pytest.mark.slow),
         ({"weights": "mean", "on_corrupt": "skip"}, 1024),
-        pytest.param({"distort": "shift | mixup", "distort_on": "host"}, 24, marks=pytest.mark.slow),
-        pytest.param({"distort": "shift", "distort_on": "device"}, 1024, marks=pytest.mark.slow),
-        pytest.param({"distort": "shift"}, 1, marks=pytest.mark.slow),
+        pytest.param({"augment": "shift | mixup", "augment_on": "host"}, 24, marks=pytest.mark.slow),
+        pytest.param({"augment": "shift", "augment_on": "device"}, 1024, marks=pytest.mark.slow),
+        pytest.param({"augment": "shift"}, 1, marks=pytest.mark.slow),
         (WINDOWS, 1024),
-        pytest.param(WINDOWS | {"distort": "shift"}, 1024, marks=pytest.mark.slow),
-        pytest.param(WINDOWS | {"distort": "shift"}, 1, marks=pytest.mark.slow),
+        pytest.param(WINDOWS | {"augment": "shift"}, 1024, marks=pytest.mark.slow),
+        pytest.param(WINDOWS | {"augment": "shift"}, 1, marks=pytest.mark.slow),
         ({"parse": varied}, 1024),
         pytest.param({"features": ("key",)}, 1024, marks=pytest.mark.slow),
     ],
     ids=[
-        "distorted in memory",
+        "augmented in memory",
         "in memory",
         "weights of all rows",
         "weights of all rows that are not skipped",
@@ -51,7 +51,7 @@ def varied(records):
         "for the device",
         "one by one",
         "windows",
-        "distorted in windows",
+        "augmented in windows",
         "windows, one by one",
         "parsed",
         "keys",
@@ -73,7 +73,7 @@ def test_features_of_several_shapes_are_split(with_features):
 def test_rows_of_every_source_are_split(folder, tmp_path):
     write_dataset(tmp_path, (9, 9), SHAPE)
     sources = [(str(folder), 0.5), (str(tmp_path), 0.5)]
-    request = Request(sources, global_batch_size=ROWS, training=True, epochs=2, record_ids=True, distort="shift")
+    request = Request(sources, global_batch_size=ROWS, training=True, epochs=2, record_ids=True, augment="shift")
     check(make_dataset(request), make_dataset(request, 3), 3, steps=12)
 
 

@@ -31,20 +31,20 @@ def rows_of(folder, **options):
 
 
 @pytest.mark.parametrize(
-    ("distort", "options"),
+    ("augment", "options"),
     [
-        *(pytest.param(distort, {}, marks=pytest.mark.slow if i else ()) for i, distort in enumerate(PARTS)),
+        *(pytest.param(augment, {}, marks=pytest.mark.slow if i else ()) for i, augment in enumerate(PARTS)),
         pytest.param(PARTS[0], {"start_step": 5}, marks=pytest.mark.slow),
         (PARTS[2], {"shard": Shard(1, 2)}),
         ("shift(pixels=3) | cutout(size=2) | mixup", {"start_step": 5, "shard": Shard(1, 2)}),
     ],
     ids=str,
 )
-def test_parts_give_the_bytes_of_whole_images(folder, compiled_operation, monkeypatch, distort, options):
-    crops = taken(folder, distort=distort, **options)
+def test_parts_give_the_bytes_of_whole_images(folder, compiled_operation, monkeypatch, augment, options):
+    crops = taken(folder, augment=augment, **options)
     monkeypatch.setattr(operations, "is_compiled", lambda: False)
-    assert rows_of(folder, distort=distort).crops is None
-    whole = taken(folder, distort=distort, **options)
+    assert rows_of(folder, augment=augment).crops is None
+    whole = taken(folder, augment=augment, **options)
     assert len(crops) == len(whole) == 16 - options.get("start_step", 0)
     assert any(not np.array_equal(crops[0][0][0], element[0][0]) for element in crops)
     for one, other in zip(crops, whole, strict=True):
@@ -53,7 +53,7 @@ def test_parts_give_the_bytes_of_whole_images(folder, compiled_operation, monkey
             assert mine.tobytes() == theirs.tobytes()
 
 
-CROPPED = {"distort": "random_resized_crop(size=6)"}
+CROPPED = {"augment": "random_resized_crop(size=6)"}
 
 
 def form_of(folder, **options):
@@ -81,21 +81,21 @@ def test_files_that_stay_in_memory_give_the_images_of_copied_records(
 
 
 def test_parts_are_taken_where_a_recipe_begins_with_them(folder, compiled_operation):
-    for distort in PARTS:
-        assert rows_of(folder, distort=distort).crops is not None
-        assert rows_of(folder, distort=distort, distort_on="device").crops is None
-        assert rows_of(folder, distort=distort, training=False).crops is None
-    for distort in WHOLE:
-        assert rows_of(folder, distort=distort).crops is None
+    for augment in PARTS:
+        assert rows_of(folder, augment=augment).crops is not None
+        assert rows_of(folder, augment=augment, augment_on="device").crops is None
+        assert rows_of(folder, augment=augment, training=False).crops is None
+    for augment in WHOLE:
+        assert rows_of(folder, augment=augment).crops is None
 
 
 def test_the_zeros_around_an_image_are_where_it_was_moved_from(folder):
     """Each image is the stored one, moved, and zero where it was moved from."""
     stored = {
-        int(r): image for images, _, _, ids in taken(folder, distort=None) for r, image in zip(ids, images, strict=True)
+        int(r): image for images, _, _, ids in taken(folder, augment=None) for r, image in zip(ids, images, strict=True)
     }
     moved = 0
-    for images, _, _, ids in taken(folder, distort="shift(pixels=3)"):
+    for images, _, _, ids in taken(folder, augment="shift(pixels=3)"):
         for image, record in zip(np.round(images * 255).astype(np.uint8), ids, strict=True):
             framed = np.pad(stored[int(record)], [(3, 3), (3, 3), (0, 0)])
             places = [(y, x) for y in range(7) for x in range(7) if (framed[y : y + 8, x : x + 6] == image).all()]
@@ -105,7 +105,7 @@ def test_the_zeros_around_an_image_are_where_it_was_moved_from(folder):
 
 
 def test_rows_carry_their_record_ids(folder):
-    rows = rows_of(folder, distort="shift")
+    rows = rows_of(folder, augment="shift")
     found = rows.take(tf.constant(0, tf.int64), tf.constant([[3, 30], [0, 3]], tf.int64))
     assert found["record_id"].numpy().tolist() == [[3, 30], [0, 3]]
     assert found["image"].shape == (2, 2, 8 * 6 * 3)

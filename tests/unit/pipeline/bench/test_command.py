@@ -18,7 +18,7 @@ from pipeline.resolved import resolve_all
 from tests.datasets import Kind, write_dataset
 
 SHORT = ["--global_batch_size=8", "--rounds=2", "--steps=2"]
-STAGES = ["read", "check", "decode", "order", "gather", "distort", "batch", "copy to device"]
+STAGES = ["read", "check", "decode", "order", "gather", "augment", "batch", "copy to device"]
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def folder(tmp_path_factory):
 
 
 def test_the_object_has_every_stage_and_adds_up(folder, capsys):
-    bench.main([str(folder), "--distort=shift", "--seed=3", "--json", *SHORT])
+    bench.main([str(folder), "--augment=shift", "--seed=3", "--json", *SHORT])
     found = json.loads(capsys.readouterr().out)
-    assert [stage["stage"] for stage in found["stages"]] == STAGES
+    assert [stage["stage"] for stage in found["stages"]] == [*STAGES[:5], "distort", *STAGES[6:]]  # as programs know it
     occurs = {stage["stage"]: stage["occurs"] for stage in found["stages"]}
     assert occurs == {
         **dict.fromkeys(("read", "check"), "once"),
@@ -64,9 +64,9 @@ def photographs(tmp_path_factory):
         pytest.param(["--shuffle_bytes=2000000", "--streams=2"], id="in windows"),
     ],
 )
-def test_decoding_and_distorting_jpegs_are_stages_of_their_own(windows, photographs, capsys):
+def test_decoding_and_augmenting_jpegs_are_stages_of_their_own(windows, photographs, capsys):
     recipe = "random_resized_crop(size=8, normalize=False) | normalize"
-    bench.main([str(photographs), "--json", f"--distort={recipe}", *windows, *SHORT])
+    bench.main([str(photographs), "--json", f"--augment={recipe}", *windows, *SHORT])
     stages = {stage["stage"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
     assert stages["decode"]["occurs"] == stages["distort"]["occurs"] == "each epoch"
     assert stages["decode"]["note"] == ("crops, resizes and flips, too" if can_resize() else "")
@@ -75,7 +75,7 @@ def test_decoding_and_distorting_jpegs_are_stages_of_their_own(windows, photogra
 
 @pytest.mark.skipif(not can_resize(), reason="without the operation that resizes, flips are a stage of their own")
 def test_what_is_done_while_images_are_decoded_is_no_other_stage(photographs, capsys):
-    bench.main([str(photographs), "--json", "--distort=random_resized_crop(size=8, normalize=False)", *SHORT])
+    bench.main([str(photographs), "--json", "--augment=random_resized_crop(size=8, normalize=False)", *SHORT])
     stages = {stage["stage"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
     assert (stages["distort"]["occurs"], stages["distort"]["note"]) == ("absent", "done while images are decoded")
 
@@ -118,23 +118,23 @@ def test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps(folder, capsys,
 
 @pytest.mark.slow
 def test_the_table_has_a_bar_per_stage_and_what_bounds_the_input(folder, capsys):
-    flags = ["--split=train[10:50]", "--shuffle_bytes=3000", "--streams=4", "--distort=shift", "--distort_on=device"]
+    flags = ["--split=train[10:50]", "--shuffle_bytes=3000", "--streams=4", "--augment=shift", "--augment_on=device"]
     bench.main([str(folder), *flags, *SHORT])
     out, err = capsys.readouterr()
     assert err == ""
     lines = out.splitlines()
     assert lines[0] == "made, split train[10:50]: 40 images of 8x6x3 raw"
     assert lines[1] == (
-        "training, 2 windows of 4 streams; batches of 8, distorted by shift in the steps; 1 replica on CPU:0"
+        "training, 2 windows of 4 streams; batches of 8, augmented by shift in the steps; 1 replica on CPU:0"
     )
     rows = {name: next(line for line in lines[2:] if line.startswith(f"{name} ")) for name in STAGES}
     assert [name for name, row in rows.items() if " absent: " in row] == [
         "decode",
         "gather",
-        "distort",
+        "augment",
         "copy to device",
     ]
-    assert rows["distort"].endswith("absent: left to the steps")
+    assert rows["augment"].endswith("absent: left to the steps")
     assert all("%" in rows[name] for name in ("read", "check", "order", "batch"))
     assert any("#" in row for row in rows.values())
     assert lines[-1].startswith("bound by ")
@@ -148,7 +148,7 @@ def test_the_table_has_a_bar_per_stage_and_what_bounds_the_input(folder, capsys)
         (["--replicas=0"], "--replicas=0"),
         (["--replicas=3"], "=8 .* 3 replicas"),
         (["--streams=3"], "streams=3 .*=8"),
-        (["--distort=random_crop"], "random_crop.* raw "),
+        (["--augment=random_crop"], "random_crop.* raw "),
         (["--shuffle_bytes=100"], "shuffle_bytes=100"),
     ],
 )
@@ -181,7 +181,7 @@ def test_help_loads_no_tensorflow():
 
 def test_a_mixture_is_timed_from_end_to_end_in_each_segment(folder, capsys):
     mixture = f"{folder}=3,{folder}:test=1"
-    bench.main([mixture, "--distort=shift", "--json", *SHORT])
+    bench.main([mixture, "--augment=shift", "--json", *SHORT])
     found = json.loads(capsys.readouterr().out)
     assert [(one["first_step"], one["rows"]) for one in found["segments"]] == [(0, [6, 2])]
     schedule = f"0:{folder}:train=1,{folder}:test=0;100:{folder}:train=1,{folder}:test=3"
@@ -195,7 +195,7 @@ def test_a_mixture_is_timed_from_end_to_end_in_each_segment(folder, capsys):
     bench.main([mixture, f"--mixture_schedule={schedule}", *SHORT])
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"source 0: {folder}:train", f"source 1: {folder}:test"]
-    assert lines[2] == "training; batches of 8; units of 2 rows, undistorted; 1 replica on CPU:0"
+    assert lines[2] == "training; batches of 8; units of 2 rows, unaugmented; 1 replica on CPU:0"
     assert [line.split()[:2] for line in lines[5:7]] == [["0", "8+0"], ["100", "2+6"]]
     for more, message in [
         (["--replicas=4"], "6, .*test 2 rows, of which 4 replicas need equal parts"),

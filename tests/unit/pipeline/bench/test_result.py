@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.batch import DISTORT, GATHER, NUMBERS, WEIGHTS
+from pipeline.batch import AUGMENT, GATHER, NUMBERS, WEIGHTS
 from pipeline.bench.result import (
     BATCHES,
     BYTES,
@@ -22,19 +22,19 @@ from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import Kind, write_dataset
 
-MADE = of_prefixes([NUMBERS, GATHER, DISTORT])
+MADE = of_prefixes([NUMBERS, GATHER, AUGMENT])
 STAGES = [
     Stage("read", {BYTES: 1}),
     Stage("check", {READER: 1, BYTES: -1}),
     Stage("decode", note="raw images are copied as they are"),
     Stage("order", {ORDER: 1}),
     Stage("gather", MADE[GATHER]),
-    Stage("distort", MADE[DISTORT]),
+    Stage("augment", MADE[AUGMENT]),
     Stage("batch", MADE["batch"]),
 ]
 # Microseconds per row of each part, on two cores: by the clock, and of processor time.
 PARTS = {BYTES: (1, 1), READER: (3, 4), ORDER: (0.5, 0.5), NUMBERS: (0.1, 0.2), WEIGHTS: (0.5, 0.5)}
-PARTS |= {GATHER: (0.6, 1.2), DISTORT: (4.1, 8.2), BATCHES: (4.4, 8.5)}
+PARTS |= {GATHER: (0.6, 1.2), AUGMENT: (4.1, 8.2), BATCHES: (4.4, 8.5)}
 
 
 def sample(clock, processor, rows=1000):
@@ -49,12 +49,12 @@ def result(whole, stages=STAGES, **changed):
 def test_a_stage_costs_what_the_part_with_it_takes_more_than_the_part_without_it():
     found = result((7, 13))
     took = {name: cost.processor.median for name, cost in found.costs.items()}
-    expected = {"read": 1, "check": 3, "order": 0.5, "gather": 1, "distort": 7, "batch": 0.5}
+    expected = {"read": 1, "check": 3, "order": 0.5, "gather": 1, "augment": 7, "batch": 0.5}
     assert took == pytest.approx(expected)
     assert {name: cost.share for name, cost in found.costs.items()} == pytest.approx(
         {name: value / 13 for name, value in expected.items()}
     )
-    assert found.costs["distort"].clock.median == pytest.approx(3.5)
+    assert found.costs["augment"].clock.median == pytest.approx(3.5)
     assert found.rate.median == pytest.approx(1e6 / 7)
     assert found.processor.median == pytest.approx(13)
 
@@ -63,15 +63,15 @@ def test_what_is_done_once_has_no_share():
     once = [Stage(s.name, s.terms, once=s.name in ("read", "check")) for s in STAGES]
     found = result((5, 9), once)
     assert found.costs["read"].share == found.costs["check"].share == 0
-    assert found.costs["distort"].share == pytest.approx(7 / 9)
+    assert found.costs["augment"].share == pytest.approx(7 / 9)
     assert READER not in found.sections
 
 
 def test_busy_cores_bound_an_input_by_the_stage_with_the_largest_share():
     found = result((7, 13))
     assert found.busy == pytest.approx(13 / 14)
-    assert (found.bound, found.is_processor_bound) == ("distort", True)
-    assert reason(found) == "the processor: distort takes 54% of its time"
+    assert (found.bound, found.is_processor_bound) == ("augment", True)
+    assert reason(found) == "the processor: augment takes 54% of its time"
 
 
 def test_idle_cores_tell_that_the_slowest_section_bounds_it():
@@ -81,13 +81,13 @@ def test_idle_cores_tell_that_the_slowest_section_bounds_it():
 
 
 def test_within_a_section_the_stage_that_takes_longest_bounds_it():
-    found = result((54, 13), **{DISTORT: (50.6, 2), BATCHES: (51, 3)})  # a function that waits
-    assert (found.bound, found.is_processor_bound) == ("distort", False)
+    found = result((54, 13), **{AUGMENT: (50.6, 2), BATCHES: (51, 3)})  # a function that waits
+    assert (found.bound, found.is_processor_bound) == ("augment", False)
 
 
 def test_an_input_that_is_slower_than_each_of_its_sections_shares_the_cores():
     found = result((20, 13))
-    assert (found.bound, found.is_processor_bound) == ("distort", True)
+    assert (found.bound, found.is_processor_bound) == ("augment", True)
     assert "the cores are only 32% busy, though each section alone is faster" in reason(found)
 
 
@@ -115,13 +115,13 @@ def test_the_heading_says_what_is_timed(tmp_path):
     plain = resolve(Request(tmp_path / "raw", "train", global_batch_size=8, training=False))
     assert heading(plain, ["CPU:0"]) == [
         "made, split train: 53 images of 8x6x3 raw",
-        "evaluation, kept in memory; batches of 8, undistorted; 1 replica on CPU:0",
+        "evaluation, kept in memory; batches of 8, unaugmented; 1 replica on CPU:0",
     ]
-    arguments = {"resize": "9x7", "distort": "shift", "distort_on": "device", "shuffle_bytes": 1512, "streams": 2}
+    arguments = {"resize": "9x7", "augment": "shift", "augment_on": "device", "shuffle_bytes": 1512, "streams": 2}
     resized = resolve(Request(tmp_path / "png", "train", global_batch_size=1000, training=True, **arguments))
     assert heading(resized, ["GPU:0", "GPU:1"]) == [
         "made, split train: 20 images of ?x?x3 png, resized to 9x7",
-        "training, 3 windows of 2 streams; batches of 1,000, distorted by shift in the steps; "
+        "training, 3 windows of 2 streams; batches of 1,000, augmented by shift in the steps; "
         "2 replicas on GPU:0, GPU:1",
     ]
 
@@ -163,16 +163,16 @@ def test_the_table_has_a_row_per_stage_and_the_longest_bar_for_the_largest_share
         "are",
     ]
     bars = {row.split()[0]: row.count("#") for row in [check, *rows]}
-    shares = {"check": 3, "order": 0.5, "gather": 1, "distort": 7, "batch": 0.5}
-    assert max(bars.values()) == bars["distort"] > 10
-    assert bars == {name: round(bars["distort"] * share / 7) for name, share in shares.items()}
+    shares = {"check": 3, "order": 0.5, "gather": 1, "augment": 7, "batch": 0.5}
+    assert max(bars.values()) == bars["augment"] > 10
+    assert bars == {name: round(bars["augment"] * share / 7) for name, share in shares.items()}
 
 
 def test_a_stage_without_cost_has_no_rate_and_notes_stand_below_the_table():
-    noted = [*STAGES[:5], Stage("distort", MADE[DISTORT], note="compiled by XLA"), STAGES[6]]
+    noted = [*STAGES[:5], Stage("augment", MADE[AUGMENT], note="compiled by XLA"), STAGES[6]]
     lines = stage_lines(result((7, 13), noted, **{GATHER: (0.1, 0.1)}), 100)
     assert lines[5].split() == ["gather", "0.000", "0.000", "to", "0.000", "-", "-", "0%"]
-    assert lines[-1] == "distort: compiled by XLA"
+    assert lines[-1] == "augment: compiled by XLA"
     assert len(lines) == 1 + 7 + 1
 
 
@@ -184,5 +184,5 @@ def test_the_verdict_has_the_rates_of_the_whole_and_of_each_section():
         "all stages of an epoch: 13.000 us/img; from end to end 13.000 (13.000 to 13.000)",
         "by the clock, each alone: reading 333,333, planning 2,000,000, making batches 227,273 img/s",
         "from end to end: 125,000 (125,000 to 125,000) img/s, 72.0 MB/s; 1.6 of 2 cores busy",
-        "bound by the processor: distort takes 54% of its time",
+        "bound by the processor: augment takes 54% of its time",
     ]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline import input_fn
-from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
+from pipeline.batch import AUGMENT, DECODE, GATHER, NUMBERS, WEIGHTS
 from pipeline.bench import measure
 from pipeline.bench.result import BYTES, ORDER, READER, result_of
 from pipeline.bench.subject import Subject
@@ -44,7 +44,7 @@ def measured(subject, steps=2):
 
 
 @pytest.mark.parametrize(
-    ("name", "windows", "distort"),
+    ("name", "windows", "augment"),
     [
         ("raw", {}, None),
         pytest.param("raw", {}, "cifar10_tutorial(crop=5)", marks=pytest.mark.slow),
@@ -55,8 +55,8 @@ def measured(subject, steps=2):
         pytest.param("gzip", WINDOWS, "cifar10_tutorial(crop=5)", marks=pytest.mark.slow),
     ],
 )
-def test_batches_of_the_window_in_memory_are_those_of_the_input(folders, name, windows, distort):
-    options = {"global_batch_size": 8, "training": True, "seed": 3, "distort": distort} | windows
+def test_batches_of_the_window_in_memory_are_those_of_the_input(folders, name, windows, augment):
+    options = {"global_batch_size": 8, "training": True, "seed": 3, "augment": augment} | windows
     subject = opened(folders / name, **options)
     steps = 6 if not windows else 2
     expected = list(input_fn(folders / name, **options).take(steps).as_numpy_iterator())
@@ -70,7 +70,7 @@ def test_batches_of_the_window_in_memory_are_those_of_the_input(folders, name, w
 @pytest.mark.parametrize("windows", [pytest.param({}, marks=pytest.mark.slow), WINDOWS])
 def test_each_prefix_has_an_element_per_step(folders, windows):
     """Else a stage's cost would be that of another number of rows; these are made in groups."""
-    subject = opened(folders / "raw", distort="cifar10_tutorial(crop=5)", **windows)
+    subject = opened(folders / "raw", augment="cifar10_tutorial(crop=5)", **windows)
     steps = len(subject.plans().take(1).as_numpy_iterator().next()[0].take)
     for name in [*subject.prefixes(), WEIGHTS, None]:
         elements = list(subject.dataset(name).take(steps).as_numpy_iterator())
@@ -80,9 +80,9 @@ def test_each_prefix_has_an_element_per_step(folders, windows):
 
 
 def test_each_prefix_hands_on_what_its_stage_makes(folders):
-    options = {"distort": "cifar10_tutorial(crop=5)", **WINDOWS}
+    options = {"augment": "cifar10_tutorial(crop=5)", **WINDOWS}
     subject = opened(folders / "png", **options)
-    assert subject.prefixes() == [NUMBERS, GATHER, DECODE, DISTORT]
+    assert subject.prefixes() == [NUMBERS, GATHER, DECODE, AUGMENT]
     images, labels, weights = next(subject.dataset().as_numpy_iterator())
     first = {name: next(subject.dataset(name).as_numpy_iterator()) for name in [*subject.prefixes(), WEIGHTS]}
     assert first[NUMBERS][0].tolist() == [0] * 8
@@ -92,8 +92,8 @@ def test_each_prefix_hands_on_what_its_stage_makes(folders):
     assert b"PNG" in records[0][0]
     assert first[DECODE][0].shape == (8, *SHAPE)
     assert first[DECODE][0].dtype == np.uint8
-    np.testing.assert_allclose(first[DISTORT][0], images, atol=2e-5)
-    np.testing.assert_array_equal(first[DISTORT][1], labels)
+    np.testing.assert_allclose(first[AUGMENT][0], images, atol=2e-5)
+    np.testing.assert_array_equal(first[AUGMENT][1], labels)
 
 
 def test_a_window_is_planned_once_and_comes_again_and_again(folders):
@@ -106,18 +106,18 @@ def test_a_window_is_planned_once_and_comes_again_and_again(folders):
 @pytest.mark.parametrize(
     ("name", "options", "once", "absent"),
     [
-        pytest.param("raw", {}, {"read", "check"}, {"decode", "distort", "copy to device"}, marks=pytest.mark.slow),
-        ("raw", WINDOWS, set(), {"decode", "gather", "distort", "copy to device"}),
+        pytest.param("raw", {}, {"read", "check"}, {"decode", "augment", "copy to device"}, marks=pytest.mark.slow),
+        ("raw", WINDOWS, set(), {"decode", "gather", "augment", "copy to device"}),
         pytest.param(
-            "raw", {"distort": "shift", **WINDOWS}, set(), {"decode", "copy to device"}, marks=pytest.mark.slow
+            "raw", {"augment": "shift", **WINDOWS}, set(), {"decode", "copy to device"}, marks=pytest.mark.slow
         ),
-        ("png", {}, {"read", "check", "decode"}, {"distort", "copy to device"}),
-        pytest.param("png", {"distort": "shift", **WINDOWS}, set(), {"copy to device"}, marks=pytest.mark.slow),
-        pytest.param("gzip", WINDOWS, set(), {"distort", "copy to device"}, marks=pytest.mark.slow),
+        ("png", {}, {"read", "check", "decode"}, {"augment", "copy to device"}),
+        pytest.param("png", {"augment": "shift", **WINDOWS}, set(), {"copy to device"}, marks=pytest.mark.slow),
+        pytest.param("gzip", WINDOWS, set(), {"augment", "copy to device"}, marks=pytest.mark.slow),
         pytest.param(
-            "varied", {"distort": "random_crop(size=6)"}, {"read", "check"}, {"copy to device"}, marks=pytest.mark.slow
+            "varied", {"augment": "random_crop(size=6)"}, {"read", "check"}, {"copy to device"}, marks=pytest.mark.slow
         ),
-        ("varied", {"resize": "9x9", "training": False}, {"read", "check", "decode"}, {"distort", "copy to device"}),
+        ("varied", {"resize": "9x9", "training": False}, {"read", "check", "decode"}, {"augment", "copy to device"}),
     ],
 )
 def test_stages_that_do_not_occur_are_absent_and_not_zero(folders, name, options, once, absent):
@@ -132,7 +132,7 @@ def test_stages_that_do_not_occur_are_absent_and_not_zero(folders, name, options
 
 def test_replicas_get_their_rows_and_the_copy_is_a_stage(folders):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    subject = opened(folders / "raw", strategy, distort="shift")
+    subject = opened(folders / "raw", strategy, augment="shift")
     for batches in (subject.on_devices(), subject.whole()):
         images, *_ = next(iter(batches))
         assert [value.shape for value in strategy.experimental_local_results(images)] == [(4, *SHAPE)] * 2
@@ -140,12 +140,12 @@ def test_replicas_get_their_rows_and_the_copy_is_a_stage(folders):
 
 
 def test_what_stages_hand_on_per_row(folders):
-    stages = {s.name: s.row_bytes for s in opened(folders / "raw", distort="cifar10_tutorial(crop=5)").stages()}
+    stages = {s.name: s.row_bytes for s in opened(folders / "raw", augment="cifar10_tutorial(crop=5)").stages()}
     stored = sum(path.stat().st_size for path in (folders / "raw").glob("train*.tfrecord")) / RECORDS
     crop, floats = 5 * 5 * 3, 5 * 5 * 3 * 4
     assert stages["read"] == stages["check"] == stored
     assert stages["gather"] == (crop if is_compiled() else 8 * 6 * 3) + 8 + 8  # and label, record id
-    assert stages["distort"] == floats + 8 + 8
+    assert stages["augment"] == floats + 8 + 8
     assert stages["batch"] == floats + 8 + 4  # and label, weight
 
 
@@ -177,11 +177,11 @@ def slow(images, keys):
     return found
 
 
-def test_a_slow_distortion_bounds_the_input(folders):
-    found = measured(opened(folders / "raw", distort=slow), steps=20)  # many more than are ready
-    assert (found.bound, found.is_processor_bound) == ("distort", False)
-    assert found.costs["distort"].clock.median > 10 * found.costs["gather"].clock.median
-    assert found.costs["distort"].clock.median * 8 * 2 * measure.CORES >= PAUSE * 1e6
+def test_a_slow_augmentation_bounds_the_input(folders):
+    found = measured(opened(folders / "raw", augment=slow), steps=20)  # many more than are ready
+    assert (found.bound, found.is_processor_bound) == ("augment", False)
+    assert found.costs["augment"].clock.median > 10 * found.costs["gather"].clock.median
+    assert found.costs["augment"].clock.median * 8 * 2 * measure.CORES >= PAUSE * 1e6
 
 
 def busy(images, keys):
@@ -189,9 +189,9 @@ def busy(images, keys):
     return images + tf.cast(tf.reduce_sum(square @ square) * 0, tf.uint8)
 
 
-def test_a_costly_distortion_takes_the_processor_time(folders):
+def test_a_costly_augmentation_takes_the_processor_time(folders):
     # The rounds are short: what another process takes in one of them counts as the other stages'.
-    rounds = (measured(opened(folders / "raw", distort=busy)).costs["distort"].share for _ in range(3))
+    rounds = (measured(opened(folders / "raw", augment=busy)).costs["augment"].share for _ in range(3))
     assert any(share > 0.5 for share in rounds)
 
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from pipeline import operations
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.decode import ImageDecoder, InStrings, Stretched, decode_file
-from pipeline.distort.recipes import make_recipe
 from pipeline.manifest.manifest import EXACT
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -30,7 +30,7 @@ def encoded(size, image_format, mode="RGB", seed=0):
 
 
 def keys_of(count, epoch=0):
-    return tf.constant(hashing.derive_key(Domain.DISTORT, 1, epoch, np.arange(count)))
+    return tf.constant(hashing.derive_key(Domain.AUGMENT, 1, epoch, np.arange(count)))
 
 
 def decoder(encoding, recipe, channels=3, training=True, dct="exact"):

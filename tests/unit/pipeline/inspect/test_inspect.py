@@ -27,9 +27,9 @@ def test_tables_show_counts_bytes_and_labels(folder, capsys):
     assert "2 class 2 1 4" in lines
 
 
-def test_the_contact_sheet_shows_the_first_batch_as_stored_and_distorted(folder, tmp_path, capsys):
+def test_the_contact_sheet_shows_the_first_batch_as_stored_and_augmented(folder, tmp_path, capsys):
     path = tmp_path / "sheet.png"
-    inspect.main([str(folder), f"--png={path}", "--distort=cifar10_tutorial(crop=6)", "--seed=4"])
+    inspect.main([str(folder), f"--png={path}", "--augment=cifar10_tutorial(crop=6)", "--seed=4"])
     assert f"{path}: contact sheet of train, as stored and by cifar10_tutorial(crop=6)" in capsys.readouterr().out
     sheet = np.asarray(Image.open(path))
     assert sheet.shape[2] == 3
@@ -49,7 +49,7 @@ def test_another_seed_or_split_is_another_picture(folder, tmp_path, capsys):
     pictures = []
     for number, flags in enumerate((["--seed=4"], ["--seed=4"], ["--seed=5"], ["--split=test", "--seed=4"])):
         path = tmp_path / f"{number}.png"
-        inspect.main([str(folder), f"--png={path}", "--distort=none", *flags])
+        inspect.main([str(folder), f"--png={path}", "--augment=none", *flags])
         pictures.append(np.asarray(Image.open(path)))
     assert np.array_equal(pictures[0], pictures[1])
     assert not np.array_equal(pictures[0], pictures[2])
@@ -63,7 +63,7 @@ def test_the_contact_sheet_shows_a_view_and_the_table_its_columns(folder, tmp_pa
     views = [], ["--where=label == 1"], ["--limit=3"], ["--where=label != 0", "--balance=label"], ["--weigh=label"]
     for number, flags in enumerate(views):
         path = tmp_path / f"{number}.png"
-        inspect.main([str(folder), f"--png={path}", "--distort=none", *flags])
+        inspect.main([str(folder), f"--png={path}", "--augment=none", *flags])
         pictures.append(Image.open(path).tobytes())
     assert len({*pictures}) == len(views)
     assert "columns: bytes (int16), label (int8)" in capsys.readouterr().out

@@ -52,11 +52,11 @@ def fed(data, replicas, step, **options):
 
 
 CASES = {
-    "raw": ("raw", {**ORDER, "distort": "pad_crop_flip"}),
+    "raw": ("raw", {**ORDER, "augment": "pad_crop_flip"}),
     "as stored": ("raw", {"remainder": "drop"}),
-    "part": ("raw", {"split": "train[5:30]", "distort": "shift", "seed": 9}),
-    "jpeg": ("jpeg", {"distort": "random_resized_crop(size=12)"}),
-    "mixed": ("jpeg", {"resize": "8x8", "distort": "mixup"}),
+    "part": ("raw", {"split": "train[5:30]", "augment": "shift", "seed": 9}),
+    "jpeg": ("jpeg", {"augment": "random_resized_crop(size=12)"}),
+    "mixed": ("jpeg", {"resize": "8x8", "augment": "mixup"}),
 }
 
 
@@ -100,13 +100,13 @@ def test_each_flag_of_the_order_leads_to_the_runs_own(folders, capsys):
 def test_the_flags_of_a_run_are_those_in_its_folder(strategy, folders, tmp_path, capsys):
     hosts = {"worker_hosts": "a:1,b:1", "task_index": 0, "job_name": "worker"}
     where = {"strategy": strategy, **({"num_replicas": 2} if strategy == "mirrored" else hosts)}
-    options = {**ORDER, "distort": "pad_crop_flip", "global_batch_size": BATCH}
+    options = {**ORDER, "augment": "pad_crop_flip", "global_batch_size": BATCH}
     flags = {
         **options,
         **where,
         "train_split": "train[:30]",
         "data_dir": str(folders / "raw"),
-        "distort_on": "device",
+        "augment_on": "device",
         "epochs": 1,
     }
     config = TrainConfig.of(**flags, model_dir=str(tmp_path))
@@ -135,7 +135,7 @@ def test_rows_of_a_mixture_are_of_their_sources(folders, capsys):
 def places(data, epoch, replicas, split="train", **options):
     """Returns {key: [(step, row, replica, weight)]} of an epoch, by a scan of what is fed."""
     found = {}
-    batches = input_fn(data, split, training=True, features=("key",), distort=None, **options).as_numpy_iterator()
+    batches = input_fn(data, split, training=True, features=("key",), augment=None, **options).as_numpy_iterator()
     for step, (x, _, weights) in enumerate(batches):
         if step // 5 > epoch:
             return found
@@ -184,7 +184,7 @@ def test_the_tables_and_the_picture(folders, tmp_path, capsys):
         str(folders / "raw"),
         f"--global_batch_size={BATCH}",
         "--replicas=2",
-        "--distort=pad_crop_flip",
+        "--augment=pad_crop_flip",
         "--seed=3",
     ]
     inspect.main([*flags, "--step=4", f"--png={path}"])

@@ -133,8 +133,8 @@ def made_in_a_function(folder, **arguments):
         ("raw", {"streams": 3, "shuffle_bytes": 3 * 2 * 144, "start_step": 1}),
         pytest.param("unequal keys", {"weights": "mean"}, marks=pytest.mark.slow),
         ("png", {"features": ("key", "box", "scores"), "streams": 2, "shuffle_bytes": 2 * 4 * 144}),
-        pytest.param("jpeg", {"distort": "random_crop(size=6)"}, marks=pytest.mark.slow),
-        ("gzip", {"distort": "cifar10_tutorial(crop=5)", "remainder": "drop"}),
+        pytest.param("jpeg", {"augment": "random_crop(size=6)"}, marks=pytest.mark.slow),
+        ("gzip", {"augment": "cifar10_tutorial(crop=5)", "remainder": "drop"}),
     ],
 )
 def test_an_input_made_in_a_function_gives_the_same_elements(folders, kind, more):

@@ -65,18 +65,18 @@ def test_an_array_is_a_tensor_in_the_same_memory_for_as_long_as_it_is_needed():
     assert alive() is None
 
 
-@pytest.mark.parametrize("distort", [None, lambda images, keys: images], ids=["plain", "own"])
+@pytest.mark.parametrize("augment", [None, lambda images, keys: images], ids=["plain", "own"])
 @pytest.mark.parametrize(
     "start_step", [0, pytest.param(7, marks=pytest.mark.slow), 33, pytest.param(60, marks=pytest.mark.slow)]
 )
-def test_batches_that_are_kept_stay_what_they_were(folder, distort, start_step):
+def test_batches_that_are_kept_stay_what_they_were(folder, augment, start_step):
     shuffle_bytes = 480 * 192 // WINDOWS
     request = Request(
         folder, "train", global_batch_size=ROWS, training=True, seed=3, streams=1, shuffle_bytes=shuffle_bytes
     )
     order = Contract.of(resolve(request))
     assert order.windows == WINDOWS
-    kept = list(dataset(folder, distort=distort, epochs=4, start_step=start_step, record_ids=True))
+    kept = list(dataset(folder, augment=augment, epochs=4, start_step=start_step, record_ids=True))
     assert len(kept) == 4 * order.steps_per_epoch - start_step
     for step, (images, labels, weights, records) in enumerate(kept, start_step):
         expected, _ = order.batch(step)
@@ -86,7 +86,7 @@ def test_batches_that_are_kept_stay_what_they_were(folder, distort, start_step):
         assert np.array_equal(weights, np.ones(ROWS, np.float32))
 
 
-@pytest.mark.parametrize("options", [{}, {"distort": "flip", "distort_on": "device"}], ids=["plain", "device"])
+@pytest.mark.parametrize("options", [{}, {"augment": "flip", "augment_on": "device"}], ids=["plain", "device"])
 @pytest.mark.parametrize(
     ("number", "holds"), [(0, True), (20 - LAST, False), pytest.param(19, False, marks=pytest.mark.slow)]
 )

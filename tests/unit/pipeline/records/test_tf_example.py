@@ -127,7 +127,7 @@ def test_a_record_of_another_structure_is_a_mismatch():
     layout = Layout.build(100, 8, 2)
     rows = np.stack([row_of(bytes(100), 200, bytes(8))] * 3)
     rows[1, layout.label.start] = 72  # two labels of one byte
-    rows[2, layout.label.stop - 1] = 129  # a label that goes on
+    rows[2, layout.label.stop - 1] = 129  # a label that continues
     assert layout.mismatch(rows).tolist() == [False, True, True]
     assert Layout.fit(50, 100) is None  # smaller than its image
 

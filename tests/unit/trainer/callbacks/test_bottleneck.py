@@ -20,19 +20,19 @@ def verdict_of(config, facts, *seen):
 
 
 def test_what_may_help_a_run_that_waits_for_its_input(config_of):
-    config = config_of(distort="shift", prefetch=0, global_batch_size=100)
+    config = config_of(augment="shift", prefetch=0, global_batch_size=100)
     assert verdict_of(config, ALONE, progress(1001, 10.0, 6.2)).text() == (
         "input-bound: 62% of 10.0 s waiting for input, 38% computing; may help: --prefetch=2, converting with "
-        "--image_encoding=raw, a simpler --distort than shift, more CPU cores, python -m pipeline.bench D shows which "
+        "--image_encoding=raw, a simpler --augment than shift, more CPU cores, python -m pipeline.bench D shows which "
         "stage is slow"
     )
 
 
 @pytest.mark.parametrize(("gpus", "place", "helps"), [(1, "host", True), (1, "device", False), (0, "host", False)])
-def test_a_gpu_may_distort(gpus, place, helps, config_of):
-    config = config_of(distort="shift", distort_on=place)
+def test_a_gpu_may_augment(gpus, place, helps, config_of):
+    config = config_of(augment="shift", augment_on=place)
     text = verdict_of(config, Facts(1, gpus, "raw", parses=False), progress(1001, 10.0, 6.2)).text()
-    assert ("--distort_on=device" in text) == helps
+    assert ("--augment_on=device" in text) == helps
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_gpu_may_distort(gpus, place, helps, config_of):
             {"virtual_replicas": 4},
             0.008,
             "no --virtual_replicas, which sends twice the bytes, a larger --global_batch_size than 100, so that there "
-            "are fewer exchanges, fewer replicas",
+            "are fewer all-reduces, fewer replicas",
         ),
     ],
 )

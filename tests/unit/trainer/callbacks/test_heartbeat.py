@@ -39,7 +39,7 @@ def written(path, predicate, seconds=5.0):
 @pytest.mark.parametrize("lost", [["worker 1", "ps 0"], []])
 def test_the_last_beat_says_whose_end_ended_the_process(path, lost):
     with pytest.raises(RerunError), Heartbeat(str(path)):
-        raise RerunError("it cannot go on", lost=lost)
+        raise RerunError("it cannot continue", lost=lost)
     assert Beat.read(path).lost == lost
 
 

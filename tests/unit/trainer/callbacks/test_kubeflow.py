@@ -131,7 +131,7 @@ def test_a_refusal_is_said_once(server, reporter_of, said, answer):
     reporter.on_end(3)
     (line,) = said
     assert re.fullmatch(
-        rf"note: Kubeflow Trainer does not get the progress \(HTTP {answer} .+\); training goes on", line
+        rf"note: Kubeflow Trainer does not get the progress \(HTTP {answer} .+\); training continues", line
     )
 
 

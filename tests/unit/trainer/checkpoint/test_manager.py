@@ -140,9 +140,9 @@ def test_all_flags_are_stored_and_those_that_shape_the_training_compared(saved, 
     groups = {"data", "run", "model", "optimizer", "order", "steps", "output", "cluster", "aggregation"}
     assert set(flags) == groups
     assert (flags["optimizer"]["learning_rate"], flags["steps"]["log_every"]) == (0.05, 100)
-    checkpoints = make_checkpoints(make_one(), learning_rate=0.01, distort="shift(pixels=2)", log_every=7)
+    checkpoints = make_checkpoints(make_one(), learning_rate=0.01, augment="shift(pixels=2)", log_every=7)
     assert checkpoints.restore().changes == (
-        "--distort was none, is shift(pixels=2)",
+        "--augment was none, is shift(pixels=2)",
         "--learning_rate was 0.05, is 0.01",
     )
 

@@ -21,8 +21,8 @@ def flat(config):
 def test_flags_and_their_defaults_stay():
     """People's scripts name them."""
     assert flat(parse(PATHS)) == {
-        **{"data_dir": "D", "train_split": "train", "eval_split": None, "resize": None, "distort": "none"},
-        "distort_on": "auto",
+        **{"data_dir": "D", "train_split": "train", "eval_split": None, "resize": None, "augment": "none"},
+        "augment_on": "auto",
         **{
             "on_corrupt": "raise",
             "max_corrupt": 100,
@@ -82,11 +82,11 @@ def test_flags_and_their_defaults_stay():
     }
 
 
-@pytest.mark.parametrize("flags", [[], ["--global_batch_size=256", "--distort=none", "--deterministic"]])
+@pytest.mark.parametrize("flags", [[], ["--global_batch_size=256", "--augment=none", "--deterministic"]])
 def test_defaults_are_those_of_the_named_model(flags):
     config = parse([*PATHS, "--model", "cifar10_cnn", *flags])
-    given = {"global_batch_size": 256, "distort": "none", "deterministic": True} if flags else {}
-    expected = {"global_batch_size": 128, "distort": "cifar10_tutorial", "optimizer": "sgd"} | given
+    given = {"global_batch_size": 256, "augment": "none", "deterministic": True} if flags else {}
+    expected = {"global_batch_size": 128, "augment": "cifar10_tutorial", "optimizer": "sgd"} | given
     expected |= {"learning_rate": 0.1, "decay_factor": 0.1, "decay_epochs": 350.0, "ema": 0.9999}
     assert flat(config) == flat(parse(PATHS)) | {"model": "cifar10_cnn"} | expected
 
@@ -186,9 +186,9 @@ def test_last_step(flags, last_step):
         (["--max_steps=3"], ["'--train_steps'"]),
         (["--num_gpus=3"], ["'--num_replicas'"]),
         (["--random-seed=3"], ["'--seed'"]),
-        (["--distort=shfit"], ["--distort: ", "'shfit'", "'shift'"]),
-        (["--distort=shift(pixles=2) | flip"], ["--distort: ", "'pixles'", "'pixels'"]),
-        (["--distort=normalize(pixels=2)"], ["--distort: normalize ", "'pixels'"]),
+        (["--augment=shfit"], ["--augment: ", "'shfit'", "'shift'"]),
+        (["--augment=shift(pixles=2) | flip"], ["--augment: ", "'pixles'", "'pixels'"]),
+        (["--augment=normalize(pixels=2)"], ["--augment: normalize ", "'pixels'"]),
         (["--optimizer=adam(beta_1=0.9"], ["--optimizer: 'adam(beta_1=0.9' "]),
         (["--model_dir="], ["--model_dir: ", "folder"]),
         (["--metrics_jsonl="], ["--metrics_jsonl: ", "file"]),
@@ -335,10 +335,10 @@ def test_every_command_refuses_a_url_to_write_to(command, flags, tmp_path, monke
          ["--log_every", "--seed", "--ema=2", "--steps_per_loop=0", "--max_to_keep=0"]),
         ([*PATHS, "--sync", "--headspace=3", "--log_keys=K", "--eval_every=5", "--eval_split=none", "--best_mode=max"],
          ["--sync", "--headspace=3", "--eval_every=5", "--best_mode=max"]),
-        # What depends on a flag that is wrong, or missing, is not judged: no word of one_device, of 100 rows, of D.
+        # What depends on a flag that is wrong, or missing, is not checked: no word of one_device, of 100 rows, of D.
         ([*PATHS, "--strategy=mirored", "--sync", "--num_replicas=2", "--worker_hosts=a:1"], ["--strategy"]),
         ([*PATHS, "--global_batch_size=x", "--streams=3"], ["--global_batch_size"]),
-        (["--model_dir=M", "--log_keys=M/keys", "--distort=shfit"], ["--data_dir", "--distort"]),
+        (["--model_dir=M", "--log_keys=M/keys", "--augment=shfit"], ["--data_dir", "--augment"]),
         ([*PATHS, "--eval_every=-1", "--keep_best=2"], ["--eval_every=-1"]),
         (["--model_dir=M", "--epochs", "--seed", "--model=lent", "--optimizer=adm", "extra", "more"],
          ["--epochs", "--seed", "--data_dir", "--model", "--optimizer", "'extra'"]),

@@ -156,7 +156,7 @@ def test_classes_and_mistakes_are_listed():
     mistakes = (Mistake(7, "train#7", 0, 1, 0.75, 0.125, 2.0794), Mistake(9, None, 0, 1, 0.5, 0.25, 1.3863))
     report = Report(("ape", "bee", "cat"), np.array([[1198, 2, 0], [0, 3, 0], [0, 0, 0]]), 0.5, mistakes)
     assert lines_of(report) == [
-        "class examples precision recall most often taken for",
+        "class examples precision recall most confused with",
         "ape 1,200 1.0000 0.9983 bee (2)",
         "bee 3 0.6000 1.0000",
         "cat 0 - -",

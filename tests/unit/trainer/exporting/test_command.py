@@ -15,7 +15,7 @@ from trainer.exporting.served import served
 
 
 def test_files_and_predictors_give_what_the_trained_model_gives(make_trained, tmp_path):
-    trained = make_trained(distort="shift", ema=0.9)
+    trained = make_trained(augment="shift", ema=0.9)
     images, expected = command.stored_images(trained, 7), command.trained_probabilities(trained, 7)
     assert (np.stack(images).shape, expected.shape) == ((7, 4, 3, 1), (7, 5))
     np.testing.assert_allclose(expected.sum(1), 1.0, rtol=1e-5)

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipeline.augmentation import RECIPES
+from pipeline.augmentation.base import ImageStatistics, UserAugmented
+from pipeline.augmentation.recipes import make_recipe
 from pipeline.decode import ImageDecoder, InStrings
-from pipeline.distort import RECIPES
-from pipeline.distort.base import ImageStatistics, UserDistorted
-from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.request import Request
 from tests.datasets import encoded
@@ -29,12 +29,12 @@ def request(**options):
     ],
 )
 @pytest.mark.parametrize(
-    ("distort", "resize"),
+    ("augment", "resize"),
     [("random_crop(size=24)", None), ("random_resized_crop(size=24)", None), ("none", "24x20"), ("none", "40x36")],
 )
-def test_images_are_fitted_as_the_input_decodes_them(shape, distort, resize):
+def test_images_are_fitted_as_the_input_decodes_them(shape, augment, resize):
     image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    fitting = fitting_of(request(distort=distort, resize=resize), make_recipe(distort), 3)
+    fitting = fitting_of(request(augment=augment, resize=resize), make_recipe(augment), 3)
     decoder = ImageDecoder("png", (None, None, 3), fitting.crop)
     expected = decoder.decode(InStrings(tf.constant([encoded(image, "png")])), lambda: tf.zeros(1, tf.uint64))
     fitted = tf.function(fitting.fit, input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8)])
@@ -42,7 +42,7 @@ def test_images_are_fitted_as_the_input_decodes_them(shape, distort, resize):
 
 
 def test_images_that_have_the_models_size_are_not_fitted():
-    assert fitting_of(request(distort="shift"), make_recipe("shift"), 1) is None
+    assert fitting_of(request(augment="shift"), make_recipe("shift"), 1) is None
 
 
 def test_classes_of_one_name_are_told_apart_by_their_numbers():
@@ -125,5 +125,5 @@ def test_every_named_recipe_is_among_the_cases():
 
 def test_a_users_function_is_refused():
     with pytest.raises(UsageError) as error:
-        exported(UserDistorted(lambda images, keys: images), (8, 8, 3))
-    assert str(error.value).startswith("--distort: UserDistorted ")
+        exported(UserAugmented(lambda images, keys: images), (8, 8, 3))
+    assert str(error.value).startswith("--augment: UserAugmented ")

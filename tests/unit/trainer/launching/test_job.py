@@ -102,6 +102,7 @@ def test_what_does_not_fit_together(flags, trainer, said):
         ("--num_workers=1 -- {} --max_restarts=3", "--max_restarts=3: is a flag of the launcher; give it before --"),
         ("--num_workers=1 -- {} --num_workers=3", "--num_workers=3: is a flag of the launcher; give it before --"),
         ("--num_workers=1 -- {} --task_index 0", "--task_index: the launcher tells each process which one it is"),
+        ("--num_workers=1 -- {} --task_id 0", "--task_id: the launcher tells each process which one it is"),
         ("--data_dir=D", "--data_dir=D: is a flag of trainer.run; give it after --"),
         ("--data_dr=D -- {}", "flag: unknown '--data_dr'"),
         ("D", "unexpected argument 'D'"),

@@ -38,7 +38,7 @@ class Here:
 @pytest.fixture
 def config(tmp_path, config_of):
     write_dataset(tmp_path / "data", (5, 0, 4, 2), (4, 3, 1), (2,), 5)
-    return config_of(data_dir=tmp_path / "data", model_dir=tmp_path / "run", global_batch_size=4, distort="none")
+    return config_of(data_dir=tmp_path / "data", model_dir=tmp_path / "run", global_batch_size=4, augment="none")
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def of_view(config, config_of, make_strategy):
             "data_dir": config.data.data_dir,
             "model_dir": "M",
             "global_batch_size": 4,
-            "distort": "shift",
+            "augment": "shift",
             **flags,
         }
         training = plan.make(config_of(**given)).training
@@ -223,7 +223,7 @@ def test_each_graph_has_four_bytes_of_each_record_of_a_view(tmp_path, config_of,
 def test_a_skipped_step_changes_nothing(shares, config, config_of, job, monkeypatch):
     plain = job(shares)
     run(plain, 0, 2)
-    flags = {"data_dir": config.data.data_dir, "model_dir": "M", "global_batch_size": 4, "distort": "none"}
+    flags = {"data_dir": config.data.data_dir, "model_dir": "M", "global_batch_size": 4, "augment": "none"}
     training = plan.make(config_of(**flags, skip_steps="2:4")).training
     monkeypatch.setattr(plan, "make", lambda *_: types.SimpleNamespace(training=training))
     made = job(shares)

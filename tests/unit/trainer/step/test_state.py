@@ -92,7 +92,7 @@ def test_the_seed_gives_the_weights_of_any_task(make_strategy, make_state):
 
 
 @pytest.mark.parametrize(
-    ("model", "distort", "resize", "stored", "inputs", "dtype"),
+    ("model", "augment", "resize", "stored", "inputs", "dtype"),
     [
         ("mlp", "shift(pixels=2)", None, Kind(), (28, 28, 1), "float32"),
         ("mlp", "none", "20x16", Kind(), (20, 16, 1), "uint8"),
@@ -100,13 +100,13 @@ def test_the_seed_gives_the_weights_of_any_task(make_strategy, make_state):
         ("lenet", "random_resized_crop(size=32, normalize=False)", None, Kind("png"), (32, 32, 1), "uint8"),
     ],
 )
-def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, inputs, dtype, tmp_path, config_of):
+def test_the_model_takes_what_the_input_gives(model, augment, resize, stored, inputs, dtype, tmp_path, config_of):
     write_dataset(tmp_path, (8,), (28, 28, 1), kind=stored)
-    flags = {"model": model, "data_dir": tmp_path, "distort": distort, "resize": resize, "ema": 0.9}
+    flags = {"model": model, "data_dir": tmp_path, "augment": augment, "resize": resize, "ema": 0.9}
     config = config_of(**flags, global_batch_size=4)
     data = data_spec_of(plan.make(config).training.first)
     made = state.build(config, data, tf.distribute.OneDeviceStrategy("/cpu:0"), Task)
-    arguments = {"global_batch_size": 4, "training": True, "distort": distort, "resize": resize}
+    arguments = {"global_batch_size": 4, "training": True, "augment": augment, "resize": resize}
     images = input_fn(tmp_path, **arguments).element_spec[0]
     assert made.model.input_shape == (None, *inputs) == (None, *images.shape[1:])
     assert made.model.inputs[0].dtype == dtype == images.dtype.name

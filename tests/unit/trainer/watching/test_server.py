@@ -141,10 +141,10 @@ def test_what_a_step_waits_for(local, site, monkeypatch):
         assert f'colspan="{len(columns)}"' in text
         return dict(re.findall(r'data-name="([^"]+)" class="n">([^<]+)', text))
 
-    assert shown(None) | {"exchanges": None} == shown(0.015) | {"exchanges": None}
-    assert "exchanges" not in shown(None)
+    assert shown(None) | {"all-reduce wait": None} == shown(0.015) | {"all-reduce wait": None}
+    assert "all-reduce wait" not in shown(None)
     found = shown(0.015)
-    assert [found[name] for name in ("step time", "waits for input", "exchanges")] == [
+    assert [found[name] for name in ("step time", "waits for input", "all-reduce wait")] == [
         "50.0 ms",
         "2.0 ms",
         "15.0 ms",

@@ -285,8 +285,8 @@ def test_what_a_resume_has_changed(run, flags):
     )
     assert [one.text.partition(", on")[0] for one in found.events] == [
         "training begins",
-        "training goes on from step 8",
-        "training goes on from step 9",
+        "training resumes from step 8",
+        "training resumes from step 9",
     ]
     assert found.flags["learning_rate"] == "0.5"
 

@@ -1,0 +1,243 @@
+"""The interface of recipes; and the two without code of ours: no augmentation, and the user's own function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from pipeline.augmentation import RECIPES
+from pipeline.augmentation.passes import Pass
+from pipeline.errors import UsageError
+from pipeline.lazily import tf
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageStatistics:
+    """Mean and standard deviation of the training images' pixels, 0..255, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def divisor(self) -> tuple[float, ...]:
+        """By what normalised pixels are divided; a constant channel has a standard deviation of 0."""
+        return tuple(max(each, 1e-3) for each in self.std)
+
+
+class Recipe:
+    """An augmentation of a batch and its evaluation twin, with static shapes.
+
+    Each row gets the same bits in a batch of any size. XLA may sum floats in another order in another batch, so only
+    whole numbers are summed.
+
+    Attributes:
+      compiled: whether augmentation and twin are each compiled as one XLA function.
+      hands_on: whether the result may be the images that were given, in the same memory.
+      takes_floats: whether it also takes floats that a recipe before it has normalised; else only uint8.
+      sets_size: whether it decides the height and width of the result.
+      decodes_part: whether it chooses a part of each PNG or JPEG, which alone is decoded; a `CroppingRecipe`.
+      mixes_rows: whether it mixes the rows of a batch, and their labels; a `MixingRecipe`.
+    """
+
+    compiled: ClassVar[bool] = True
+    hands_on: ClassVar[bool] = False
+    takes_floats: ClassVar[bool] = False
+    sets_size: ClassVar[bool] = False
+    decodes_part: ClassVar[bool] = False
+    mixes_rows: ClassVar[bool] = False
+
+    @property
+    def mixing(self) -> Mixing | None:
+        """Mixes the rows of the augmented batch and their labels; None: they are not mixed."""
+        return None
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the result depends on the training images' statistics, also in evaluation."""
+        return False
+
+    def gives_floats(self, floats: bool) -> bool:
+        """Returns whether the result is float32, not uint8; `floats` says whether the images are."""
+        return floats
+
+    def in_two(self) -> tuple[Recipe, Recipe]:
+        """Returns a part that keeps pixels uint8 and the rest, for a recipe that makes floats of pixels.
+
+        The rest, given the result of the first part and the same keys, gives what the whole gives.
+        """
+        return Unaugmented(), self
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError if images of this (height, width, channels) cannot be augmented; here they all can."""
+
+    def passes(
+        self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool
+    ) -> list[Pass] | None:
+        """Returns the passes that compute `augment`, or not in training `evaluate`; None if only XLA can.
+
+        Args:
+          image_shape: (height, width, channels) of the images.
+          statistics: of the training images.
+          training: whether to augment.
+        """
+        del image_shape, statistics, training
+        return None
+
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """Returns the augmented batch.
+
+        Args:
+          images: uint8 (rows, height, width, channels).
+          keys: uint64 (rows,), one per example, for `pipeline.uniform(keys, draw)`.
+          statistics: of the training images.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """Returns the batch without randomness, in the shape and range of `augment`."""
+        raise NotImplementedError
+
+
+class Augmentation(Recipe):
+    """An augmentation that keeps shape and dtype; in evaluation the images stay as they are."""
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        del keys, statistics
+        return images
+
+
+class Shares(NamedTuple):
+    """What each row gets of its partner, which is row i xor 1.
+
+    Attributes:
+      blended: the partner's part of each pixel, float64 (rows,); None: 0.
+      box: top, left, height and width, in pixels, of the rectangle that is the partner's, which may reach beyond the
+        image; int32 (rows,) each. None: there is none.
+      of_label: the partner's part of the label, float64 (rows,).
+    """
+
+    blended: tf.Tensor | None
+    box: tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor] | None
+    of_label: tf.Tensor
+
+
+class Mixing(Protocol):
+    """Draws how row i of a batch is mixed with row i xor 1."""
+
+    def shares(self, size: tuple[int, int], keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Shares:
+        """Returns the shares of rows, of which there is an even number.
+
+        Args:
+          size: (height, width) of the images.
+          keys: as for `Recipe.augment`.
+          epoch: int64 scalar, or (rows,).
+          real: the rows that may be mixed if their partners are real, too; bool (rows,).
+        """
+
+
+@RECIPES.named("none")
+@dataclasses.dataclass(frozen=True)
+class Unaugmented(Recipe):
+    """No augmentation: uint8 of the images' shape, in training and evaluation."""
+
+    compiled: ClassVar[bool] = False
+    hands_on: ClassVar[bool] = True
+
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        del keys, statistics
+        return images
+
+    evaluate = augment
+
+
+@dataclasses.dataclass(frozen=True)
+class UserAugmented(Recipe):
+    """Calls `function(images, keys)` in training and in evaluation; not compiled, because it may use any op."""
+
+    compiled: ClassVar[bool] = False
+    hands_on: ClassVar[bool] = True
+
+    function: Callable[[tf.Tensor, tf.Tensor], Any]
+
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """Returns the result of the user's function.
+
+        Raises:
+          UsageError: the function fails, or does not return a tensor of numbers with as many rows.
+        """
+        from pipeline import graph_calls  # noqa: PLC0415, here because it loads TensorFlow
+
+        del statistics
+        given, rows = graph_calls.call_user("augment", self.function, images, keys), images.shape[0]
+        if (
+            not isinstance(given, tf.Tensor)
+            or given.dtype in (tf.string, tf.variant, tf.resource)
+            or given.shape[:1] != [rows]
+        ):
+            got = tf.nest.map_structure(
+                lambda leaf: f"{leaf.dtype.name} {leaf.shape}" if tf.is_tensor(leaf) else leaf, given
+            )
+            raise UsageError(
+                f"augment: the function must return a tensor of numbers with {rows} rows, as many as it gets; it "
+                f"returned {got}"
+            )
+        return given
+
+    evaluate = augment
+
+
+class Crop(Protocol):
+    """The part of an image to decode, and the size to which it is resized."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the result."""
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, where the result is not larger than that."""
+
+    def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Returns top, left, height and width of the part in pixels: int32 (4,) or (rows, 4).
+
+        Args:
+          height, width: of the images, int32 scalars, or (rows,).
+          key: uint64 of the same shape, for `pipeline.uniform(key, draw)`.
+        """
+
+
+def check_argument(
+    recipe: str,
+    argument: str,
+    value: float,
+    least: float,
+    most: float,
+    image_shape: tuple[int, int, int] | None = None,
+) -> None:
+    """Raises UsageError if an argument of a recipe is not within its bounds.
+
+    Args:
+      recipe, argument: their names.
+      value: of the argument.
+      least, most: its bounds.
+      image_shape: (height, width, channels) of the images, if the bounds depend on it.
+    """
+    if not least <= value <= most:
+        images = f" for images of {image_shape[0]}x{image_shape[1]}" if image_shape else ""
+        raise UsageError(f"augment: {recipe}({argument}={value}): must be in {least}..{most}{images}")
+
+
+def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorSpec:
+    """Returns the shape, (1, height, width, channels), and dtype of a recipe's result for an image; computes nothing.
+
+    Raises:
+      UsageError: the recipe cannot take such images.
+    """
+    recipe.check(image_shape)
+    channels = (0.0,) * image_shape[2]
+    evaluate = lambda images, keys: recipe.evaluate(images, keys, ImageStatistics(channels, channels))  # noqa: E731
+    traced = tf.function(evaluate, autograph=False)
+    arguments = tf.TensorSpec((1, *image_shape), tf.uint8), tf.TensorSpec((1,), tf.uint64)
+    output = traced.get_concrete_function(*arguments).structured_outputs
+    return tf.TensorSpec(output.shape, output.dtype)

@@ -1,0 +1,209 @@
+"""Recipes that mix row i of a batch with row i xor 1, and their labels: mixup, cutmix, or a random choice per row.
+
+Each row draws for itself how much of its partner it gets. A row is left unmixed if it or its partner is padding or
+replaces a corrupt record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+from pipeline.augmentation import RECIPES, kernels
+from pipeline.augmentation.base import Augmentation, ImageStatistics, Mixing, Shares, check_argument
+from pipeline.augmentation.passes import Pass
+from pipeline.errors import UsageError
+from pipeline.lazily import tf
+from pipeline.order import tensors
+
+_MOST_ALPHA = 100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MixingRecipe(Augmentation):
+    """Base of the recipes that mix.
+
+    Attributes:
+      prob: part of the rows to mix.
+      until_epoch: from this epoch on, counted from 0, nothing is mixed; None: rows are always mixed.
+    """
+
+    compiled: ClassVar[bool] = False  # `augment` only hands images on, which XLA would copy; `mix_images` is compiled
+    hands_on: ClassVar[bool] = True
+    takes_floats: ClassVar[bool] = True
+    mixes_rows: ClassVar[bool] = True
+    name: ClassVar[str]
+
+    prob: float = 1.0
+    until_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        check_argument(self.name, "prob", self.prob, 0, 1)
+        if self.until_epoch is not None and self.until_epoch < 0:
+            raise UsageError(f"augment: {self.name}(until_epoch={self.until_epoch}): must be 0 or more")
+
+    @property
+    def mixing(self) -> Mixing:
+        return self
+
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        """Returns none; `mixing_pass` follows."""
+        del image_shape, statistics, training
+        return []
+
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """Returns the images as they are; `mix_images` follows."""
+        del keys, statistics
+        return images
+
+    def shares(self, size: tuple[int, int], keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Shares:
+        mixed = real & kernels.partners(real) & (tensors.uniform(keys, _PROB) < self.prob)
+        if self.until_epoch is not None:
+            mixed &= epoch < self.until_epoch
+        return self._shares(size, keys, mixed)
+
+    def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
+        """Returns the shares of the rows that are `mixed`; the others get nothing of their partners."""
+        raise NotImplementedError
+
+
+def mix(
+    mixing: Mixing, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mixed images and labels; the arguments are those of `mix_images`, `mix_labels` and `Mixing.shares`."""
+    shares = mixing.shares((images.shape[1], images.shape[2]), keys, epoch, real)
+    return mix_images(images, shares), mix_labels(labels, shares)
+
+
+def mix_images(images: tf.Tensor, shares: Shares) -> tf.Tensor:
+    """Returns mixed images in the images' dtype, (rows, height, width, channels)."""
+    if images.dtype != tf.uint8:  # else XLA fuses what makes the floats into the blend, and rounds otherwise
+        images = kernels.computed(images)
+    partners, mixed = kernels.partners(images), images
+    if shares.blended is not None:
+        mixed = kernels.blend(images, partners, shares.blended[:, None, None, None])
+    if shares.box is not None:
+        mixed = tf.where(kernels.inside(*shares.box, (images.shape[1], images.shape[2])), partners, mixed)
+    return mixed
+
+
+def mix_labels(labels: tf.Tensor, shares: Shares) -> tf.Tensor:
+    """Returns mixed labels; they are float32 (rows, classes), probabilities."""
+    of_label = tf.cast(shares.of_label, tf.float32)[:, None]
+    return labels * (1.0 - of_label) + kernels.partners(labels) * of_label
+
+
+def mixing_pass(shares: Shares) -> Pass:
+    """Returns the pass of `mix_images`, which comes last."""
+
+    def parameters(keys: tf.Tensor) -> list[tf.Tensor]:
+        nothing = tf.zeros_like(keys, tf.int32)
+        box = shares.box or (nothing,) * 4
+        if shares.blended is None:
+            return [*box, nothing, nothing]
+        of_floats = tf.bitcast(tf.cast(shares.blended, tf.float32), tf.int32)
+        return [*box, kernels.fixed(shares.blended, kernels.SHARE_BITS), of_floats]
+
+    return Pass("mix", (), parameters)
+
+
+_PROB, _RADIUS, _ANGLE, _TOP, _LEFT, _WHICH = range(6)  # draws
+
+
+@RECIPES.named("mixup")
+@dataclasses.dataclass(frozen=True)
+class Mixup(MixingRecipe):
+    """The weighted mean of two images and of their labels. Source: Zhang et al., mixup (2017).
+
+    Attributes:
+      alpha: the weight has the distribution Beta(alpha, alpha).
+    """
+
+    name: ClassVar[str] = "mixup"
+
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_argument(self.name, "alpha", self.alpha, 0.01, _MOST_ALPHA)
+
+    def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
+        del size
+        share = tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0)
+        return Shares(share, None, share)
+
+
+@RECIPES.named("cutmix")
+@dataclasses.dataclass(frozen=True)
+class CutMix(MixingRecipe):
+    """Pastes a rectangle of the partner into each image; mixes labels by area. Source: Yun et al., CutMix (2019).
+
+    Attributes:
+      alpha: the rectangle's area, before parts outside the image are cut off, has the distribution Beta(alpha, alpha).
+    """
+
+    name: ClassVar[str] = "cutmix"
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_argument(self.name, "alpha", self.alpha, 0.01, _MOST_ALPHA)
+
+    def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
+        return _pasted(size, keys, tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0))
+
+
+@RECIPES.named("mixup_or_cutmix")
+@dataclasses.dataclass(frozen=True)
+class MixupOrCutMix(MixingRecipe):
+    """Mixup or cutmix, drawn for each image.
+
+    Attributes:
+      mixup_alpha, cutmix_alpha: `alpha` of mixup and of cutmix.
+      cutmix_prob: part of the mixed rows that get cutmix.
+    """
+
+    name: ClassVar[str] = "mixup_or_cutmix"
+
+    mixup_alpha: float = 0.2
+    cutmix_alpha: float = 1.0
+    cutmix_prob: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_argument(self.name, "mixup_alpha", self.mixup_alpha, 0.01, _MOST_ALPHA)
+        check_argument(self.name, "cutmix_alpha", self.cutmix_alpha, 0.01, _MOST_ALPHA)
+        check_argument(self.name, "cutmix_prob", self.cutmix_prob, 0, 1)
+
+    def _shares(self, size: tuple[int, int], keys: tf.Tensor, mixed: tf.Tensor) -> Shares:
+        cut = tensors.uniform(keys, _WHICH) < self.cutmix_prob
+        shares = (1.0 - symmetric_beta(alpha, keys) for alpha in (self.mixup_alpha, self.cutmix_alpha))
+        blend_share, cut_share = (tf.where(mixed & which, s, 0.0) for which, s in zip((~cut, cut), shares, strict=True))
+        pasted = _pasted(size, keys, cut_share)
+        return Shares(blend_share, pasted.box, blend_share + pasted.of_label)
+
+
+def symmetric_beta(alpha: float, keys: tf.Tensor) -> tf.Tensor:
+    """Returns draws from the distribution Beta(alpha, alpha), float64 of the shape of `keys`.
+
+    Source: Devroye, Random variate generation in one line of code (1996), after Bailey's polar method for Student's t.
+    """
+    power = tf.pow(tf.cast(tensors.uniform(keys, _RADIUS), tf.float64), 1.0 / alpha)
+    cosine = tf.cos(tf.cast(tensors.uniform(keys, _ANGLE), tf.float64) * (2.0 * math.pi))
+    spread = (1.0 - power) * cosine * cosine
+    return 0.5 + 0.5 * tf.sign(cosine) * tf.sqrt(spread / (power + spread))
+
+
+def _pasted(size: tuple[int, int], keys: tf.Tensor, area: tf.Tensor) -> Shares:
+    """Returns shares of rectangles of this part of the area; labels get the part that lies inside the image."""
+    tall, wide = (tf.cast(tf.sqrt(area) * n, tf.int32) for n in size)
+    middle = (kernels.random_below(n, keys, draw) for n, draw in zip(size, (_TOP, _LEFT), strict=True))
+    top, left = (at - part // 2 for at, part in zip(middle, (tall, wide), strict=True))
+    kept = [
+        tf.minimum(first + part, n) - tf.maximum(first, 0)
+        for first, part, n in zip((top, left), (tall, wide), size, strict=True)
+    ]
+    share = tf.cast(kept[0] * kept[1], tf.float64) / (size[0] * size[1])
+    return Shares(None, (top, left, tall, wide), share)

@@ -1,0 +1,244 @@
+"""Recipes that change the values of pixels, but do not move them: scale, colours, erased parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.augmentation import RECIPES, kernels, passes
+from pipeline.augmentation.base import Augmentation, ImageStatistics, Recipe, check_argument
+from pipeline.augmentation.passes import Pass
+from pipeline.errors import UsageError
+from pipeline.lazily import tf
+from pipeline.order import tensors
+
+GREY = (0.299, 0.587, 0.114)  # the luma of ITU-R BT.601, which is Pillow's and torchvision's grey
+# NTSC's Y, I and Q of red, green and blue. Hue is an angle in the plane of I and Q.
+_YIQ = np.array([GREY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
+_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # draws of color_jitter
+_TO_GREY = np.tile(GREY, (3, 1))
+_TURN = np.array([np.diag([1.0, 0, 0]), np.diag([0, 1.0, 1.0]), [[0, 0, 0], [0, 0, -1.0], [0, 1.0, 0]]])
+
+
+@RECIPES.named("normalize")
+@dataclasses.dataclass(frozen=True)
+class Normalize(Recipe):
+    """Normalises by the training images' mean and standard deviation, channel by channel; float32."""
+
+    @property
+    def normalizes(self) -> bool:
+        return True
+
+    def gives_floats(self, floats: bool) -> bool:
+        del floats
+        return True
+
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del image_shape, training
+        return [passes.normalise(statistics.mean, statistics.divisor)]
+
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        del keys
+        return kernels.normalise(images, statistics.mean, statistics.divisor)
+
+    evaluate = augment
+
+
+@RECIPES.named("color_jitter")
+@dataclasses.dataclass(frozen=True)
+class ColorJitter(Augmentation):
+    """Changes brightness, contrast, saturation, then hue at random; uint8, clipped once at the end.
+
+    The four are one matrix and an offset, as in DALI's `color_twist`: hue turns the colours in the plane of I and Q.
+    (torchvision's ColorJitter turns the hue of HSV, clips after each step, and draws the order of the steps.)
+
+    Attributes:
+      brightness: pixels are multiplied by a number in 1-brightness..1+brightness.
+      contrast: their distance from the image's mean grey is multiplied by a number in 1-contrast..1+contrast.
+      saturation: their distance from their own grey is multiplied by a number in 1-saturation..1+saturation.
+      hue: colours are turned to either side by up to this part of a full turn.
+    """
+
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+
+    def __post_init__(self) -> None:
+        for argument, most in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5)):
+            check_argument("color_jitter", argument, getattr(self, argument), 0, most)
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError if the images have no colours to change."""
+        check_channels("color_jitter", image_shape)
+        for argument in ("saturation", "hue"):
+            if image_shape[2] == 1 and getattr(self, argument):
+                raise UsageError(
+                    f"augment: color_jitter({argument}={getattr(self, argument)}): must be 0 for images of one channel"
+                )
+
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del statistics
+
+        def parameters(keys: tf.Tensor) -> list[tf.Tensor]:
+            factors, of_mean = self._drawn(keys, image_shape[2])
+            return [factors, passes.halves(of_mean)]
+
+        return [Pass("recolour", (), parameters)] if training else []
+
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        del statistics
+        channels = images.shape[3]
+        factors, of_mean = self._drawn(keys, channels)
+        offset = kernels.fixed(mean_grey(images) * of_mean, kernels.SHARE_BITS)
+        return kernels.mix_channels(images, factors, tf.repeat(offset[:, None], channels, axis=1))
+
+    def _drawn(self, keys: tf.Tensor, channels: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the factors of `kernels.mix_channels`, and the factor of an image's mean grey in its offset.
+
+        The second is float64 (rows,). Saturation and hue do not change greys, and so not the offset, which is grey.
+        """
+        draws = (self.brightness, self.contrast, self.saturation)
+        bright, contrast, saturation = (1.0 + part * kernels.symmetric(keys, draw) for draw, part in enumerate(draws))
+        matrix = (bright * contrast)[:, None, None]
+        if channels == 3:
+            turned = hue_matrix(kernels.symmetric(keys, _HUE) * (2.0 * math.pi * self.hue))
+            matrix = matrix * (saturation[:, None, None] * (turned - _TO_GREY) + _TO_GREY)
+        return kernels.fixed(matrix, kernels.SHARE_BITS), kernels.computed(bright * (1.0 - contrast))
+
+
+def check_channels(recipe: str, image_shape: tuple[int, int, int]) -> None:
+    """Raises UsageError if images are neither grey nor RGB."""
+    if image_shape[2] not in (1, 3):
+        raise UsageError(f"augment: {recipe}: needs images of 1 or 3 channels; these have {image_shape[2]}")
+
+
+def hue_matrix(angle: tf.Tensor) -> tf.Tensor:
+    """Returns matrices that turn RGB colours by an angle (rows,) in radians, and keep greys: float64 (rows, 3, 3)."""
+    inverse = np.linalg.inv(_YIQ)
+    luma, cosine, sine = (inverse @ part @ _YIQ for part in _TURN)
+    cos, sin = (wave(angle)[:, None, None] for wave in (tf.cos, tf.sin))
+    return luma + cosine * cos + sine * sin
+
+
+def mean_grey(images: tf.Tensor) -> tf.Tensor:
+    """Returns the mean grey of each uint8 image: float64 (rows,).
+
+    Whole numbers are summed, and divided once, so that no processor rounds the mean otherwise.
+    """
+    _, height, width, channels = images.shape
+    sums = tf.cast(kernels.over_pixels(images, tf.reduce_sum), tf.int64)
+    if channels == 1:
+        return tf.cast(sums[:, 0], tf.float64) / (height * width)
+    weighted = tf.reduce_sum(sums * np.rint(np.multiply(GREY, 1000)).astype(np.int64), axis=1)
+    return tf.cast(weighted, tf.float64) / (1000 * height * width)
+
+
+@RECIPES.named("cutout")
+@dataclasses.dataclass(frozen=True)
+class Cutout(Augmentation):
+    """Covers a square with the training images' mean colour, which is 0 if images are normalised.
+
+    Its middle is any pixel, so that a part of it may lie outside. Source: DeVries and Taylor, Improved Regularization
+    of Convolutional Neural Networks with Cutout (2017).
+
+    Attributes:
+      size: side of the square, pixels.
+    """
+
+    takes_floats: ClassVar[bool] = True
+
+    size: int = 8
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError if the square is larger than the images."""
+        check_argument("cutout", "size", self.size, 1, min(image_shape[:2]), image_shape)
+
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        numbers = (self.size, self.size, *_mean_colour(statistics))
+        cover = Pass("cover", numbers, lambda keys: self._corner(image_shape[:2], keys))
+        return [cover] if training else []
+
+    def _corner(self, size: tuple[int, int], keys: tf.Tensor) -> list[tf.Tensor]:
+        return [kernels.random_below(n, keys, draw) - self.size // 2 for draw, n in enumerate(size)]
+
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """Returns covered images; the cover of floats, which are normalised, is 0."""
+        size = images.shape[1], images.shape[2]
+        top, left = self._corner(size, keys)
+        cover = tf.zeros((), images.dtype)
+        if images.dtype == tf.uint8:
+            cover = tf.constant(_mean_colour(statistics), tf.uint8)
+        return tf.where(kernels.inside(top, left, self.size, self.size, size), cover, images)
+
+
+def _mean_colour(statistics: ImageStatistics) -> list[int]:
+    return [round(mean) for mean in statistics.mean]
+
+
+@RECIPES.named("random_erasing")
+@dataclasses.dataclass(frozen=True)
+class RandomErasing(Augmentation):
+    """Covers a rectangle of random size and shape with noise in some of the images; uint8.
+
+    Source: Zhong et al., Random Erasing Data Augmentation (2017), RE-R, with shapes uniform in their logarithm. A
+    rectangle that would be taller or wider than the image ends at its border.
+
+    Attributes:
+      prob: part of the images to change.
+      min_area, max_area: the rectangle's part of the image's area is uniform between these.
+      max_shape: largest height / width of the rectangle; the smallest is its inverse.
+    """
+
+    prob: float = 0.5
+    min_area: float = 0.02
+    max_area: float = 0.4
+    max_shape: float = 10 / 3
+
+    def __post_init__(self) -> None:
+        check_argument("random_erasing", "prob", self.prob, 0, 1)
+        check_argument("random_erasing", "max_area", self.max_area, 0, 1)
+        check_argument("random_erasing", "min_area", self.min_area, 0, self.max_area)
+        check_argument("random_erasing", "max_shape", self.max_shape, 1, 16)
+
+    def passes(self, image_shape: tuple[int, int, int], statistics: ImageStatistics, training: bool) -> list[Pass]:
+        del statistics
+
+        def parameters(keys: tf.Tensor) -> list[tf.Tensor]:
+            covered, top, left, tall, wide = self._box(keys, image_shape[:2])
+            return [top, left, tf.where(covered, tall, 0), wide, passes.halves(_noise_key(keys))]
+
+        return [Pass("noise", (), parameters)] if training else []
+
+    def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        del statistics
+        size, channels = (images.shape[1], images.shape[2]), images.shape[3]
+        covered, top, left, tall, wide = self._box(keys, size)
+        inside = kernels.inside(top, left, tall, wide, size) & covered[:, None, None, None]
+        return tf.where(inside, _noise(_noise_key(keys), (*size, channels)), images)
+
+    def _box(self, keys: tf.Tensor, size: tuple[int, int]) -> tuple[tf.Tensor, ...]:
+        """Returns which images are changed, bool (rows,), and the rectangle's top, left, height and width."""
+        height, width = size
+        draw = lambda number: tf.cast(tensors.uniform(keys, number), tf.float64)  # noqa: E731
+        area = (self.min_area + (self.max_area - self.min_area) * draw(1)) * (height * width)
+        shape = tf.exp(math.log(self.max_shape) * (2.0 * draw(2) - 1.0))
+        tall = tf.minimum(tf.cast(tf.round(tf.sqrt(area * shape)), tf.int32), height)
+        wide = tf.minimum(tf.cast(tf.round(tf.sqrt(area / shape)), tf.int32), width)
+        top = kernels.random_below(height - tall + 1, keys, 3)
+        left = kernels.random_below(width - wide + 1, keys, 4)
+        return tensors.uniform(keys, 0) < self.prob, top, left, tall, wide
+
+
+def _noise_key(keys: tf.Tensor) -> tf.Tensor:
+    return tensors.splitmix64(keys + tf.constant(5, tf.uint64))
+
+
+def _noise(keys: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+    """Returns uniform noise, uint8 (rows, *shape): the bytes of splitmix64(key + i), lowest first."""
+    size = math.prod(shape)
+    hashes = tensors.splitmix64(keys[:, None] + tf.cast(tf.range(-(-size // 8)), tf.uint64)[None, :])
+    return tf.reshape(tf.reshape(tf.bitcast(hashes, tf.uint8), (keys.shape[0], -1))[:, :size], (-1, *shape))

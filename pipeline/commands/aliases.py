@@ -1,0 +1,63 @@
+"""Other names of options, flags and functions: earlier ones, and that of a classic program. They keep working.
+
+Scripts may use them, and runs of earlier versions have stored them. What other programs read, or compiled code
+registers, has kept its earlier name: the keys `distort` and `distort_on` and the stage `distort` in the JSON of
+`pipeline.bench`, the key `distort` in export.json, the features `distort_key` and `distort_epoch` of batches that a
+device augments, and the operations `StepfeedDistort` and `StepfeedDistortToFloats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pipeline.errors import UsageError
+
+_Value = TypeVar("_Value")
+
+TODAY = {"distort": "augment", "distort_on": "augment_on", "distort_fn": "augment_fn", "task_id": "task_index"}
+
+
+def renamed(given: Mapping[str, _Value], where: str = "") -> dict[str, _Value]:
+    """Returns options by today's names.
+
+    Args:
+      given: values by name.
+      where: beginning of the message of an error, such as `input_fn: `.
+
+    Raises:
+      UsageError: an option is given by both of its names.
+    """
+    _check_once(given, where)
+    return {TODAY.get(name, name): value for name, value in given.items()}
+
+
+def stored(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the flags that a run of this version or an earlier one has stored in groups, by today's names."""
+    return {TODAY.get(name, name): value for members in groups.values() for name, value in members.items()}
+
+
+def arguments(tokens: Sequence[str], flags: Collection[str]) -> list[str]:
+    """Returns the arguments of a command with today's names of its flags.
+
+    Args:
+      tokens: the arguments.
+      flags: names of the command's flags, without dashes.
+    """
+    names = [token.partition("=")[0] for token in tokens]
+    today = {f"--{other}": f"--{name}" for other, name in TODAY.items() if name in flags}
+    return [today.get(name, name) + token[len(name) :] for name, token in zip(names, tokens, strict=True)]
+
+
+def check_arguments(tokens: Sequence[str]) -> None:
+    """Raises UsageError if a flag is given by both of its names."""
+    names = [token.partition("=")[0] for token in tokens]
+    _check_once([name[2:] for name in names if name.startswith("--")], dashes="--")
+
+
+def _check_once(given: Iterable[str], where: str = "", dashes: str = "") -> None:
+    names = set(given)
+    for other, name in TODAY.items():
+        if {other, name} <= names:
+            one, two = dashes + other, dashes + name
+            raise UsageError(f"{where}{one} and {two}: are two names of the same thing; give {two} alone")
