@@ -21,6 +21,7 @@ import tensorflow as tf
 import yaml
 
 from pipeline import input_fn
+from pipeline.errors import UsageError
 from pipeline.inspect import __main__ as inspect
 from tests.datasets import write_dataset
 from trainer import evaluate, replay, run
@@ -64,6 +65,11 @@ def test_a_run_goes_on_to_the_same_weights(name, recipe, place, runs, capsys):
 def test_another_recipe_is_a_change_that_is_told(flag, runs, capsys):
     run.main(["--model_dir=one", "--train_steps=4", flag])
     assert "--augment was shift(pixels=1), is flip" in capsys.readouterr().out
+
+
+def test_a_recipe_of_another_size_is_named_beside_the_stored_one(runs):
+    with pytest.raises(UsageError, match=r"\(--augment was shift\(pixels=1\), is cifar10_tutorial\(crop=5\)\)"):
+        run.main(["--model_dir=one", "--train_steps=4", "--augment=cifar10_tutorial(crop=5)"])
 
 
 def test_a_run_is_evaluated_inspected_and_replayed(runs, capsys):

@@ -37,6 +37,21 @@ def test_what_is_given_twice_is_refused_with_both_lines(text, name, lines, path)
         parse([f"--config={path}", "--data_dir=D", "--model_dir=M"])
 
 
+@pytest.mark.parametrize("flag", ["--augment=flip", "--distort=flip", "--distort flip"])
+def test_a_flag_overrides_that_of_a_file_by_either_of_its_names(flag, path):
+    path.write_text("data: {data_dir: D, distort: shift, distort_on: host}\nmodel_dir: M\n")
+    assert parse([f"--config={path}"]) == TrainConfig.of(**PATHS, augment="shift", augment_on="host")
+    assert parse([f"--config={path}", *flag.split()]) == TrainConfig.of(**PATHS, distort="flip", distort_on="host")
+
+
+def test_both_names_of_a_flag_in_a_file_are_refused(path):
+    path.write_text("data: {distort: shift}\naugment: shift\n")
+    with pytest.raises(UsageError, match=f"^--config={path}: distort and augment: are two names of the same thing"):
+        parse([f"--config={path}", "--data_dir=D", "--model_dir=M"])
+    with pytest.raises(UsageError, match="^distort_on and augment_on: are two names of the same thing"):
+        TrainConfig.of(**PATHS, distort_on="host", augment_on="host")
+
+
 def test_a_group_may_have_the_name_of_a_flag_and_override_what_it_merges(path):
     path.write_text("model: {model: lenet}\nbase: &base {seed: 1, epochs: 2}\norder:\n  <<: *base\n  seed: 3\n")
     config = parse([f"--config={path}", "--data_dir=D", "--model_dir=M"])

@@ -273,15 +273,17 @@ def test_the_best_is_by_the_metric_and_the_mode_of_the_run(run, flags):
 
 
 def test_what_a_resume_has_changed(run, flags):
-    EventFile(run / "logs", 0).text(1, "flags", json.dumps(flags))
-    flags["optimizer"]["learning_rate"], flags["steps"]["epochs"] = 0.5, None
+    data = {name: value for name, value in flags["data"].items() if name != "augment"}
+    earlier = {**flags, "data": {**data, "distort": "none"}}  # by its earlier name
+    EventFile(run / "logs", 0).text(1, "flags", json.dumps(earlier))
+    flags["optimizer"]["learning_rate"], flags["steps"]["epochs"], flags["data"]["augment"] = 0.5, None, "shift"
     EventFile(run / "logs", 8).text(9, "flags", json.dumps(flags))
     EventFile(run / "logs", 9).text(10, "flags", json.dumps(flags))
     found = snapshot(run)
     (change,) = found.changes
     assert (change.step, {name: (was, now) for name, was, now in change.flags}) == (
         8,
-        {"learning_rate": ("0.05", "0.5"), "epochs": ("3", "unset")},
+        {"learning_rate": ("0.05", "0.5"), "epochs": ("3", "unset"), "augment": ("none", "shift")},
     )
     assert [one.text.partition(", on")[0] for one in found.events] == [
         "training begins",
