@@ -204,7 +204,7 @@ class Bottleneck(Callback):
         return f"{times}; may help: {', '.join(advice(times, self._config, self._facts))}"
 
     def measured(self) -> str:
-        """Returns the verdict after measuring what it needs. All workers call it, when training is over."""
+        """Returns the verdict after measuring what it needs. All workers call it, when training has finished."""
         exchange = constant = None
         if self._facts.replicas > 1:
             # Virtual replicas send int64, twice the bytes.
