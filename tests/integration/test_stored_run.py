@@ -77,6 +77,8 @@ def test_a_run_is_evaluated_inspected_and_replayed(runs, capsys):
     assert json.loads(capsys.readouterr().out)["num_examples"] == 4
     inspect.main(["a", "--model_dir=one", "--step=4", "--json"])
     shown = json.loads(capsys.readouterr().out)["rows"]
+    inspect.main(["a", "--model_dir=one", "--step=4", "--png=rows.png"])
+    assert capsys.readouterr().out.count("8x6x3, mean 0.") == 8  # as it was trained on: floats of `shift`
     run.main(["--model_dir=one", "--train_steps=6"])
     capsys.readouterr()
     replay.main(["--model_dir=one", "--step=4", "--json"])
