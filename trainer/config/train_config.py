@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pipeline.commands import aliases, commandline
-from pipeline.commands.flags import Flag, Mistakes, check_all, flags_of, make
+from pipeline.commands.flags import Flag, Mistakes, check_all, fields_with, flags_of, make
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import VIEWS, own_views, parse_sources
 from pipeline.order.views import View
@@ -162,7 +162,7 @@ class TrainConfig:
         for name, value in flags.items():
             with mistakes.noted():
                 given[name] = _as_flag(flags_of(cls)[name], value)
-        missing = [name for name in ("data_dir", "model_dir") if name not in flags]
+        missing = [name for name, flag in flags_of(cls).items() if flag.is_required and name not in flags]
         mistakes.found += [UsageError(f"{name}: is missing") for name in missing]
         model = given.get("model", None if given.get("task") else ModelFlags.model)
         values = {**defaults_of(model, given.get("optimizer")), **given}
@@ -212,12 +212,12 @@ class TrainConfig:
 
     def _check_compared(self) -> None:
         steps = self.steps
-        for name in ("best_metric", "best_mode"):
-            value = getattr(steps, name)
-            if value and value != getattr(type(steps), name) and not steps.ranks:
+        for field in fields_with(steps, "needs"):
+            value = getattr(steps, field.name)
+            if value and value != field.default and not steps.ranks:
                 raise UsageError(
-                    f"--{name}={value}: evaluations are ranked for --keep_best and --early_stopping alone; give one of "
-                    f"them, or leave --{name} out"
+                    f"--{field.name}={value}: evaluations are ranked for --keep_best and --early_stopping alone; give "
+                    f"one of them, or leave --{field.name} out"
                 )
 
     def _check_drawn(self) -> None:
@@ -308,7 +308,7 @@ def changed_flags(stored: Mapping[str, Mapping[str, Any]], config: TrainConfig) 
         (field.name, getattr(group, field.name)) for group, field in fields(config) if shapes_training(group, field)
     ]
     if config.optimizer.schedule in ENDING:
-        shaping += [(name, getattr(config.steps, name)) for name in ("train_steps", "epochs")]
+        shaping += [(field.name, getattr(group, field.name)) for group, field in fields(config, "ends")]
     here = json.loads(json.dumps(dict(shaping)))  # as a checkpoint stores them
     return [
         f"--{name} was {_text(before[name])}, is {_text(value)}"

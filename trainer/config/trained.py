@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from pipeline.commands.flags import check, check_all, flag
+from pipeline.commands.flags import check, check_all, fields_with, flag
 from pipeline.errors import UsageError, name_of, unknown
 from pipeline.order.views import View
 from pipeline.registry import Registry
@@ -182,11 +182,16 @@ class PredictConfig:
     exported: str | None = flag(
         None, f"instead: what {name_of('trainer.export')} wrote, its folder or one of the files in it"
     )
-    checkpoint: str | None = flag(None, "of the run: ckpt-400, 400, best or best/ckpt-400 (None: the newest)")
-    weights: str | None = flag(
-        None, "of the run: raw, or ema: the average over the steps (None: the average if it kept one)", known=WEIGHTS
+    checkpoint: str | None = flag(
+        None, "of the run: ckpt-400, 400, best or best/ckpt-400 (None: the newest)", needs="model_dir"
     )
-    data_dir: str | None = flag(None, "folder of the run's data set, where that has moved")
+    weights: str | None = flag(
+        None,
+        "of the run: raw, or ema: the average over the steps (None: the average if it kept one)",
+        known=WEIGHTS,
+        needs="model_dir",
+    )
+    data_dir: str | None = flag(None, "folder of the run's data set, where that has moved", needs="model_dir")
     top: int = flag(3, "classes per image, the most likely ones", least=1)
     output: str | None = flag(None, "file for the answers: FILE.jsonl or FILE.csv (None: they are printed)")
     batch_size: int = flag(64, "images that are computed at once", least=1)
@@ -209,9 +214,9 @@ class PredictConfig:
         if (self.model_dir is None) == (self.exported is None):
             are = "or --exported is missing" if self.exported is None else "and --exported"
             raise UsageError(f"--model_dir {are}: give one of them")
-        for name in ("checkpoint", "weights", "data_dir"):
-            if self.exported is not None and getattr(self, name) is not None:
-                raise UsageError(f"--{name}={getattr(self, name)} with --exported: is of a run; give --model_dir")
+        for field in fields_with(self, "needs"):
+            if self.exported is not None and (value := getattr(self, field.name)) is not None:
+                raise UsageError(f"--{field.name}={value} with --exported: is of a run; give --model_dir")
 
     def _check_output(self) -> None:
         if self.output is not None and not self.output.endswith(_OUTPUTS):
