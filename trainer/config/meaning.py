@@ -162,12 +162,10 @@ def check_apart(name: str, path: str | None, data_dir: str | None) -> None:
       path: its value; None: not given.
       data_dir: as in --data_dir: a folder, or several with weights; None: not given.
     """
-    if data_dir is None:
+    if not data_dir:
         return
-    sources = parse_sources(data_dir)
-    folders = [sources] if isinstance(sources, str) else [one.data_dir for one in sources_of(sources, "")]
-    for folder in (os.fspath(one) for one in folders):
-        if not folder or "://" in folder:
+    for folder in (os.fspath(one.data_dir) for one in sources_of(parse_sources(data_dir), "")):
+        if "://" in folder:
             continue
         data = os.path.realpath(folder)
         if data == os.path.realpath(os.sep):

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.commands import aliases, commandline
 from pipeline.commands.flags import Flag, Mistakes, check_all, fields_with, flags_of, make
 from pipeline.errors import UsageError, unknown
-from pipeline.manifest.sources import VIEWS, own_views, parse_sources
+from pipeline.manifest.sources import VIEWS, own_views
 from pipeline.order.views import View
 from trainer.config import file, meaning
 from trainer.config.data import DataFlags, OrderFlags
@@ -74,9 +74,11 @@ class TrainConfig:
 
     def _check_views(self) -> None:
         """Checks the view of all records, and those of the sources that have one of their own."""
-        sources, for_all = own_views(self.data.sources, {name: getattr(self.order, name) for name in VIEWS})
-        for options in [source.options for source in sources] or [{}]:
-            View(**{**for_all, **options})
+        sources, for_all = self.data.sources, {name: getattr(self.order, name) for name in VIEWS}
+        if len(sources) > 1:
+            sources, for_all = own_views(sources, for_all)
+        for source in sources:
+            View(**{**for_all, **source.options})
 
     def _check_virtual_replicas(self) -> None:
         if self.order.virtual_replicas is not None and self.run.strategy == "central_storage":
@@ -279,7 +281,7 @@ class TrainConfig:
             )
 
     def _check_one_data_set(self) -> None:
-        if not isinstance(parse_sources(self.data.data_dir), str):
+        if len(self.data.sources) > 1:
             raise UsageError(
                 f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: trains on one data set; use "
                 "--strategy=multiworker for several"
