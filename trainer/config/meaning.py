@@ -38,6 +38,7 @@ class Meaning:
       replay: value with which `trainer.replay` makes steps again; ...: the run's.
       compiled: what a compiled model has of its own instead, so that the flag would be ignored: an optimizer, a loss.
       option: whether it is an argument of `input_fn` of the same name; or the name of that.
+      of_run: flag of `trainer.run` whose value it replaces, if it is of a command that takes a run.
       used_in: `training` or `evaluation`, if it is an argument of that input alone.
       parameter_server: why it cannot be given with --strategy=parameter_server; or {value that cannot: reason}.
     """
@@ -55,6 +56,7 @@ class Meaning:
     replay: Any = ...
     compiled: str | None = None
     option: str | bool = False
+    of_run: str = ""
     used_in: str | None = None
     parameter_server: str | Mapping[str, str] | None = None
 

@@ -220,8 +220,8 @@ def _check(job: Job, flags: SlurmFlags) -> None:
         raise UsageError(
             f"--stop_timeout={job.restarts.stop_timeout:g}: must be {_MOST_WARNING} or less with --target=slurm"
         )
-    limit = flags.limit_seconds
-    if limit is not None and limit <= job.restarts.stop_timeout:
+    seconds = flags.limit_seconds
+    if seconds is not None and seconds <= job.restarts.stop_timeout:
         raise UsageError(
             f"--time_limit={flags.time_limit}: must be more than the {job.restarts.stop_timeout:g} s (--stop_timeout) "
             "that are kept for saving"
