@@ -200,7 +200,7 @@ class Replay:
 
     def is_skipped(self, step: int) -> bool:
         """Whether --skip_steps leaves a step out."""
-        return any(first <= step < stop for first, stop in self.plan.training.spec.skip_steps)
+        return self.plan.training.spec.is_skipped(step)
 
     def begin(self, upto: int | None) -> None:
         """Restores the newest checkpoint up to a step; None: begins with the first weights.

@@ -657,6 +657,11 @@ def skips_text(skips: Intervals) -> str:
     return ",".join(f"{first}:{stop}" for first, stop in skips) or "none"
 
 
+def covers(skips: Intervals, step: int) -> bool:
+    """Returns whether a global step is skipped."""
+    return any(first <= step < stop for first, stop in skips)
+
+
 def is_skipped(steps: Array, skips: Intervals, arrays: Arrays) -> Array:
     """Returns which global steps (n,) are skipped, bool (n,)."""
     bounds = np.array(skips, np.int64).reshape(-1)
