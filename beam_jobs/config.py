@@ -10,7 +10,7 @@ from typing import Any
 from beam_jobs import flag_values
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources.base import SourceOptions
-from pipeline.commands.flags import check_all, flag
+from pipeline.commands.flags import check_all, fields_with, flag, flags_of
 from pipeline.errors import UsageError, name_of, unknown
 from pipeline.manifest import naming
 from pipeline.manifest.columns import FROM_RECORDS, NO_COLUMNS
@@ -21,11 +21,15 @@ _MAX_SEED = 2**63 - 1
 _LARGEST_SHARD = 256 << 20  # 256 MiB: a size that object stores and page caches read well
 
 
+_SHAPES = {"shapes": True}  # meaning: it shapes the bytes of the shards, so that the manifest's options have it
+
+
 def _text_flag(option: dataclasses.Field[Any]) -> tuple[str, type, Any]:
     """Returns the name, type and field of the flag for an option of sources, which is a text or a switch."""
     is_text = not isinstance(option.default, bool)
     default = "" if is_text and option.default is not dataclasses.MISSING else option.default
-    return option.name, str if is_text else bool, flag(default, option.metadata["text"])
+    meaning = _SHAPES if option.metadata["shapes"] else None
+    return option.name, str if is_text else bool, flag(default, option.metadata["text"], meaning=meaning)
 
 
 _OPTIONS = dataclasses.fields(SourceOptions)
@@ -45,16 +49,20 @@ class ConvertConfig(_Flags):
     image_encoding: str = flag(
         "source",
         "of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg",
+        meaning=_SHAPES,
     )
-    resize: str = flag("", "HxW: resize every image; default: images keep their sizes")
+    resize: str = flag("", "HxW: resize every image; default: images keep their sizes", meaning=_SHAPES)
     scaled_decoding: bool = flag(
         False,
         "with resize: decode JPEGs at 1/2, 1/4 or 1/8 of their size where that is enough; faster, a little blurred",
+        meaning=_SHAPES,
     )
-    channels: int = flag(0, "1 grey or 3 colour; default: as in the source's first images")
-    compression: str = flag("", "of the shards: GZIP, or none")
+    channels: int = flag(0, "1 grey or 3 colour; default: as in the source's first images", meaning=_SHAPES)
+    compression: str = flag("", "of the shards: GZIP, or none", meaning=_SHAPES)
     split: str = flag(
-        "", "draw new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1"
+        "",
+        "draw new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1",
+        meaning=_SHAPES,
     )
     num_shards: str = flag(
         "",
@@ -65,7 +73,9 @@ class ConvertConfig(_Flags):
         _LARGEST_SHARD, "bytes of the largest shard; a worker holds one or two of this size in memory"
     )
     passes: int = flag(
-        1, "2: shuffle row by row what the first pass wrote; for a source sorted by class that is read in chunks"
+        1,
+        "2: shuffle row by row what the first pass wrote; for a source sorted by class that is read in chunks",
+        meaning=_SHAPES,
     )
     max_rejects: int = flag(0, "invalid rows of the source that may be skipped; they are listed in rejects.jsonl")
     seed: int = flag(0, "of the permutation that spreads the examples over the shards")
@@ -87,7 +97,7 @@ class ConvertConfig(_Flags):
     def __post_init__(self) -> None:
         """Checks every value."""
         check_all(
-            *(functools.partial(self._check_given, name) for name in ("dataset", "data_dir")),
+            *(functools.partial(self._check_given, name) for name in _REQUIRED),
             lambda: flag_values.check_path("data_dir", self.data_dir),
             lambda: flag_values.check_path("source", self.source),
             lambda: flag_values.check_path("image_dir", self.image_dir),
@@ -162,11 +172,8 @@ class ConvertConfig(_Flags):
     @property
     def shaping_flags(self) -> dict[str, Any]:
         """The given flags that shape the bytes, other than num_shards and seed: for the manifest's options."""
-        return {name: getattr(self, name) for name in _SHAPING if getattr(self, name) != _defaults[name]}
+        given = ((field, getattr(self, field.name)) for field in fields_with(self, "shapes"))
+        return {field.name: value for field, value in given if value != field.default}
 
 
-_SHAPING = (
-    *(option.name for option in _OPTIONS if option.metadata["shapes"]),
-    *("image_encoding", "resize", "scaled_decoding", "channels", "compression", "split", "passes"),
-)
-_defaults = {field.name: field.default for field in dataclasses.fields(ConvertConfig)}
+_REQUIRED = [flag.name for flag in flags_of(ConvertConfig).values() if flag.is_required]

@@ -315,13 +315,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def with_limit(reason: str) -> str:
-    """Returns a reason; where it is that a file would be too large, with the limit of this process and what to do."""
+    """Returns a reason; of a file that is too large also the largest that this process may write, and what to do."""
     if not reason.endswith(_TOO_LARGE):
         return reason
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit == resource.RLIM_INFINITY:
+    most_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most_bytes == resource.RLIM_INFINITY:
         return f"{reason} for this file system; use another one, or smaller files"
-    return f"{reason}: this process may write files of {limit:,} bytes at most; raise ulimit -f and rerun the command"
+    why = f"this process may write files of {most_bytes:,} bytes at most"
+    return f"{reason}: {why}; raise ulimit -f and rerun the command"
 
 
 def line_of(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from pipeline.errors import DataError, name_of, reason_of
 from pipeline.files.reading import content_of
 from pipeline.order import sharding
 
+_ON_SHEET = {"on_sheet": True}  # meaning: it also chooses what a contact sheet of the data set shows
 _CONFIG = "config.yaml"  # in a run's folder: its flags, in groups, as `trainer.run` stores them
 
 
@@ -20,10 +21,10 @@ _CONFIG = "config.yaml"  # in a run's folder: its flags, in groups, as `trainer.
 class InputFlags:
     """Which examples are in which batch. Flags that are None are those of the run, where --model_dir names one."""
 
-    split: str | None = flag(None, "a split, or a slice of one, such as train[:1000]", unset="train")
+    split: str | None = flag(None, "a split, or a slice of one, such as train[:1000]", unset="train", meaning=_ON_SHEET)
     # At most 16.7 million rows per step, more images than any memory holds.
     global_batch_size: int | None = flag(None, "batch rows over all replicas", least=1, most=1 << 24)
-    seed: int | None = flag(None, "of the order and the augmentations", unset="0")
+    seed: int | None = flag(None, "of the order and the augmentations", unset="0", meaning=_ON_SHEET)
     streams: int | None = flag(None, "K of the order", least=1, unset="1 where the decoded split fits --shuffle_bytes")
     shuffle_bytes: int | None = flag(
         None, "decoded bytes that are shuffled together, over all streams", least=1, unset="1 GiB"
@@ -33,18 +34,23 @@ class InputFlags:
     )
     resize: str | None = flag(None, "stretch every image to HxW, such as 32x32, before it is augmented")
     augment: str | None = flag(
-        None, "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'"
+        None, "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'", meaning=_ON_SHEET
     )
     where: str | None = flag(
         None,
         "records to take, by columns: \"label in ('cat', 'dog') and width >= 28\"; of one source of a mixture, "
         "'b: width >= 28' (docs/views.md)",
+        meaning=_ON_SHEET,
     )
-    limit: str | None = flag(None, "number of records to take, or '500 per label'")
+    limit: str | None = flag(None, "number of records to take, or '500 per label'", meaning=_ON_SHEET)
     balance: str | None = flag(
-        None, "column whose values fill equally many rows of an epoch: label, or 'sqrt(label)' for half way to that"
+        None,
+        "column whose values fill equally many rows of an epoch: label, or 'sqrt(label)' for half way to that",
+        meaning=_ON_SHEET,
     )
-    weigh: str | None = flag(None, "column of weights: a record of weight w is in an epoch floor(w) or ceil(w) times")
+    weigh: str | None = flag(
+        None, "column of weights: a record of weight w is in an epoch floor(w) or ceil(w) times", meaning=_ON_SHEET
+    )
     mixture_schedule: str | None = flag(
         None,
         "weights of a mixture from steps on, such as '0:a=0.9,b=0.1;10000:a=0.5,b=0.5' (docs/views.md)",

@@ -55,7 +55,8 @@ _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 class EpochOptions:
     """The arguments of `input_fn`, which documents them, that the length of an epoch depends on.
 
-    Metadata: the `least` that a whole number may be, besides a default of None; the names that are `known`.
+    Metadata: the `least` that a whole number may be, besides a default of None; the names that are `known`; `of_images`
+    if it means nothing for records that a `parse` function reads.
     """
 
     data_dir: PathLike | Sources
@@ -76,8 +77,8 @@ class OrderOptions(EpochOptions):
 
     training: bool
     seed: int = 0
-    augment: str | UserAugment | None = None
-    resize: Size = None
+    augment: str | UserAugment | None = field(default=None, metadata={"of_images": True})
+    resize: Size = field(default=None, metadata={"of_images": True})
     parse: UserParse | None = None
     streams: int | None = field(default=None, metadata={"least": 1})
     shuffle_bytes: int = field(default=SHUFFLE_BYTES, metadata={"least": 1})
@@ -92,7 +93,7 @@ class JobOptions(OrderOptions):
     epochs: int | None = field(default=None, metadata={"least": 1})
     augment_on: str = field(default=HOST, metadata={"known": PLACES})
     statistics: PathLike | None = None
-    features: Sequence[str] = ()
+    features: Sequence[str] = field(default=(), metadata={"of_images": True})
     weights: str = field(default="mask", metadata={"known": WEIGHTS})
     class_weight: Mapping[int, float] | None = None
     on_corrupt: str = field(default="raise", metadata={"known": POLICIES})
@@ -181,12 +182,11 @@ class Request(JobOptions):
 
     def _check_view(self) -> None:
         self._set("skip_steps", checked_skips(self.skip_steps))
-        for name in ("balance", "weigh") if not self.training else ():
-            if (value := getattr(self.view, name)) is not None:
-                raise UsageError(
-                    f"{name}={value!r} with training=False: an evaluation counts each record once, so that its numbers "
-                    "are those of the data; choose records with where or limit, or average the classes' own numbers"
-                )
+        for name, value in self.view.repeating.items() if not self.training else ():
+            raise UsageError(
+                f"{name}={value!r} with training=False: an evaluation counts each record once, so that its numbers "
+                "are those of the data; choose records with where or limit, or average the classes' own numbers"
+            )
         if not self.training and self.skip_steps:
             raise UsageError("skip_steps with training=False: an evaluation skips nothing; leave it out")
 
@@ -216,9 +216,8 @@ class Request(JobOptions):
             return
         if not callable(self.parse):
             raise UsageError(f"parse={self.parse!r}: must be a function of serialized records (rows,)")
-        for name in ("augment", "resize", "features"):
-            value = getattr(self, name)
-            if value:
+        for name in (option.name for option in dataclasses.fields(self) if option.metadata.get("of_images")):
+            if value := getattr(self, name):
                 raise UsageError(f"{name}={value!r} with parse: the parse function returns everything that is fed")
 
     def _check_delivery(self) -> None:

@@ -95,16 +95,14 @@ class Trained:
             )
 
 
-def build_first(
-    paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Callable[[str], object], **others: Any
-) -> Trained:
+def build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Callable[[str], object]) -> Trained:
     """Returns the model of the first checkpoint that can be read, with its weights.
 
     If none can be read, looks for checkpoints once more: a run that is training may have replaced all of them.
 
     Args:
       paths: one or more.
-      flags, **others: as for `build`.
+      flags: as for `build`.
       say: prints a line about each checkpoint that is skipped, and about code that has changed since the run.
 
     Raises:
@@ -112,26 +110,24 @@ def build_first(
       DataError, UsageError: as `build`.
     """
     try:
-        return _build_first(paths, flags, say, **others)
+        return _build_first(paths, flags, say)
     except UnreadableError:
         now = []
         with contextlib.suppress(PipelineError):
             now = files.candidates(flags.folder.path, flags.checkpoint)
         if set(now) <= set(paths):
             raise
-    return _build_first(now, flags, say, **others)
+    return _build_first(now, flags, say)
 
 
-def _build_first(
-    paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Callable[[str], object], **others: Any
-) -> Trained:
+def _build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Callable[[str], object]) -> Trained:
     *rest, last = reader.best_first(paths)
     for path in rest:
         try:
-            return _told(build(reader.read(path), flags, **others), say)
+            return _told(build(reader.read(path), flags), say)
         except UnreadableError as error:
             say(error.skipped)
-    return _told(build(reader.read(last), flags, **others), say)
+    return _told(build(reader.read(last), flags), say)
 
 
 def _told(trained: Trained, say: Callable[[str], object]) -> Trained:
@@ -141,21 +137,18 @@ def _told(trained: Trained, say: Callable[[str], object]) -> Trained:
     return trained
 
 
-def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
+def build(record: Record, flags: CheckpointFlags) -> Trained:
     """Returns the model of a checkpoint, with its weights.
 
     Args:
       record: of the checkpoint.
-      flags: the data, the split and the weights to use.
-      **others: further flags of `trainer.run`, with other values than in the run.
+      flags: the weights to use, and the values of the run's flags that differ.
 
     Raises:
       DataError: there is no data set, or the checkpoint cannot be read.
       UsageError: the model does not fit the data or cannot be built, or it is unknown what normalised the run's images.
     """
-    given = {"data_dir": flags.data_dir, "eval_split": flags.split, **others}
-    given |= {"cache_dir": flags.cache_dir, "cache_bytes": flags.cache_bytes}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = flags.of_run
     if "global_batch_size" in given:
         given["streams"] = None  # the run's need not divide the new batch; an evaluation has one
     config = record.config(**given)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError, reason_of
 from pipeline.files.paths import PathLike
-from pipeline.manifest.sources import Source, Sources, parse_sources, sources_of
+from pipeline.manifest.sources import Source, Sources, parse_sources
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
@@ -89,14 +89,14 @@ def with_eval_split(config: TrainConfig) -> TrainConfig:
     if config.data.eval_split is not None:
         return config
     splits = splits_of(config)
-    trained = [name for source in _sources(config) for name in names_of(source.split)]
+    trained = [name for source in config.data.sources for name in names_of(source.split)]
     found = to_evaluate(splits, trained) or _EVAL_SPLIT
     return dataclasses.replace(config, data=dataclasses.replace(config.data, eval_split=found))
 
 
 def with_trained_split(config: TrainConfig) -> TrainConfig:
     """Returns the config with the split that is trained on, of the first source, as the one to evaluate on."""
-    split = _sources(config)[0].split
+    split = config.data.sources[0].split
     data = dataclasses.replace(config.data, eval_split=split, eval_where=None, eval_limit=None)
     return dataclasses.replace(config, data=data)
 
@@ -175,12 +175,8 @@ def _request(
     return Request(data_dir, split, training=training, parse=parse, statistics=statistics, **options)
 
 
-def _sources(config: TrainConfig) -> tuple[Source, ...]:
-    return sources_of(parse_sources(config.data.data_dir), config.data.train_split)
-
-
 def _folders(config: TrainConfig) -> list[PathLike]:
-    return list(dict.fromkeys(source.data_dir for source in _sources(config)))
+    return list(dict.fromkeys(source.data_dir for source in config.data.sources))
 
 
 def _names(folders: list[PathLike], split: str) -> dict[PathLike, str]:

@@ -50,6 +50,7 @@ def _option(
     *takers: str,
     parse: Callable[[str, Any], Any] = lambda _, value: value,
     shapes: bool = True,
+    foreign: bool = False,
 ) -> Any:
     """Returns a field of `SourceOptions` for a flag that some sources take.
 
@@ -59,9 +60,11 @@ def _option(
       *takers: the data sets that take it, by the names of `SOURCES`; none: all do.
       parse: gets the flag's name and its value on the command line.
       shapes: whether it shapes the bytes of the shards, so that the manifest's options have it.
+      foreign: whether it is about records of other writers alone, where a source has both.
     """
     metadata = {"takers": takers} if takers else {}
-    return dataclasses.field(default=default, metadata={**metadata, "text": text, "parse": parse, "shapes": shapes})
+    metadata |= {"text": text, "parse": parse, "shapes": shapes, "foreign": foreign}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,18 +142,21 @@ class SourceOptions:
         "NAME:TYPE converts to float32 (rounded), int64 or string (text)",
         *("parquet", "image_table", "tfrecord", "tfds:NAME"),
         parse=flag_values.names,
+        foreign=True,
     )
     feature_map: tuple[tuple[str, str], ...] = _option(
         (),
         "tfrecord: the names of the features in foreign records: image:image_raw,label:label",
         "tfrecord",
         parse=flag_values.pairs,
+        foreign=True,
     )
     image_shape: tuple[int, int, int] | None = _option(
         None,
         "tfrecord: HxWxC of raw pixels in foreign records",
         "tfrecord",
         parse=functools.partial(flag_values.sizes, count=3),
+        foreign=True,
     )
     follow_links: bool = _option(
         False,

@@ -38,7 +38,6 @@ _SIZES = (
 MAX_CLASSES = 1 << 20
 _FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
 _CHOSEN = "shards"  # some of a converted data set, as one entry of the manifest
-_OF_FOREIGN = ("feature_map", "image_shape", "keep_columns")  # flags about records of other writers
 # TensorFlow Extended writes data_tfrecord-00000-of-00001.gz.
 _RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz)?)", re.IGNORECASE)
 _BESIDE = (".offsets", ".crcs", ".index", ".idx", ".crc", ".json", ".txt")  # added to the name of a file of records
@@ -64,7 +63,7 @@ def open_source(options: SourceOptions) -> Source:
         return _open_ours(folder, manifest.load(folder), options)
     root, paths = _find(options.source)
     converted = _converted(paths)
-    if len(converted) == 1 and any(getattr(options, flag) for flag in _OF_FOREIGN):
+    if len(converted) == 1 and _of_foreign(options):
         converted = {}  # whoever names features wants them read as those of any other writer
     if not converted:
         return _open_foreign(root, paths, options)
@@ -103,6 +102,11 @@ def _converted(paths: Sequence[StoragePath]) -> dict[StoragePath, Manifest]:
     return found
 
 
+def _of_foreign(options: SourceOptions) -> list[str]:
+    """Returns the names of the given options that are about records of other writers."""
+    return [one.name for one in dataclasses.fields(options) if one.metadata["foreign"] and getattr(options, one.name)]
+
+
 def _splits_among(made: Manifest, names: Collection[str], wanted: Sequence[str]) -> tuple[str, ...]:
     """Returns the wanted splits of a converted data set that have records in some of its files."""
     there = [
@@ -122,9 +126,8 @@ def _open_ours(
     The file of the source is the manifest, which has the digests of all shards. If only some of them are read, another
     entry tells which.
     """
-    for flag in _OF_FOREIGN:
-        if getattr(options, flag):
-            raise UsageError(f"--{flag}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
+    if given := _of_foreign(options):
+        raise UsageError(f"--{given[0]}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
     if not made.has_images:
         raise UsageError(
             f"--source={folder}: its {naming.MANIFEST} was written by {name_of('pipeline.index')} and mentions no "

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from pipeline.audit.proof import Runs, check_all, order_checks
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of, range_of, size_of, sizes_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
-from pipeline.manifest.sources import VIEWS, Sources, flags_for, own_views, parse_sources, sources_of
+from pipeline.manifest.sources import VIEWS, Source, flags_for, own_views, parse_sources, sources_of
 from pipeline.order.key_log import Header
 from pipeline.order.order import Order, OrderSpec, sharing_note
 from pipeline.order.reading import Reading, Topology
@@ -47,8 +47,8 @@ def run(config: AuditConfig) -> None:
     if config.model_dir is not None:
         config = _with_run(config, config.model_dir)
     assert config.data_dir is not None
-    sources = parse_sources(config.data_dir, "DATA_DIR")
-    if isinstance(sources, str):
+    sources = sources_of(parse_sources(config.data_dir, "DATA_DIR"), config.order.split or "train")
+    if len(sources) == 1:
         if config.order.mixture_schedule is not None:
             raise UsageError(
                 f"--mixture_schedule with DATA_DIR={config.data_dir}: is of a mixture, such as a=0.7,b=0.3"
@@ -62,13 +62,15 @@ def run(config: AuditConfig) -> None:
         print(f"mixture of {count_of(len(sources), 'source')}, global batch {size:,}, with a schedule\n", flush=True)
         check_all(schedules.checks(scheduled, _topologies(config, size, None)))
         print()
-    for number, part in enumerate(_of_each(config, sources, mixture)):
-        print(*([""] if number else []), f"source {number}: {part.data_dir}", sep="\n", flush=True)
+    each = _of_each(config, sources) if mixture is None else [(config, part) for part in mixture.parts]
+    for number, (flags, part) in enumerate(each):
+        own = _of_source(flags, number, sources[number])
+        print(*([""] if number else []), f"source {number}: {own.data_dir}", sep="\n", flush=True)
         if scheduled is None:
-            _run(part)
+            _run(own, part)
             continue
         print(schedules.span_text(scheduled, number, config.epoch), flush=True)
-        _run(part, functools.partial(scheduled.request.shares.step_of_unit, number))
+        _run(own, part, functools.partial(scheduled.request.shares.step_of_unit, number))
 
 
 def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
@@ -85,7 +87,7 @@ def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
     return config
 
 
-def _mixture(config: AuditConfig, sources: Sources) -> ResolvedInput | None:
+def _mixture(config: AuditConfig, sources: Sequence[Source]) -> ResolvedInput | None:
     """Returns the sources with their orders; None: the size of a step is not given, and the logs tell the orders."""
     if config.evaluation:
         raise UsageError("--evaluation with several sources: an evaluation sees each by itself; audit each by itself")
@@ -99,33 +101,37 @@ def _mixture(config: AuditConfig, sources: Sources) -> ResolvedInput | None:
     return resolve_all(request)
 
 
-def _of_each(config: AuditConfig, sources: Sources, mixture: ResolvedInput | None) -> list[AuditConfig]:
-    """Returns the flags that audit each source of a mixture by itself."""
-    parts, found = [part.request for part in mixture.parts] if mixture is not None else [], []
-    order = config.order
-    each, for_all = own_views(
-        sources_of(sources, order.split or "train"), {name: getattr(order, name) for name in VIEWS}
-    )
-    for number, source in enumerate(each):
-        changes: dict[str, Any] = {**for_all, **source.options, "mixture_schedule": None}
-        if parts:
-            changes |= {name: getattr(parts[number], name) for name in _OF_SPEC}
-            # Under a schedule, the source's units in these steps.
-            changes["skip_steps"] = order.skip_steps and ",".join(f"{a}:{b}" for a, b in parts[number].skip_steps)
-        own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir), "order": dataclasses.replace(order, **changes)}
-        if config.observed is not None:
-            own["observed"] = f"{config.observed}/source-{number}"
-        if config.png is not None:
-            own["png"] = f"{config.png.removesuffix('.png')}-{number}.png"
-        found.append(dataclasses.replace(config, **own))
-    return found
+def _of_each(config: AuditConfig, sources: Sequence[Source]) -> list[tuple[AuditConfig, None]]:
+    """Returns the flags of each source of a mixture whose orders the logs tell."""
+    given = {name: getattr(config.order, name) for name in VIEWS}
+    each, for_all = own_views(sources, given)
+    orders = (dataclasses.replace(config.order, **{**for_all, **source.options}) for source in each)
+    return [(dataclasses.replace(config, order=order), None) for order in orders]
 
 
-def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None) -> None:
-    """Proves one source; `step_of` is as in `observed.read_run`."""
+def _of_source(config: AuditConfig, number: int, source: Source) -> AuditConfig:
+    """Returns the flags with the folder, the logs and the picture of one source of a mixture."""
+    own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir)}
+    if config.observed is not None:
+        own["observed"] = f"{config.observed}/source-{number}"
+    if config.png is not None:
+        own["png"] = f"{config.png.removesuffix('.png')}-{number}.png"
+    return dataclasses.replace(config, **own)
+
+
+def _run(
+    config: AuditConfig, part: ResolvedRequest | None = None, step_of: Callable[[int], int | None] | None = None
+) -> None:
+    """Proves one source.
+
+    Args:
+      config: its flags.
+      part: the source in its order, if a mixture tells that; None: the flags and the logs do.
+      step_of: as in `observed.read_run`.
+    """
     logs = observed.find(config.observed) if config.observed is not None else []
     header = observed.header_of_run(logs) if logs else None
-    source = _source(config, header)
+    source = _source(config, header, part)
     topologies = _topologies(config, source.spec.global_batch_size, header)
     if config.exhaustive:
         for topology in topologies:
@@ -144,17 +150,18 @@ def _run(config: AuditConfig, step_of: Callable[[int], int | None] | None = None
     print("\n" + _verdict(source.order, topologies[0], epochs) + ("; the run saw just that" if logs else ""))
 
 
-def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
-    """Returns the split in the order that the flags give; those left out come from the run's log, or are defaults."""
-    run: dict[str, Any] = dataclasses.asdict(header.spec) if header else {}
-    order = config.order if header is None else dataclasses.replace(config.order, augment=None, resize=None)
-    values = {name: run[name] for name in _OF_SPEC if name in run} | order.options
-    training = not config.evaluation and run.get("training", True)
-    assert config.data_dir is not None
-    source = resolve(
-        Request(config.data_dir, training=training, **values), max(1, header.spec.record_bytes) if header else None
-    )
-    differences = source.spec.differences(run, 0) if header else {}  # the steps to skip are compared row by row
+def _source(config: AuditConfig, header: Header | None, part: ResolvedRequest | None) -> ResolvedRequest:
+    """Returns the split in its order: a mixture's part, or as the flags give it, or where these do not, the run's log.
+
+    A log has the size of a record, so that nothing of it is decoded.
+    """
+    if header is None:
+        return part or resolve(_request(config, {}))
+    run = dataclasses.asdict(header.spec)
+    request = _request(config, run) if part is None else part.request
+    request = dataclasses.replace(request, streams=request.streams or header.spec.streams, augment=None, resize=None)
+    source = resolve(request, max(1, header.spec.record_bytes))
+    differences = source.spec.differences(run, 0)  # the steps to skip are compared row by row
     if "manifest_digest" in differences:
         raise DataError(f"--observed: the run read other data: manifest digest {run['manifest_digest'][:12]}...")
     for name, (here, there) in differences.items():
@@ -162,6 +169,13 @@ def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
             f"--observed: the run's order has {name}={there}, not {here}; leave out flags that the log has"
         )
     return source
+
+
+def _request(config: AuditConfig, run: Mapping[str, Any]) -> Request:
+    """Returns the request that flags give, where they are given; `run` has the fields of the spec of its order."""
+    assert config.data_dir is not None
+    values = {name: run[name] for name in _OF_SPEC if name in run} | config.order.options
+    return Request(config.data_dir, training=not config.evaluation and run.get("training", True), **values)
 
 
 def _topologies(config: AuditConfig, size: int, header: Header | None) -> list[Topology]:

@@ -20,6 +20,7 @@ from pipeline.commands import quiet
 from pipeline.commands.text import count_of, parse_calls
 from pipeline.input import input_fn
 from pipeline.order.reading import Topology
+from pipeline.order.views import View
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
@@ -169,7 +170,7 @@ def _augmented(request: Request, epoch: int, batch: int) -> _Rows:
         "shard": None,
         "epochs": None,
     }
-    view: dict[str, Any] = {"limit": _RECORDS, "balance": None, "weigh": None, "skip_steps": (), "schedule": ()}
+    view: dict[str, Any] = {**vars(View(request.where, limit=_RECORDS)), "skip_steps": (), "schedule": ()}
     order: dict[str, Any] = {"global_batch_size": batch, "streams": 1, "remainder": "pad", "start_step": 0}
     small = dataclasses.replace(request, **own, **view, **order)
     steps = resolve(small).order.steps_per_epoch

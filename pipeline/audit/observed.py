@@ -23,7 +23,6 @@ from pipeline.manifest.splits import Selection
 from pipeline.order import key_log
 from pipeline.order.key_log import SUFFIX, Entry, Header, Part, key_text
 from pipeline.order.order import OrderSpec
-from pipeline.order.views import Intervals
 from pipeline.records.tf_example import keys_of
 
 _SHOW_AFTER = 2.0  # seconds until a progress bar appears
@@ -120,12 +119,11 @@ class Seen:
 
     def __init__(
         self,
-        size: int,
+        spec: OrderSpec,
         keys: Sequence[str],
         step_of: Callable[[int], int | None] | None = None,
-        skip_steps: Intervals = (),
     ) -> None:
-        self._size, self._step_of, self._skip_steps = size, step_of, skip_steps
+        self._spec, self._size, self._step_of = spec, spec.global_batch_size, step_of
         self._ids = {key: record for record, key in enumerate(keys)}
         self.names = list(keys)
         self.steps: dict[int, NDArray[Any]] = {}
@@ -162,8 +160,7 @@ class Seen:
         before = self.steps.setdefault(entry.step, nothing)[start : start + count]
         rows = np.empty(count, _ROW)
         rows["record"], rows["weight"], rows["replica"] = [*map(self._id, entry.keys)], entry.weights, entry.replica
-        skips = header.spec.skip_steps if is_superseded else self._skip_steps
-        rows["skipped"] = any(first <= entry.step < stop for first, stop in skips)
+        rows["skipped"] = (header.spec if is_superseded else self._spec).is_skipped(entry.step)
         logged = before["record"] != NOT_LOGGED
         self.relogged += int(logged.sum())
         other_weight = (before["weight"] != rows["weight"]) & (before["skipped"] == rows["skipped"])
@@ -201,7 +198,7 @@ def read_run(
     Raises:
       DataError: a log cannot be read, or belongs to other data or another order.
     """
-    seen = Seen(spec.global_batch_size, keys, step_of, spec.skip_steps)
+    seen = Seen(spec, keys, step_of)
     logs = [key_log.parts(path) for path in paths]
     jobs = _jobs(logs)
     for path, parts in zip(paths, logs, strict=True):

@@ -80,11 +80,11 @@ def part_size(order: Order, topology: Topology) -> int:
 def check_memory(order: Order, topology: Topology) -> None:
     """Raises UsageError if this machine has too little memory to replay every window."""
     size = part_size(order, topology)
-    needed, limit = size * _REPLAY_BYTES, memory.available()
-    if needed > limit:
+    needed, available = size * _REPLAY_BYTES, memory.available()
+    if needed > available:
         raise UsageError(
             f"--exhaustive: a worker's window or step has {size:,} records; replaying it takes about "
-            f"{size_of(needed)} of memory, and this machine has {size_of(limit)}; leave --exhaustive out"
+            f"{size_of(needed)} of memory, and this machine has {size_of(available)}; leave --exhaustive out"
         )
 
 

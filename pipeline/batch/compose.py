@@ -191,10 +191,10 @@ def _check_memory(resolved: ResolvedInput) -> None:
         needed += own
         share = f"{source} {size_of(own)}, " if request.is_mixture else ""
         texts.append(f"{share}{len(feed.streams)} of {part.spec.streams} streams")
-    if needed > (limit := memory.available()):
+    if needed > (available := memory.available()):
         raise UsageError(
             f"shuffle_bytes={request.shuffle_bytes}, {'; '.join(texts)}: needs {size_of(needed)} on this worker, which "
-            f"has {size_of(limit)}; give a smaller shuffle_bytes (another order), or more workers"
+            f"has {size_of(available)}; give a smaller shuffle_bytes (another order), or more workers"
         )
 
 

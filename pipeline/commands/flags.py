@@ -83,6 +83,11 @@ class Flag(NamedTuple):
         """Its name, without dashes."""
         return self.field.name
 
+    @property
+    def is_required(self) -> bool:
+        """Whether it must be given."""
+        return self.field.default is self.field.default_factory is dataclasses.MISSING
+
 
 def flag(
     default: Any = dataclasses.MISSING,
@@ -101,6 +106,7 @@ def flag(
     bare: int | str | None = None,
     off: str | None = None,
     parse: Callable[[Any], Any] | None = None,
+    needs: str = "",
     meaning: Mapping[str, Any] | None = None,
 ) -> Any:
     """Returns a field of a dataclass that is a flag of a command.
@@ -122,6 +128,7 @@ def flag(
       off: its value if its name is given with `no` before it; None: there is no such name.
       parse: makes its value of a text, or of what a Python caller gives, and returns a value as it is; raises
         ValueError that says what it must be. Bounds are those of numbers. None: the type of the field tells.
+      needs: attribute of its dataclass without which it has no effect, so that a check of that class refuses it.
       meaning: more metadata of the field.
     """
     bounds = {"least": least, "above": above, "below": below, "most": most}
@@ -137,11 +144,17 @@ def flag(
         "bare": bare,
         "off": off,
         "parse": parse,
+        "needs": needs,
         **(meaning or {}),
     }
     if repeated and default is dataclasses.MISSING:
         return dataclasses.field(default_factory=list, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def fields_with(flags: Any, meaning: str) -> list[dataclasses.Field[Any]]:
+    """Returns the fields of a dataclass of flags whose declaration has a meaning."""
+    return [field for field in dataclasses.fields(flags) if field.metadata.get(meaning)]
 
 
 def flags_of(kind: type) -> Mapping[str, Flag]:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from pipeline import manifest, order_flags, step_rows
 from pipeline.commands import commandline, quiet
-from pipeline.commands.flags import check_all, flag
+from pipeline.commands.flags import check_all, fields_with, flag
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, name_of, named
 from pipeline.files.paths import PathLike
@@ -22,7 +22,7 @@ from pipeline.input import input_fn
 from pipeline.inspect import steps
 from pipeline.manifest import Feature, Manifest, SplitInfo
 from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
-from pipeline.manifest.sources import VIEWS, flags_for, parse_sources
+from pipeline.manifest.sources import flags_for, parse_sources
 from pipeline.order_flags import InputFlags
 from pipeline.read.shards import check_present
 from pipeline.request import Request
@@ -33,7 +33,6 @@ _MOST_SIZES = 20  # of images, listed
 _CROP = 96  # pixels on a side of images that differ in size, in the contact sheet
 _IMAGES = 32
 _TINY = 4  # pixels on a side: pad_crop_flip would leave nothing of such images
-_OF_SHEET = ("split", "augment", "seed", *VIEWS)  # flags that also choose what the contact sheet shows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +79,8 @@ class InspectConfig:
         if self.data_dir is None:
             raise UsageError("DATA_DIR is missing; see --help")
         order = self.order.given
-        of_sheet = {name: order.pop(name) for name in _OF_SHEET if name in order}
+        on_sheet = [field.name for field in fields_with(self.order, "on_sheet")]
+        of_sheet = {name: order.pop(name) for name in on_sheet if name in order}
         if self.png is None and (given := _words(of_sheet)):
             raise UsageError(f"{given[0]}: chooses what --png shows; give --png=FILE.png too")
         of_run = {"model_dir": self.model_dir, "replicas": self.replicas, **order, "json": self.json}

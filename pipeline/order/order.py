@@ -26,7 +26,7 @@ from pipeline.order.sharding import (  # noqa: F401, some are imported from here
     divisors,
 )
 from pipeline.order.shares import Segments, Shares, segments_before, segments_text, unit_of, with_unit
-from pipeline.order.views import Intervals, Times, skipped_before, skips_text
+from pipeline.order.views import Intervals, Times, covers, skipped_before, skips_text
 
 ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers do not help a job, and would leave fewer divisors of G
@@ -77,6 +77,10 @@ class OrderSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip_steps", tuple((first, stop) for first, stop in self.skip_steps))  # of JSON, too
+
+    def is_skipped(self, step: int) -> bool:
+        """Returns whether a global step is not trained on."""
+        return covers(self.skip_steps, step)
 
     def to_json(self) -> str:
         """Returns the spec as one line of JSON with sorted keys."""
@@ -292,6 +296,10 @@ class MixtureSpec:
     parts: tuple[OrderSpec, ...]
     schedule: Segments = ()
     skip_steps: Intervals = ()
+
+    def is_skipped(self, step: int) -> bool:
+        """Returns whether a global step is not trained on."""
+        return covers(self.skip_steps, step)
 
     @property
     def shares(self) -> Shares:

@@ -107,10 +107,10 @@ class View:
         self._limited()
         if self.balance is not None:
             self._balanced()
-        for name in ("balance", "weigh"):
-            if not isinstance(getattr(self, name), str | None):
-                raise UsageError(f"{name}={getattr(self, name)!r}: must be the name of a column")
-        if self.balance is not None and self.weigh is not None:
+        for name, column in self.repeating.items():
+            if not isinstance(column, str):
+                raise UsageError(f"{name}={column!r}: must be the name of a column")
+        if len(self.repeating) > 1:
             raise UsageError(
                 f"weigh={self.weigh!r} with balance={self.balance!r}: both say how often a record is there; give one"
             )
@@ -119,9 +119,10 @@ class View:
         return self != View()
 
     @property
-    def repeats(self) -> bool:
-        """Whether a record may be in an epoch more than once."""
-        return self.balance is not None or self.weigh is not None
+    def repeating(self) -> dict[str, Any]:
+        """Those of its values, by name, by which a record may be in an epoch more than once."""
+        given = {"balance": self.balance, "weigh": self.weigh}
+        return {name: value for name, value in given.items() if value is not None}
 
     def resolve(self, columns: Columns, num_records: int, seed: int, split: str) -> tuple[Times, str]:
         """Returns how often each record of a selection is in an epoch, and the text of the view for the order spec.
@@ -654,6 +655,11 @@ def skipped_before(skips: Intervals, step: int) -> Intervals:
 def skips_text(skips: Intervals) -> str:
     """Returns steps to skip as a flag has them: `12300:12360,20000:20010`, or `none`."""
     return ",".join(f"{first}:{stop}" for first, stop in skips) or "none"
+
+
+def covers(skips: Intervals, step: int) -> bool:
+    """Returns whether a global step is skipped."""
+    return any(first <= step < stop for first, stop in skips)
 
 
 def is_skipped(steps: Array, skips: Intervals, arrays: Arrays) -> Array:

@@ -33,7 +33,7 @@ class Used(NamedTuple):
 
 
 def available() -> int:
-    """Returns the bytes of this machine's memory, or this container's limit if that is less."""
+    """Returns the bytes of this machine's memory, or those that this container may have if they are fewer."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _LIMITS:
         try:

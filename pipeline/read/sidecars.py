@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import crc32c
 import numpy as np
@@ -16,9 +16,11 @@ from pipeline.errors import DataError
 from pipeline.files.paths import folder
 from pipeline.files.reading import OpenFile
 from pipeline.manifest import ShardInfo, naming
-from pipeline.read.shards import Shards
 from pipeline.records import members
 from pipeline.records.members import MemberTable
+
+if TYPE_CHECKING:
+    from pipeline.read.shards import Shards
 
 OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
 Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # opens a file by its name, size and CRC32C

@@ -89,9 +89,8 @@ class DataFlags:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The sources of a mixture; empty for a single data set."""
-        sources = parse_sources(self.data_dir)
-        return () if isinstance(sources, str) else sources_of(sources, self.train_split)
+        """What is trained on: the sources of a mixture, or the single data set."""
+        return sources_of(parse_sources(self.data_dir), self.train_split)
 
     @property
     def evaluates(self) -> bool:

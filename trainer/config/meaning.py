@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pipeline.commands import flags
 from pipeline.errors import UsageError
@@ -13,6 +13,7 @@ from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.order_flags import OrderFlags
 
 PARAMETER_SERVER = "parameter_server"
+_Said = TypeVar("_Said")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Meaning:
 
     Attributes:
       shapes_training: whether a resumed run tells that it differs from the checkpoint's; None in the end: yes.
+      ends: whether it says where a run ends, on which some schedules depend.
       per_machine: whether workers may have different values, as of a folder that is mounted elsewhere.
       per_process: whether it says which process of a job this is: `trainer.launch` sets it, and workers compare the
         resulting clusters.
@@ -34,12 +36,15 @@ class Meaning:
       of_topology: whether it says which processes and devices train, so that whoever uses the model elsewhere takes the
         default.
       replay: value with which `trainer.replay` makes steps again; ...: the run's.
+      compiled: what a compiled model has of its own instead, so that the flag would be ignored: an optimizer, a loss.
       option: whether it is an argument of `input_fn` of the same name; or the name of that.
+      of_run: flag of `trainer.run` whose value it replaces, if it is of a command that takes a run.
       used_in: `training` or `evaluation`, if it is an argument of that input alone.
       parameter_server: why it cannot be given with --strategy=parameter_server; or {value that cannot: reason}.
     """
 
     shapes_training: bool | None = None
+    ends: bool = False
     per_machine: bool = False
     per_process: bool = False
     by_model: bool = False
@@ -49,7 +54,9 @@ class Meaning:
     draws: bool = False
     of_topology: bool | None = None
     replay: Any = ...
+    compiled: str | None = None
     option: str | bool = False
+    of_run: str = ""
     used_in: str | None = None
     parameter_server: str | Mapping[str, str] | None = None
 
@@ -110,6 +117,11 @@ def shapes_training(group: Any, field: dataclasses.Field[Any]) -> bool:
     return _said(group, field, "shapes_training", True)
 
 
+def compiled(group: Any, field: dataclasses.Field[Any]) -> str:
+    """Returns what a compiled model has of its own instead of a flag; empty: the flag applies to it, too."""
+    return _said(group, field, "compiled", "")
+
+
 def elsewhere(kind: type) -> dict[str, Any]:
     """Returns the default of each flag of a config, a class, that says which processes and devices train."""
     found = flags.flags_of(kind).values()
@@ -122,9 +134,9 @@ def in_replay(kind: type) -> dict[str, Any]:
     return {**elsewhere(kind), **{name: value for name, value in found.items() if value is not ...}}
 
 
-def _said(group: Any, field: dataclasses.Field[Any], meaning: str, default: bool) -> bool:
+def _said(group: Any, field: dataclasses.Field[Any], meaning: str, default: _Said) -> _Said:
     """Returns what a flag says of itself, else its group of all its flags."""
-    said: bool | None = field.metadata.get(meaning)
+    said: _Said | None = field.metadata.get(meaning)
     return getattr(group, meaning, default) if said is None else said
 
 
@@ -152,12 +164,10 @@ def check_apart(name: str, path: str | None, data_dir: str | None) -> None:
       path: its value; None: not given.
       data_dir: as in --data_dir: a folder, or several with weights; None: not given.
     """
-    if data_dir is None:
+    if not data_dir:
         return
-    sources = parse_sources(data_dir)
-    folders = [sources] if isinstance(sources, str) else [one.data_dir for one in sources_of(sources, "")]
-    for folder in (os.fspath(one) for one in folders):
-        if not folder or "://" in folder:
+    for folder in (os.fspath(one.data_dir) for one in sources_of(parse_sources(data_dir), "")):
+        if "://" in folder:
             continue
         data = os.path.realpath(folder)
         if data == os.path.realpath(os.sep):

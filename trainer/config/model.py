@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.commands.flags import check, check_all, check_name
 from pipeline.commands.text import parse_call
@@ -75,6 +75,7 @@ class ModelFlags:
     label_smoothing: float = flag(
         0.0,
         "share of each label's probability that is spread over all classes",
+        compiled="a loss",
         least=0,
         below=1,
         by_model=True,
@@ -155,6 +156,8 @@ class ModelFlags:
 class OptimizerFlags:
     """How the weights change."""
 
+    compiled: ClassVar[str] = "an optimizer"
+
     optimizer: str = flag(
         "momentum",
         "sgd, momentum, nesterov; adam, adamw, lion, rmsprop, ... as in Keras, with arguments: 'adam(beta_2=0.95)'",
@@ -200,6 +203,7 @@ class OptimizerFlags:
     clip_norm: float | None = flag(
         None,
         "the most that the norm of all gradients together may be, after they are summed",
+        compiled="",
         above=0,
         most=_FLOAT32,
     )
@@ -207,6 +211,7 @@ class OptimizerFlags:
         None,
         "decay of an average of the weights, min(ema, (1 + step) / (10 + step)), such as 0.999; evaluations use the "
         "average; 0: none",
+        compiled="",
         least=0,
         below=1,
         by_model=True,

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from typing import ClassVar
 
-from pipeline.commands.flags import check, check_all
+from pipeline.commands.flags import check, check_all, fields_with
 from pipeline.errors import UsageError, name_of
 from trainer.config.meaning import PARAMETER_SERVER, flag
 from trainer.run_folder import RunFolder
@@ -171,15 +171,16 @@ class AggregationFlags:
         None,
         "M: a step takes the first M of the workers' gradients and drops late ones (None: those of all workers)",
         least=1,
+        needs="sync",
     )
-    max_staleness: int = flag(0, "how many steps old a gradient may be and still count", least=0)
+    max_staleness: int = flag(0, "how many steps old a gradient may be and still count", least=0, needs="sync")
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
         check_all(lambda: check(self), self._check_sync)
 
     def _check_sync(self) -> None:
-        for name in ("replicas_to_aggregate", "max_staleness"):
-            value = getattr(self, name)
+        for field in fields_with(self, "needs"):
+            value = getattr(self, field.name)
             if value and not self.sync:
-                raise UsageError(f"--{name}={value}: needs --sync; without it, each gradient is a step by itself")
+                raise UsageError(f"--{field.name}={value}: needs --sync; without it, each gradient is a step by itself")

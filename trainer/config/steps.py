@@ -136,12 +136,13 @@ class StepFlags:
     shapes_training: ClassVar[bool] = False  # except the last step, if a schedule ends there
 
     # These bounds are beyond any training; their products fit into 64 bits.
-    train_steps: int | None = flag(None, "global step to train to (or --epochs)", least=1, most=10**12)
+    train_steps: int | None = flag(None, "global step to train to (or --epochs)", least=1, most=10**12, ends=True)
     epochs: int | None = flag(
         None,
         "passes over the training split (neither: as many as the model's paper or tutorial)",
         least=1,
         most=10**9,
+        ends=True,
     )
     steps_per_loop: int = flag(
         20, "steps inside one tf.function; a signal waits for the end of it", least=1, most=_LOOP
@@ -170,10 +171,10 @@ class StepFlags:
         0, "evaluations without a better one after which training ends; 0: it does not", least=0, replay=0
     )
     best_metric: str | None = flag(
-        None, "what makes an evaluation better (None: accuracy, or the loss if there is none)"
+        None, "what makes an evaluation better (None: accuracy, or the loss if there is none)", needs="ranks"
     )
     best_mode: str = flag(
-        "auto", "max or min of it is better; auto: min of a loss or an error, by its name", known=MODES
+        "auto", "max or min of it is better; auto: min of a loss or an error, by its name", known=MODES, needs="ranks"
     )
 
     def __post_init__(self) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pipeline.commands import aliases, commandline
-from pipeline.commands.flags import Flag, Mistakes, check_all, flags_of, make
+from pipeline.commands.flags import Flag, Mistakes, check_all, fields_with, flags_of, make
 from pipeline.errors import UsageError, unknown
-from pipeline.manifest.sources import VIEWS, own_views, parse_sources
+from pipeline.manifest.sources import VIEWS, own_views
 from pipeline.order.views import View
 from trainer.config import file, meaning
 from trainer.config.data import DataFlags, OrderFlags
@@ -74,9 +74,11 @@ class TrainConfig:
 
     def _check_views(self) -> None:
         """Checks the view of all records, and those of the sources that have one of their own."""
-        sources, for_all = own_views(self.data.sources, {name: getattr(self.order, name) for name in VIEWS})
-        for options in [source.options for source in sources] or [{}]:
-            View(**{**for_all, **options})
+        sources, for_all = self.data.sources, {name: getattr(self.order, name) for name in VIEWS}
+        if len(sources) > 1:
+            sources, for_all = own_views(sources, for_all)
+        for source in sources:
+            View(**{**for_all, **source.options})
 
     def _check_virtual_replicas(self) -> None:
         if self.order.virtual_replicas is not None and self.run.strategy == "central_storage":
@@ -162,7 +164,7 @@ class TrainConfig:
         for name, value in flags.items():
             with mistakes.noted():
                 given[name] = _as_flag(flags_of(cls)[name], value)
-        missing = [name for name in ("data_dir", "model_dir") if name not in flags]
+        missing = [name for name, flag in flags_of(cls).items() if flag.is_required and name not in flags]
         mistakes.found += [UsageError(f"{name}: is missing") for name in missing]
         model = given.get("model", None if given.get("task") else ModelFlags.model)
         values = {**defaults_of(model, given.get("optimizer")), **given}
@@ -212,12 +214,12 @@ class TrainConfig:
 
     def _check_compared(self) -> None:
         steps = self.steps
-        for name in ("best_metric", "best_mode"):
-            value = getattr(steps, name)
-            if value and value != getattr(type(steps), name) and not steps.ranks:
+        for field in fields_with(steps, "needs"):
+            value = getattr(steps, field.name)
+            if value and value != field.default and not steps.ranks:
                 raise UsageError(
-                    f"--{name}={value}: evaluations are ranked for --keep_best and --early_stopping alone; give one of "
-                    f"them, or leave --{name} out"
+                    f"--{field.name}={value}: evaluations are ranked for --keep_best and --early_stopping alone; give "
+                    f"one of them, or leave --{field.name} out"
                 )
 
     def _check_drawn(self) -> None:
@@ -279,7 +281,7 @@ class TrainConfig:
             )
 
     def _check_one_data_set(self) -> None:
-        if not isinstance(parse_sources(self.data.data_dir), str):
+        if len(self.data.sources) > 1:
             raise UsageError(
                 f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: trains on one data set; use "
                 "--strategy=multiworker for several"
@@ -308,7 +310,7 @@ def changed_flags(stored: Mapping[str, Mapping[str, Any]], config: TrainConfig) 
         (field.name, getattr(group, field.name)) for group, field in fields(config) if shapes_training(group, field)
     ]
     if config.optimizer.schedule in ENDING:
-        shaping += [(name, getattr(config.steps, name)) for name in ("train_steps", "epochs")]
+        shaping += [(field.name, getattr(group, field.name)) for group, field in fields(config, "ends")]
     here = json.loads(json.dumps(dict(shaping)))  # as a checkpoint stores them
     return [
         f"--{name} was {_text(before[name])}, is {_text(value)}"

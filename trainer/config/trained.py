@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from pipeline.commands.flags import check, check_all, flag
+from pipeline.commands.flags import check, check_all, fields_with, flag
 from pipeline.errors import UsageError, name_of, unknown
 from pipeline.order.views import View
 from pipeline.registry import Registry
@@ -35,18 +35,30 @@ class CheckpointFlags:
         "raw, or ema: the average over the steps (None: the average if the run kept one)",
         known=WEIGHTS,
     )
-    data_dir: str | None = flag(None, "folder of a data set of the same classes (None: the run's)")
-    statistics: str | None = flag(None, "folder of the data set whose statistics normalise images (None: the run's)")
-    split: str | None = order_flag("split", unset="the run's --eval_split")
-    cache_dir: str | None = flag(
-        None, "folder on a local disk for copies of a remote data set's shards (None: the run's)"
+    data_dir: str | None = flag(
+        None, "folder of a data set of the same classes (None: the run's)", meaning={"of_run": "data_dir"}
     )
-    cache_bytes: int | None = flag(None, "that the copies may take (None: the run's)", least=1)
+    statistics: str | None = flag(None, "folder of the data set whose statistics normalise images (None: the run's)")
+    split: str | None = order_flag("split", unset="the run's --eval_split", of_run="eval_split")
+    cache_dir: str | None = flag(
+        None,
+        "folder on a local disk for copies of a remote data set's shards (None: the run's)",
+        meaning={"of_run": "cache_dir"},
+    )
+    cache_bytes: int | None = flag(
+        None, "that the copies may take (None: the run's)", least=1, meaning={"of_run": "cache_bytes"}
+    )
 
     @property
     def folder(self) -> RunFolder:
         """The layout of --model_dir, which may also name a checkpoint in the folder."""
         return RunFolder(pathlib.Path(self.model_dir))
+
+    @property
+    def of_run(self) -> dict[str, Any]:
+        """The values of flags of `trainer.run`, by name, that differ from the run's."""
+        values = {field.metadata["of_run"]: getattr(self, field.name) for field in fields_with(self, "of_run")}
+        return {name: value for name, value in values.items() if value is not None}
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -66,12 +78,17 @@ class EvaluateConfig(CheckpointFlags):
 
     needs_split: ClassVar[bool] = True
 
-    batch_size: int | None = flag(None, "examples at a time (None: the run's --global_batch_size)", least=1)
+    batch_size: int | None = flag(
+        None,
+        "examples at a time (None: the run's --global_batch_size)",
+        least=1,
+        meaning={"of_run": "global_batch_size"},
+    )
     mistakes: int = flag(24, "the worst that are kept and drawn", least=0)
     output: str | None = flag(None, "folder for report.json, confusion.png and mistakes.png")
     json: bool = flag(False, "print one line of JSON per checkpoint, instead of tables")
-    where: str | None = order_flag("where", unset="the run's --eval_where")
-    limit: str | None = order_flag("limit", unset="the run's --eval_limit")
+    where: str | None = order_flag("where", unset="the run's --eval_where", of_run="eval_where")
+    limit: str | None = order_flag("limit", unset="the run's --eval_limit", of_run="eval_limit")
     continuous: bool = flag(False, "evaluate each checkpoint of a run that is training, until its last step")
     interval: float = flag(10.0, "of --continuous: seconds between two looks for new checkpoints", above=0)
 
@@ -182,11 +199,16 @@ class PredictConfig:
     exported: str | None = flag(
         None, f"instead: what {name_of('trainer.export')} wrote, its folder or one of the files in it"
     )
-    checkpoint: str | None = flag(None, "of the run: ckpt-400, 400, best or best/ckpt-400 (None: the newest)")
-    weights: str | None = flag(
-        None, "of the run: raw, or ema: the average over the steps (None: the average if it kept one)", known=WEIGHTS
+    checkpoint: str | None = flag(
+        None, "of the run: ckpt-400, 400, best or best/ckpt-400 (None: the newest)", needs="model_dir"
     )
-    data_dir: str | None = flag(None, "folder of the run's data set, where that has moved")
+    weights: str | None = flag(
+        None,
+        "of the run: raw, or ema: the average over the steps (None: the average if it kept one)",
+        known=WEIGHTS,
+        needs="model_dir",
+    )
+    data_dir: str | None = flag(None, "folder of the run's data set, where that has moved", needs="model_dir")
     top: int = flag(3, "classes per image, the most likely ones", least=1)
     output: str | None = flag(None, "file for the answers: FILE.jsonl or FILE.csv (None: they are printed)")
     batch_size: int = flag(64, "images that are computed at once", least=1)
@@ -209,9 +231,9 @@ class PredictConfig:
         if (self.model_dir is None) == (self.exported is None):
             are = "or --exported is missing" if self.exported is None else "and --exported"
             raise UsageError(f"--model_dir {are}: give one of them")
-        for name in ("checkpoint", "weights", "data_dir"):
-            if self.exported is not None and getattr(self, name) is not None:
-                raise UsageError(f"--{name}={getattr(self, name)} with --exported: is of a run; give --model_dir")
+        for field in fields_with(self, "needs"):
+            if self.exported is not None and (value := getattr(self, field.name)) is not None:
+                raise UsageError(f"--{field.name}={value} with --exported: is of a run; give --model_dir")
 
     def _check_output(self) -> None:
         if self.output is not None and not self.output.endswith(_OUTPUTS):

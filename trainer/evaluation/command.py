@@ -50,11 +50,6 @@ class _Evaluation:
 
     def __init__(self, config: EvaluateConfig) -> None:
         self._config = config
-        self._flags: dict[str, Any] = {
-            "global_batch_size": config.batch_size,
-            "eval_where": config.where,
-            "eval_limit": config.limit,
-        }
         self._made: tuple[Trained, Judge] | None = None
         self._events: EventFile | None = None
         self._last = 0  # step of the newest scalars
@@ -62,7 +57,7 @@ class _Evaluation:
 
     def evaluate_first(self, paths: Sequence[pathlib.Path]) -> None:
         """Evaluates the first checkpoint that can be read."""
-        self._take(build_first(paths, self._config, self.note, **self._flags))
+        self._take(build_first(paths, self._config, self.note))
         self._evaluate()
 
     def evaluate(self, found: Record, missed: Sequence[int] = ()) -> None:
@@ -72,7 +67,7 @@ class _Evaluation:
           UnreadableError: it is damaged or was removed.
         """
         if self._made is None:
-            self._take(build(found, self._config, **self._flags))
+            self._take(build(found, self._config))
         else:
             self._made[0].take(found, self._config.weights)
         self._missed += len(missed)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from pipeline.commands.flags import check, check_all, check_most, flag
+from pipeline.commands.flags import check, check_all, check_most, fields_with, flag
 from pipeline.errors import UsageError, name_of
 from pipeline.registry import Registry
 
@@ -117,15 +117,14 @@ def check_variable(flag: str, name: str, text: str) -> None:
         raise UsageError(f"--{flag}={name}: must not have a zero byte")
 
 
-def check_local_only(flags: object, names: Sequence[str], target: str) -> None:
-    """Raises UsageError if one of the named flags was given, which only --target=local knows."""
-    defaults = {field.name: field.default for field in dataclasses.fields(flags)}  # type: ignore[arg-type]
-    for name in names:
-        value = getattr(flags, name)
-        if value != defaults[name]:
+def check_local_only(flags: object, meaning: str, target: str) -> None:
+    """Raises UsageError if a flag with this meaning was given, which only --target=local knows."""
+    for field in fields_with(flags, meaning):
+        value = getattr(flags, field.name)
+        if value != field.default:
             raise UsageError(
-                f"--{name}={value} with --target={target}: is for --target=local; there, the scheduler restarts "
-                f"processes by its own rules; leave --{name} out"
+                f"--{field.name}={value} with --target={target}: is for --target=local; there, the scheduler restarts "
+                f"processes by its own rules; leave --{field.name} out"
             )
 
 
@@ -180,7 +179,10 @@ class JobFlags:
 
 @dataclasses.dataclass(frozen=True)
 class RestartFlags:
-    """What happens when a process fails."""
+    """What happens when a process fails.
+
+    Metadata: `local_only` if no scheduler knows the flag, `needs_beats` if only one that looks at heartbeats does.
+    """
 
     max_restarts: int = flag(10, "of the group, or of each asynchronous worker; 0: none", least=0, most=MOST_NUMBER)
     restart_delay: float = flag(
@@ -188,12 +190,14 @@ class RestartFlags:
         "seconds before the first restart; doubles with each one that made no progress",
         least=0,
         most=MOST_NUMBER,
+        meaning={"local_only": True},
     )
     silent_timeout: float = flag(
         120.0,
         "seconds without a sign of life, or of steps, after which a process is killed",
         above=0,
         most=MOST_NUMBER,
+        meaning={"needs_beats": True},
     )
     stop_timeout: float = flag(
         120.0, "seconds that processes have to save and end before they are killed", above=0, most=MOST_NUMBER
@@ -203,8 +207,13 @@ class RestartFlags:
         "seconds before a lost worker is tried again; doubles with each time it is lost",
         least=0,
         most=MOST_NUMBER,
+        meaning={"local_only": True},
     )
-    elastic: str | None = flag(None, "MIN:MAX workers, such as 1:4: continues with fewer when one cannot be restarted")
+    elastic: str | None = flag(
+        None,
+        "MIN:MAX workers, such as 1:4: continues with fewer when one cannot be restarted",
+        meaning={"local_only": True},
+    )
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -251,7 +260,7 @@ class LaunchFlags:
             if name != self.job.target:
                 _check_not_given(getattr(self, name), self.job.target, name)
         if self.job.target != "local":
-            check_local_only(self.restarts, ("restart_delay", "regrow_delay", "elastic"), self.job.target)
+            check_local_only(self.restarts, "local_only", self.job.target)
 
 
 @dataclasses.dataclass(frozen=True)

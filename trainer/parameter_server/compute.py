@@ -58,7 +58,7 @@ class ColumnBatches:
     Attributes:
       rows: of a share of a step.
       steps_per_epoch: T.
-      skip_steps: (first, end) of global steps whose rows have weight 0.
+      skips: (first, end) of global steps whose rows have weight 0.
     """
 
     def __init__(self, resolved: ResolvedRequest, shares: int = 1) -> None:
@@ -87,7 +87,7 @@ class ColumnBatches:
             order = dataclasses.replace(order, times=_Numbers(*fields))
         self._feed = make_feed(order, None, TENSORS)
         self.rows, self.steps_per_epoch = order.global_batch_size // shares, order.steps_per_epoch
-        self.skip_steps = order.skip_steps
+        self.skips = order.skip_steps
 
     def dataset(self) -> tf.data.Dataset:
         """Returns a dataset that repeats (columns, index of the worker), the same tensors each time."""
@@ -247,7 +247,7 @@ class Compute:
         config: TrainConfig,
         augment: DeviceAugmentation | None = None,
         shown: Period = Period(),  # noqa: B008, it is immutable
-        skip_steps: Intervals = (),
+        skips: Intervals = (),
     ) -> None:
         """Makes variables beside those of the state.
 
@@ -257,7 +257,7 @@ class Compute:
           config: of the run.
           augment: augments rows on the worker's device; None: the input augments.
           shown: the steps whose gradients `histograms` shows, besides the first.
-          skip_steps: (first, end) of global steps that change nothing but the number of the step.
+          skips: (first, end) of global steps that change nothing but the number of the step.
         """
         model = state.model
         self._strategy, self.state, self.graphs = strategy, state, dict[str, Traced]()
@@ -268,7 +268,7 @@ class Compute:
         self.kept = Transfer(
             [v.value for v in model.non_trainable_variables if v.dtype.startswith(("float", "bfloat"))]
         )
-        self._shown_every, self._skip_steps = Fraction(shown.steps), skip_steps
+        self._shown_every, self._skips = Fraction(shown.steps), skips
         with strategy.scope():
             rows = tf.zeros([len(self.trainable.variables), COLUMNS])
             self._shown = tf.Variable(rows, trainable=False, name="histograms") if shown.steps else None
@@ -285,9 +285,9 @@ class Compute:
             old = [value for value in values[1] if value.dtype.is_floating]
             changes = [new - tf.cast(was, tf.float32) for new, was in zip(computed.state, old, strict=True)]
             sent = Sent(self.trainable.flattened(computed.gradients), self.kept.flattened(changes))
-            if not self._skip_steps:
+            if not self._skips:
                 return computed, sent
-            skipped = is_skipped(step, self._skip_steps)  # of which not even the regularisation counts
+            skipped = is_skipped(step, self._skips)  # of which not even the regularisation counts
             zeroed = lambda value: tf.where(skipped, tf.zeros_like(value), value)  # noqa: E731
             return tf.nest.map_structure(zeroed, computed), tf.nest.map_structure(zeroed, sent)
 
@@ -299,9 +299,9 @@ class Compute:
         """
         if self._shown is not None:
             tf.cond(self._is_shown(step + 1), lambda: self._show(sent), lambda: tf.constant(False))
-        if not self._skip_steps:
+        if not self._skips:
             return self._update(step, sent)
-        skipped = is_skipped(step, self._skip_steps)
+        skipped = is_skipped(step, self._skips)
         return tf.cond(skipped, lambda: tf.constant(False), lambda: self._update(step, sent))
 
     def _update(self, step: tf.Tensor, sent: Sent) -> tf.Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from pipeline.order.views import Intervals
 from trainer.step.state import DECAY
 from trainer.step.train_step import AVERAGED, REGULARIZATION, TOTAL_LOSS, LoopResult
 from trainer.task import LOSS, WEIGHT, Measure, Sums
@@ -73,13 +73,13 @@ class Rows:
 class Averages:
     """Moving averages of the losses over the steps, in their order; a checkpoint remembers them."""
 
-    def __init__(self, skip_steps: Intervals = ()) -> None:
+    def __init__(self, is_skipped: Callable[[int], bool] = lambda _: False) -> None:
         self.values = [math.nan] * len(AVERAGED)
-        self._skip_steps = skip_steps
+        self._is_skipped = is_skipped
 
     def add(self, step: int, loss: float, penalty: float) -> None:
         """Adds a step, by its number from 0 on; not a skipped one, which has no loss."""
-        if any(first <= step < stop for first, stop in self._skip_steps):
+        if self._is_skipped(step):
             return
         values = {TOTAL_LOSS: loss + penalty, LOSS: loss, REGULARIZATION: penalty}
         for i, name in enumerate(AVERAGED):

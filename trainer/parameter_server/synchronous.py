@@ -209,13 +209,13 @@ class SyncScheduler:
 
     def _steps(self, first: int, end: int, stops: Callable[[], bool]) -> Iterator[Finished]:
         """Yields steps up to the end of an epoch; once it has to stop, it hands out no more than what is missing."""
-        step, limit = first, end * self._needed
+        step, end_share = first, end * self._needed
         self._first = first * self._needed
-        self._queue.extend(range(first * self._needed, limit))
+        self._queue.extend(range(first * self._needed, end_share))
         while step < end:
-            if stops() and self._queue and limit > (least := self._least_limit(step)):
-                limit, end = least, least // self._needed
-                self._queue = collections.deque(share for share in self._queue if share < limit)
+            if stops() and self._queue and end_share > (least := self._least_end(step)):
+                end_share, end = least, least // self._needed
+                self._queue = collections.deque(share for share in self._queue if share < end_share)
             self._hand_out()
             if came := self._closures.next(_POLL_SECONDS):
                 self._receive(step, *came)
@@ -224,7 +224,7 @@ class SyncScheduler:
                 step += 1
         self._applied.clear()
 
-    def _least_limit(self, step: int) -> int:
+    def _least_end(self, step: int) -> int:
         """Returns the end of the shares that have to be applied so that no share before it is missing."""
         seen = [*self._applied, *(number for number, count in self._in_work.items() if count)]
         last = max([share + 1 for share in seen], default=0)

@@ -158,7 +158,7 @@ class ParameterServerRun(Run):
         config, plan, flags = self.config, self.plan, self.config.aggregation
         check_optimizer(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
         self.epoch, self.tally = EpochSums(plan.training.steps_per_epoch), Tally()
-        self.averages = Averages(plan.training.spec.skip_steps)
+        self.averages = Averages(plan.training.spec.is_skipped)
         self.parts = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
         self.observers = [_Attendance(self.members, self._say_end)]
         num_workers = len(self.roles.workers)
@@ -170,7 +170,7 @@ class ParameterServerRun(Run):
         columns = iter(self.cluster.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
         shown = period_of(config.output.histogram_every, plan.training.steps_per_epoch)
         augment = train_step.augmentation(plan.training)
-        compute = self.shown = Compute(self.strategy, self.state, config, augment, shown, batches.skip_steps)
+        compute = self.shown = Compute(self.strategy, self.state, config, augment, shown, batches.skips)
         if shown.steps:
             self.read_histograms = compute.histograms
         self.rows = Rows(self.state.measure)

@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from pipeline.order import tensors
 from pipeline.order.hashing import Domain
 from trainer import models
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, meaning
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
 from trainer.task import WEIGHT, ClassLosses, CompiledMeasure, DataSpec, Measure, RowMeasure, Sums, Task
@@ -297,15 +297,12 @@ def _check_mirrored(task: Task) -> None:
 
 def _check_compiled(flag: str, model: keras.Model, config: TrainConfig) -> None:
     """Refuses flags that training a compiled model would ignore: those of the optimizer and the loss."""
-    of_optimizer = {field.name: field.default for field in dataclasses.fields(OptimizerFlags)}
-    for own, given, defaults in (
-        ("an optimizer", config.optimizer, {n: v for n, v in of_optimizer.items() if n not in ("ema", "clip_norm")}),
-        ("a loss", config.model, {"label_smoothing": 0.0}),
-    ):
-        for name, default in defaults.items():
-            if (value := getattr(given, name)) != default:
+    for group in (config.optimizer, config.model):
+        for field in dataclasses.fields(group):
+            own, value = meaning.compiled(group, field), getattr(group, field.name)
+            if own and value != field.default:
                 raise UsageError(
-                    f"--{name}={value}: {flag} is compiled with {own} of its own; leave the flag out, or do not "
+                    f"--{field.name}={value}: {flag} is compiled with {own} of its own; leave the flag out, or do not "
                     "compile the model"
                 )
     weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)  # public nowhere

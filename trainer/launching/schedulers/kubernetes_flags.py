@@ -6,7 +6,7 @@ import dataclasses
 import posixpath
 import re
 
-from pipeline.commands.flags import check, check_all, check_most, flag
+from pipeline.commands.flags import check, check_all, check_most, fields_with, flag
 from pipeline.errors import UsageError
 from trainer.launching.flags import MOST_NUMBER, check_variable, pairs
 
@@ -23,6 +23,7 @@ _HOST = rf"(?:{_WORD}(?:\.{_WORD})*|\[[0-9a-fA-F:]+\])(?::\d+)?"
 _IMAGE = re.compile(rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII)
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _LONGEST_IMAGE = 255
+_OBJECT = {"is_object": True}  # meaning: it names an object of the cluster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +48,13 @@ class KubernetesFlags:
         None, "CLAIM:/FOLDER or CLAIM:/FOLDER:ro, with commas between: claims and where pods see them"
     )
     secret_env: list[str] | None = flag(None, "variable from a secret", metavar="NAME=SECRET:KEY", repeated=True)
-    service_account: str | None = flag(None, "that pods run as (None: the namespace's default)")
+    service_account: str | None = flag(None, "that pods run as (None: the namespace's default)", meaning=_OBJECT)
     node_selector: list[str] | None = flag(None, "of the nodes to run on", metavar="LABEL=VALUE", repeated=True)
     toleration: list[str] | None = flag(None, "of a taint of nodes", metavar="KEY[=VALUE][:EFFECT]", repeated=True)
-    priority_class: str | None = flag(None, "of the pods")
-    pull_secret: list[str] | None = flag(None, "for the image's registry", metavar="SECRET", repeated=True)
+    priority_class: str | None = flag(None, "of the pods", meaning=_OBJECT)
+    pull_secret: list[str] | None = flag(
+        None, "for the image's registry", metavar="SECRET", repeated=True, meaning=_OBJECT
+    )
     run_as: str | None = flag(
         None, "UID or UID:GID of the processes; volumes are given to the group (None: the image's)"
     )
@@ -81,11 +84,10 @@ class KubernetesFlags:
             )
 
     def _check_objects(self) -> None:
-        for field in ("service_account", "priority_class"):
-            if (name := getattr(self, field)) is not None:
-                _check_name_of_object(field, name, name)
-        for name in self.pull_secret or ():
-            _check_name_of_object("pull_secret", name, name)
+        for field in fields_with(self, "is_object"):
+            given = getattr(self, field.name)
+            for name in [given] if isinstance(given, str) else given or ():
+                _check_name_of_object(field.name, name, name)
 
     @property
     def mounts(self) -> tuple[Mount, ...]:

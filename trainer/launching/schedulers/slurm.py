@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 
-from pipeline.commands.flags import check, check_all, flag
+from pipeline.commands.flags import check, check_all, fields_with, flag
 from pipeline.errors import UsageError, to_run
 from trainer.checkpoint import fresh
 from trainer.config.meaning import PARAMETER_SERVER
@@ -53,12 +53,18 @@ class SlurmFlags:
 
     time_limit: str | None = flag(None, "such as 12:00:00 or 2-00:00:00; the run is saved and requeued before it")
     tasks_per_node: int | None = flag(None, "processes on each node (None: 1)", least=1)
-    partition: str | None = flag(None, "where to run")
-    account: str | None = flag(None, "whose time it is")
+    partition: str | None = flag(None, "where to run", meaning={"is_name": True})
+    account: str | None = flag(None, "whose time it is", meaning={"is_name": True})
     sbatch: str | None = flag(
-        None, "further options of sbatch, with semicolons between: '--qos=high; --exclude=n[1-4]'"
+        None,
+        "further options of sbatch, with semicolons between: '--qos=high; --exclude=n[1-4]'",
+        meaning={"is_line": True},
     )
-    setup: str | None = flag(None, "shell commands before the processes start: 'module load cuda; . venv/bin/activate'")
+    setup: str | None = flag(
+        None,
+        "shell commands before the processes start: 'module load cuda; . venv/bin/activate'",
+        meaning={"is_line": True},
+    )
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -77,15 +83,15 @@ class SlurmFlags:
                 raise UsageError(f"--sbatch={self.sbatch}: {option!r} is not an option of sbatch, such as --qos=high")
 
     def _check_lines(self) -> None:
-        for name in ("sbatch", "setup"):
-            if "\n" in (getattr(self, name) or ""):
-                raise UsageError(f"--{name}: must be one line")
+        for field in fields_with(self, "is_line"):
+            if "\n" in (getattr(self, field.name) or ""):
+                raise UsageError(f"--{field.name}: must be one line")
 
     def _check_names(self) -> None:
-        for name in ("partition", "account"):
-            value = getattr(self, name)
+        for field in fields_with(self, "is_name"):
+            value = getattr(self, field.name)
             if value is not None and not _NAMES.fullmatch(value):
-                raise UsageError(f"--{name}={value}: must be a name that sbatch takes, without spaces or quotes")
+                raise UsageError(f"--{field.name}={value}: must be a name that sbatch takes, without spaces or quotes")
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -114,7 +120,7 @@ def _check_only_here(launch: LaunchFlags, flags: SlurmFlags) -> None:
             f"--page={launch.job.page} with --target=slurm: is for --target=local and kubernetes; where the run's "
             f"folder is mounted, run {to_run('trainer.watch')} FOLDER"
         )
-    check_local_only(launch.restarts, ("silent_timeout",), "slurm")
+    check_local_only(launch.restarts, "needs_beats", "slurm")
 
 
 @SCHEDULERS.named("slurm", flags=SlurmFlags, check=_check_only_here)
@@ -214,8 +220,8 @@ def _check(job: Job, flags: SlurmFlags) -> None:
         raise UsageError(
             f"--stop_timeout={job.restarts.stop_timeout:g}: must be {_MOST_WARNING} or less with --target=slurm"
         )
-    limit = flags.limit_seconds
-    if limit is not None and limit <= job.restarts.stop_timeout:
+    seconds = flags.limit_seconds
+    if seconds is not None and seconds <= job.restarts.stop_timeout:
         raise UsageError(
             f"--time_limit={flags.time_limit}: must be more than the {job.restarts.stop_timeout:g} s (--stop_timeout) "
             "that are kept for saving"
