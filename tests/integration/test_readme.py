@@ -22,8 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/augmentation.md", "docs/feeding.md", "docs/reading.md", "docs/topology.md", "docs/using.md")
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 SNIPPETS = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL)]
-MORE = {  # flags of Beam, and those of a file
-    "train": {"--config", "--dump_config"},
+MORE = {  # flags of Beam, those of a file, and a classic name; see `pipeline.commands.aliases`
+    "train": {"--config", "--dump_config", "--task_id"},
     "convert": {"--runner", "--direct_num_workers", "--direct_running_mode"},
 }
 PROGRAMS = {"stepfeed": ["-m", "stepfeed"], "python": []}  # what a page's shell starts, for `forked.run`
