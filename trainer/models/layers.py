@@ -156,17 +156,6 @@ def has_unfused(model: keras.Model) -> bool:
     return any(_is_of_images(layer) and _obstacle(layer) is None for layer in norms)
 
 
-def uncompilable(model: keras.Model) -> str | None:
-    """Returns in one line which layer keeps XLA from compiling the training under op determinism; None: no layer."""
-    for layer in _layers(model):
-        compiles = isinstance(layer, MaxPooling2D) and not _unsupported(layer)
-        if isinstance(layer, _POOLING) and not compiles:
-            helps = type(layer) in _OURS and not _unsupported(layer)
-            advice = "; trainer.fuse_layers(model) gives it one" if helps else ""
-            return f"layer {layer.name} ({type(layer).__name__}) has no deterministic gradient in XLA{advice}"
-    return None
-
-
 def in_xla() -> bool:
     """Returns whether what is traced now is compiled by XLA, inside a function with `jit_compile=True`."""
     return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
@@ -178,8 +167,6 @@ _OURS: dict[type[keras.layers.Layer], type[keras.layers.Layer]] = {
 }
 for _own, _ours in _OURS.items():
     REGISTERED_OBJS_TO_NAMES[_ours] = REGISTERED_OBJS_TO_NAMES[_own]  # a saved model then loads without our code
-# Those that TensorFlow computes by MaxPool. MaxPooling3D has another kernel, which XLA compiles.
-_POOLING = tuple(vars(keras.layers)[f"{kind}MaxPooling{n}D"] for kind in ("", "Adaptive") for n in (1, 2))
 
 
 def _layers(model: keras.Model) -> list[keras.layers.Layer]:
