@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pipeline import step_rows
 from pipeline.commands import aliases, commandline
-from pipeline.commands.flags import check, check_all, fields_with, flag
+from pipeline.commands.flags import check, check_all, check_ending, fields_with, flag
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.manifest.sources import VIEWS, flags_for
@@ -75,7 +75,9 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_one, self._check_png, lambda: self.span)
+        check_all(
+            lambda: check(self), self._check_one, lambda: check_ending("png", self.png, ".png"), lambda: self.span
+        )
 
     def _check_one(self) -> None:
         if self.step is not None and self.verify is not None:
@@ -85,10 +87,6 @@ class ReplayConfig:
         for field in fields_with(self, "needs"):
             if self.step is None and getattr(self, field.name):
                 raise UsageError(f"--{field.name} with --verify={self.verify}: is for --step")
-
-    def _check_png(self) -> None:
-        if self.png is not None and not self.png.endswith(".png"):
-            raise UsageError(f"--png={self.png}: the file's name must end in .png")
 
     @property
     def folder(self) -> RunFolder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.commands.flags import check_all, flag
+from pipeline.commands.flags import check_all, check_ending, flag
 from pipeline.errors import UsageError, name_of
 from pipeline.order_flags import OrderFlags
 
@@ -39,15 +39,11 @@ class AuditConfig:
     list_all: bool = flag(False, "list every worker and every shard")
 
     def __post_init__(self) -> None:
-        check_all(self._check_data, self._check_png, self._check_epoch)
+        check_all(self._check_data, lambda: check_ending("png", self.png, ".png"), self._check_epoch)
 
     def _check_data(self) -> None:
         if self.data_dir is None and self.model_dir is None:
             raise UsageError("DATA_DIR is missing (or give --model_dir); see --help")
-
-    def _check_png(self) -> None:
-        if self.png is not None and not self.png.endswith(".png"):
-            raise UsageError(f"--png={self.png}: the file's name must end in .png")
 
     def _check_epoch(self) -> None:
         if not 0 <= self.epoch < LAST_EPOCH:

@@ -304,6 +304,12 @@ def check_name(flag: str, value: str, known: Iterable[str]) -> None:
         raise unknown(f"--{flag}", value, known)
 
 
+def check_ending(flag: str, path: str | None, ending: str) -> None:
+    """Raises UsageError if a file to write is given, and its name has another ending."""
+    if path is not None and not path.endswith(ending):
+        raise UsageError(f"--{flag}={path}: the file's name must end in {ending}")
+
+
 def words(bounds: Mapping[str, float]) -> str:
     """Returns bounds in words: `0 or more and below 1`."""
     shown = {name: f"{bound:g}" if isinstance(bound, float) else str(bound) for name, bound in bounds.items()}

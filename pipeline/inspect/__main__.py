@@ -14,7 +14,7 @@ from PIL import Image
 
 from pipeline import manifest, order_flags, step_rows
 from pipeline.commands import commandline, quiet
-from pipeline.commands.flags import check_all, fields_with, flag
+from pipeline.commands.flags import check_all, check_ending, fields_with, flag
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, name_of, named
 from pipeline.files.paths import PathLike
@@ -68,8 +68,7 @@ class InspectConfig:
         return self.step is not None or self.key is not None
 
     def _check_png(self) -> None:
-        if self.png is not None and not self.png.endswith(".png"):
-            raise UsageError(f"--png={self.png}: the file's name must end in .png")
+        check_ending("png", self.png, ".png")
         if self.png is not None and self.key is not None:
             raise UsageError(f"--png={self.png} with --key={self.key}: draws the batch of a --step, or a data set")
 
