@@ -55,7 +55,7 @@ def job(config, make_strategy, make_state, monkeypatch):
         with strategy.scope():
             ledger = Ledger()
         columns, rows = iter(batches.dataset()), Rows(state.measure)
-        skips = batches.skip_steps
+        skips = batches.skips
         compute, closures = Compute(strategy, state, config, None, shown, skips), Closures(Here(), lambda: None)
         roles, said = Roles(("localhost:1",), ("localhost:2",), Task(CHIEF)), []
         coordinator = Coordinator(roles, None, None, 1.0, 1.0, 1, None, said.append, None)
