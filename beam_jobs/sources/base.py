@@ -62,7 +62,7 @@ def _option(
       shapes: whether it shapes the bytes of the shards, so that the manifest's options have it.
       foreign: whether it is about records of other writers alone, where a source has both.
     """
-    metadata = {"takers": takers} if takers else {}
+    metadata: dict[str, Any] = {"takers": takers} if takers else {}
     metadata |= {"text": text, "parse": parse, "shapes": shapes, "foreign": foreign}
     return dataclasses.field(default=default, metadata=metadata)
 

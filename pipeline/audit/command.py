@@ -21,7 +21,7 @@ from pipeline.audit.proof import Runs, check_all, order_checks
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of, range_of, size_of, sizes_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
-from pipeline.manifest.sources import VIEWS, Source, flags_for, own_views, parse_sources, sources_of
+from pipeline.manifest.sources import VIEWS, Source, Sources, flags_for, own_views, parse_sources, sources_of
 from pipeline.order.key_log import Header
 from pipeline.order.order import Order, OrderSpec, sharing_note
 from pipeline.order.reading import Reading, Topology
@@ -47,7 +47,8 @@ def run(config: AuditConfig) -> None:
     if config.model_dir is not None:
         config = _with_run(config, config.model_dir)
     assert config.data_dir is not None
-    sources = sources_of(parse_sources(config.data_dir, "DATA_DIR"), config.order.split or "train")
+    given = parse_sources(config.data_dir, "DATA_DIR")
+    sources = sources_of(given, config.order.split or "train")
     if len(sources) == 1:
         if config.order.mixture_schedule is not None:
             raise UsageError(
@@ -55,7 +56,7 @@ def run(config: AuditConfig) -> None:
             )
         _run(config)
         return
-    mixture = _mixture(config, sources)
+    mixture = _mixture(config, given)
     scheduled = mixture if mixture is not None and mixture.request.schedule else None
     if scheduled is not None:
         size = scheduled.request.global_batch_size
@@ -87,7 +88,7 @@ def _with_run(config: AuditConfig, model_dir: str) -> AuditConfig:
     return config
 
 
-def _mixture(config: AuditConfig, sources: Sequence[Source]) -> ResolvedInput | None:
+def _mixture(config: AuditConfig, given: str | Sources) -> ResolvedInput | None:
     """Returns the sources with their orders; None: the size of a step is not given, and the logs tell the orders."""
     if config.evaluation:
         raise UsageError("--evaluation with several sources: an evaluation sees each by itself; audit each by itself")
@@ -95,7 +96,7 @@ def _mixture(config: AuditConfig, sources: Sequence[Source]) -> ResolvedInput | 
         if config.order.mixture_schedule is not None:
             raise UsageError("--mixture_schedule: needs --global_batch_size, which its weights are parts of")
         return None
-    request = Request(sources, training=True, **config.order.options)
+    request = Request(given, training=True, **config.order.options)
     for topology in _topologies(config, request.global_batch_size, None):
         request.check_replicas(topology.replicas)
     return resolve_all(request)
