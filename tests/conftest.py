@@ -31,6 +31,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Makes those cases of a test slow that its mark `quick(COUNT)` leaves over; it takes them evenly."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("quick"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        count = found[0].get_closest_marker("quick").args[0]
+        taken = {number * (len(found) - 1) // max(count - 1, 1) for number in range(count)}
+        for number, item in enumerate(found):
+            if number not in taken:
+                item.add_marker("slow")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips the tests of GPUs where there is none."""
     if item.get_closest_marker("gpu"):

@@ -480,6 +480,7 @@ def test_a_file_of_another_tool_is_not_written_over(name, run, pixels, tmp_path,
         [BUNDLES],
     ],
 )
+@pytest.mark.quick(2)
 def test_no_runner_or_number_of_workers_changes_a_byte(how, mnist_folder, tmp_path, convert, contents):
     source = mnist_folder()
     convert_in_process(*flags(source, tmp_path / "one", "--num_shards=5"))

@@ -59,6 +59,7 @@ def check_same(strategy, found, expected):
         ),
     ],
 )
+@pytest.mark.quick(2)
 def test_batches_are_those_of_the_host(name, virtual, folder, monkeypatch):
     """13 records in steps of 8: groups of 5 steps have the end of epochs, with its padding, at each of their places."""
     if virtual and name == "central_storage x2":

@@ -66,6 +66,7 @@ def elements(dataset, count=None):
     ],
 )
 @pytest.mark.parametrize("remainder", ["pad", "drop"])
+@pytest.mark.quick(3)
 def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, streams, shuffle_bytes, remainder):
     arguments = {"global_batch_size": 8, "training": True, "seed": 3, "streams": streams, "remainder": remainder}
     arguments["shuffle_bytes"] = shuffle_bytes
@@ -84,6 +85,7 @@ def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, str
 
 @pytest.mark.parametrize("shuffle_bytes", [1 << 30, 720])
 @pytest.mark.parametrize("start", [1, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 3, 6)), 5])
+@pytest.mark.quick(2)
 def test_starting_at_a_step_gives_the_tail_of_the_run(folder, whole, start, shuffle_bytes):
     arguments = {"augment": "shift", "shuffle_bytes": shuffle_bytes, "streams": 1}
     expected = whole(4, json.dumps(arguments))

@@ -94,6 +94,7 @@ PORTABLE = (("raw", 1 << 30),)  # what the fast tests feed both ways
         [("raw", SMALL), ("unequal", 1 << 30), ("png", SMALL), ("members", 1 << 30)],
     ),
 )
+@pytest.mark.quick(2)
 def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, kind, shuffle_bytes):
     folder = data(kind, KINDS[kind])
     ids, labels, plain = fed(folder, shuffle_bytes=shuffle_bytes)

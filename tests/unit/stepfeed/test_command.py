@@ -41,6 +41,7 @@ def test_help_lists_every_command_and_imports_none():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.quick(3)
 def test_every_command_is_called_as_it_was_typed(name):
     helped = stepfeed(name, "--help")
     assert (helped.returncode, helped.stderr) == (0, "")
@@ -152,6 +153,7 @@ def test_a_module_of_ours_names_a_file_that_comes_first(module, tmp_path):
     "arguments", [["--help"], ["--version"], ["completion", "bash"], ["inspect", "--flags"], ["train", "--help"]]
 )
 @pytest.mark.parametrize("reader", ["gone", "full"])
+@pytest.mark.quick(4)
 def test_an_output_that_nobody_reads_or_that_cannot_be_written(arguments, reader):
     if reader == "gone":
         ours, theirs = os.pipe()
@@ -218,6 +220,7 @@ def test_an_interrupt_while_a_command_loads_is_one_line(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.quick(4)
 def test_an_interrupt_while_a_command_works_is_one_line(name):
     """Of a real signal, which comes when the command begins to read its flags."""
     program = f"""

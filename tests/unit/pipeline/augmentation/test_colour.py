@@ -38,6 +38,7 @@ def expected(image, key, brightness, contrast, saturation, hue):
         ((0.9, 0.7, 0.0, 0.0), (9, 3, 1)),
     ],
 )
+@pytest.mark.quick(2)
 def test_color_jitter_is_its_steps_within_rounding(arguments, shape):
     images, keys = reference.images_of(24, *shape), reference.keys_of(24)
     text = "color_jitter(brightness={}, contrast={}, saturation={}, hue={})".format(*arguments)

@@ -65,6 +65,7 @@ def mixed(name, arguments, image, partner, key):
         ("mixup_or_cutmix", {"mixup_alpha": 0.4, "cutmix_alpha": 2.0, "cutmix_prob": 0.5, "prob": 0.8}),
     ],
 )
+@pytest.mark.quick(2)
 def test_each_row_gets_its_share_of_its_partner(pixels, labels, name, arguments, dtype):
     images = pixels if dtype == np.uint8 else (pixels / 50 - 2).astype(np.float32)
     text = f"{name}({', '.join(f'{k}={v}' for k, v in arguments.items())})"
@@ -98,6 +99,7 @@ CHAINS = [
 
 
 @pytest.mark.parametrize("text", CHAINS)
+@pytest.mark.quick(3)
 def test_augmented_rows_are_mixed_alike_by_both_forms(pixels, labels, text):
     """`mix` compares them."""
     got, got_labels = mix(text, pixels, labels, KEYS, real=REAL)

@@ -67,6 +67,7 @@ WINDOWS = {"shuffle_bytes": 3000, "streams": 2}
         pytest.param("pad_crop_flip(pad=2) | cutmix", WINDOWS, SHAPE, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.quick(2)
 def test_the_input_keeps_pixels_and_the_step_makes_floats(text, memory, fed, folder):
     """What crosses the bus is uint8, and what comes out has the bits of the host's images."""
     spec = check_alike(folder, "both", **TRAIN, **memory, augment=text)

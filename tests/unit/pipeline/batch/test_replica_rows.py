@@ -57,6 +57,7 @@ def varied(records):
         "keys",
     ],
 )
+@pytest.mark.quick(2)
 def test_replicas_get_the_rows_of_the_whole_element(folder, monkeypatch, options, together):
     monkeypatch.setattr(dataset, "_MOST_GROUP_ROWS", together)
     monkeypatch.setattr(dataset, "_COPIED", 1)  # else these windows have no elements besides their last ones

@@ -63,6 +63,7 @@ CASES = {
 @pytest.mark.parametrize(
     ("case", "replicas"), [("raw", 1), ("raw", 2), ("as stored", 1), ("part", 2), ("jpeg", 1), ("mixed", 2)]
 )
+@pytest.mark.quick(3)
 def test_a_step_is_what_input_fn_feeds(case, replicas, folders, capsys):
     data, options = folders / CASES[case][0], {"global_batch_size": BATCH, **CASES[case][1]}
     rows = shown(capsys, data, f"--step={STEP}", f"--replicas={replicas}", *as_flags(options))["rows"]

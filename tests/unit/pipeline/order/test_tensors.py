@@ -65,6 +65,7 @@ def test_plans_are_those_of_numpy(order, rows):
     [pytest.param(*case, marks=pytest.mark.slow if i >= 8 else ()) for i, case in enumerate(some_feeds(25))],
     ids=str,
 )
+@pytest.mark.quick(3)
 def test_plans_of_a_part_of_the_rows_are_those_of_numpy(order, rows):
     check_plans(order, rows, 3)
 
@@ -95,6 +96,7 @@ def some_views(count):
     ("order", "rows", "view"),
     [pytest.param(*case, marks=pytest.mark.slow if i >= 6 else ()) for i, case in enumerate(some_views(30))],
 )
+@pytest.mark.quick(2)
 def test_plans_of_random_views_are_those_of_numpy(order, rows, view):
     check_plans(order, rows, 0, 12345678901)
 

@@ -385,6 +385,7 @@ def test_random_views_feed_what_a_plain_listing_says_on_any_workers_from_any_ste
     ids=lambda view: view._text(columns_of([0]), None) or "plain",
 )
 @pytest.mark.parametrize("windows", [1, 3])
+@pytest.mark.quick(4)
 def test_a_run_goes_on_at_each_step_of_two_epochs_on_any_other_number_of_workers(view, windows):
     rng = np.random.default_rng(0)
     columns = columns_of(rng.choice(4, 420, p=[0.5, 0.3, 0.15, 0.05]), score=np.float32(rng.random(420) * 2))

@@ -32,6 +32,7 @@ def request(**options):
     ("augment", "resize"),
     [("random_crop(size=24)", None), ("random_resized_crop(size=24)", None), ("none", "24x20"), ("none", "40x36")],
 )
+@pytest.mark.quick(4)
 def test_images_are_fitted_as_the_input_decodes_them(shape, augment, resize):
     image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     fitting = fitting_of(request(augment=augment, resize=resize), make_recipe(augment), 3)
@@ -105,6 +106,7 @@ def exported(recipe, shape):
 
 @pytest.mark.parametrize("shape", [(30, 27, 3), (25, 32, 1)])
 @pytest.mark.parametrize("text", CASES)
+@pytest.mark.quick(6)
 def test_it_gives_what_an_evaluation_gives(text, shape, tmp_path):
     recipe, images = make_recipe(text), batch(shape)
     statistics = ImageStatistics(STATISTICS.mean[: shape[2]], STATISTICS.std[: shape[2]])

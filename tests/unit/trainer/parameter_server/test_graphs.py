@@ -180,6 +180,7 @@ def of_view(config, config_of, make_strategy):
     ids=str,
 )
 @pytest.mark.parametrize("shares", [1, 2])
+@pytest.mark.quick(2)
 def test_the_batches_of_a_view_are_those_of_one_process(of_view, flags, shares, monkeypatch):
     monkeypatch.setattr(
         tf.distribute.coordinator, "experimental_get_current_worker_index", lambda: tf.constant(0, tf.int64)

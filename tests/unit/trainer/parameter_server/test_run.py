@@ -35,6 +35,7 @@ commandline.run(run.COMMAND, run.main, sys.argv[1:])
     ],
     ids=["done", "error", "crash", "interrupt", "pipe"],
 )
+@pytest.mark.quick(4)
 def test_a_process_that_crashed_does_not_look_finished(job, body, code, last_line, tmp_path, monkeypatch):
     hosts = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": hosts, "task": {"type": job, "index": 0}}))
