@@ -14,9 +14,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import tensorflow as tf
 
-from pipeline import graph_calls, operations
+from pipeline import operations
 from pipeline.augmentation.base import Crop
 from pipeline.errors import UsageError, root_cause, unknown
+from pipeline.graph_calls import UserFunction
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import EXACT, FAST
 from pipeline.records import tf_example
@@ -245,14 +246,23 @@ class ParseJudge:
       parse: the user's parser.
       rows: of the batches that it is given.
       others: returns some more records, among which one is looked for that the parser takes.
+      training: whether the batches are for training.
     """
 
     def __init__(
-        self, parse: Callable[[tf.Tensor], Any], rows: int, others: Callable[[], Iterable[bytes]] = tuple
+        self,
+        parse: UserFunction,
+        rows: int,
+        others: Callable[[], Iterable[bytes]] = tuple,
+        training: bool = True,
     ) -> None:
         self.rows, self._others = rows, others
         self._taken: list[bytes] | None = None  # a batch
-        traced = tf.function(graph_calls.as_given(parse), [tf.TensorSpec([rows], tf.string)], autograph=False)
+
+        def called(records: tf.Tensor) -> Any:
+            return parse(records, lambda: tf.zeros([rows], tf.uint64), training)
+
+        traced = tf.function(called, [tf.TensorSpec([rows], tf.string)], autograph=False)
         # Traced here, not in the threads that judge, of which each would wait for the other.
         try:
             with tf.device("CPU:0"):
@@ -537,11 +547,11 @@ class Kept(Form):
 class UserParsed(Form):
     """Column `record`: bytes that the user's function parses, a batch at a time."""
 
-    parse: Callable[[tf.Tensor], Any]
+    parse: UserFunction
+    training: bool
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
-        del keys
-        given = parsed(self.parse, columns["record"])
+        given = parsed(self.parse, columns["record"], keys, self.training)
         found = Supervised.of(given)
         if found is None:
             return Examples(given, None, {})
@@ -589,17 +599,19 @@ class Supervised(NamedTuple):
         return cls(x, y, tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float32), weights[0]))
 
 
-def parsed(parse: Callable[[tf.Tensor], Any], records: tf.Tensor) -> Any:
+def parsed(parse: UserFunction, records: tf.Tensor, keys: Callable[[], tf.Tensor], training: bool) -> Any:
     """Returns the result of the user's parser: tensors, ragged or sparse or not, in any structure, a row per record.
 
     Args:
       parse: the user's function.
       records: serialized, string (rows,), with a static number of rows.
+      keys: returns the key of each row, uint64 (rows,).
+      training: whether the rows are for training.
 
     Raises:
       UsageError: it fails, or returns something else. A number of rows that is not static is checked in each batch.
     """
-    given = graph_calls.call_user("parse", parse, records)
+    given = parse(records, keys, training)
     given = tuple(given) if isinstance(given, list) else given  # tf.data would stack a list to one tensor
     leaves = tf.nest.flatten(given)
     if not leaves:

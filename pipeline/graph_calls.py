@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import inspect
 import logging
 import re
@@ -34,6 +35,15 @@ _CHANGE = re.compile(
 )
 _SHUFFLE = re.compile("Shuffle(AndRepeat)?Dataset")
 _PYTHON = re.compile("(PyFunc|EagerPyFunc)")  # tf.numpy_function and tf.py_function
+SEEDED = "seeded_by_keys"  # name of an op that calls Python with draws that depend on the keys it gets
+_IS_SEEDED = re.compile(rf"(.*/)?{SEEDED}(_\d+)?")
+_ADVICE = (
+    "draw with pipeline.uniform(keys, draw) or tf.random.stateless_uniform, and wrap layers of Keras that draw: "
+    "pipeline.augment(layer)"
+)
+
+KEYS, TRAINING = ASKED = ("keys", "training")  # arguments that a user's function gets by their names
+_NOT_KEYS = re.compile("(label|target|mask|weight|box)e?s?|y|y_true|sample_weights?")  # of functions of pairs
 
 _logger = logging.getLogger("pipeline")
 
@@ -44,16 +54,109 @@ def as_given(function: Callable[..., Any]) -> Callable[..., Any]:
     return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
-def call_user(name: str, function: Callable[..., Any], *arguments: tf.Tensor) -> Any:
+@dataclasses.dataclass(frozen=True)
+class UserFunction:
+    """A user's function of a batch, which is given what it asks for by the names of its arguments.
+
+    Attributes:
+      name: the argument of `input_fn`, or the method, that is the function; for messages.
+      function: the user's function. Its first argument is the batch.
+      by_position: whether its second argument is the keys, whatever its name.
+      asked: the arguments that are given by name, of `ASKED`.
+      elsewhere: why it may not call Python; "": it may.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    by_position: bool
+    asked: tuple[str, ...]
+    elsewhere: str = ""
+
+    @classmethod
+    def of(cls, name: str, function: Callable[..., Any], any_keys: bool = False, elsewhere: str = "") -> UserFunction:
+        """Returns a user's function, converted by AutoGraph as `tf.data.Dataset.map` would convert it.
+
+        Args:
+          name, elsewhere: as above.
+          function: its arguments after the first one are called `keys` or `training`, or have defaults.
+          any_keys: whether a second argument without default is the keys, whatever its name.
+
+        Raises:
+          UsageError: the function needs another argument.
+        """
+        return cls(name, as_given(function), *_asked(name, function, any_keys), elsewhere)
+
+    def __call__(self, batch: tf.Tensor, keys: Callable[[], tf.Tensor], training: bool) -> Any:
+        """Calls the function; returns its result in whatever structure it has.
+
+        Args:
+          batch: its first argument.
+          keys: returns the key of each row, uint64 (rows,); called if the function asks for it.
+          training: whether the rows are for training.
+
+        Raises:
+          UsageError: as for `call_user`.
+        """
+        named = {TRAINING: training} if TRAINING in self.asked else {}
+        by_name = KEYS in self.asked
+
+        def call(batch: tf.Tensor, *keys: tf.Tensor) -> Any:
+            return self.function(batch, keys=keys[0], **named) if by_name else self.function(batch, *keys, **named)
+
+        given = [keys()] if by_name or self.by_position else []
+        return call_user(self.name, call, batch, *given, of=self.function, elsewhere=self.elsewhere)
+
+
+def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[bool, tuple[str, ...]]:
+    """Returns `UserFunction.by_position` and `UserFunction.asked` of a function.
+
+    Raises:
+      UsageError: it needs an argument that is neither the batch, nor keys, nor training.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin, of which Python does not know the arguments
+        return any_keys, ()
+    at = next((i for i, one in enumerate(parameters) if one.kind is one.VAR_POSITIONAL), None)
+    if at is not None and at < 2:  # *arguments
+        return any_keys, tuple(one.name for one in parameters[at:] if one.name == TRAINING)
+    by_position, asked = False, []
+    for place, one in enumerate(parameters[1:], 1):
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            continue
+        is_first, is_needed = place == 1 and one.kind is not one.KEYWORD_ONLY, one.default is one.empty
+        if one.name in ASKED and one.kind is not one.POSITIONAL_ONLY:
+            asked.append(one.name)
+        elif is_first and (one.name == KEYS or (any_keys and is_needed and not _NOT_KEYS.fullmatch(one.name))):
+            by_position = True
+        elif is_needed:
+            raise UsageError(
+                f"{name}: the function needs {one.name!r}, but gets a batch and, by their names, keys (uint64, one per "
+                "row) and training; call the argument by one of these names, give it a default, or bind it with "
+                "functools.partial"
+            )
+    return by_position, tuple(asked)
+
+
+def call_user(
+    name: str,
+    function: Callable[..., Any],
+    *arguments: tf.Tensor,
+    of: Callable[..., Any] | None = None,
+    elsewhere: str = "",
+) -> Any:
     """Calls a user's function on tensors; returns its result in whatever structure it has.
 
     Args:
       name: the argument of `input_fn` that is the function, for messages.
       function: the user's function.
-      *arguments: of the call.
+      *arguments: arguments of the call.
+      of: the function that the user wrote, if `function` is one that calls it.
+      elsewhere: why the function may not call Python; "": it may.
 
     Raises:
-      UsageError: it fails, or draws random numbers that do not depend on its arguments alone, or changes a variable.
+      UsageError: it fails, or draws random numbers that do not depend on its arguments alone, or changes a variable, or
+        calls Python where it may not.
     """
     specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
     try:
@@ -63,12 +166,16 @@ def call_user(name: str, function: Callable[..., Any], *arguments: tf.Tensor) ->
     except Exception as error:
         given = ", ".join(f"{spec.dtype.name} {spec.shape}" for spec in specs)
         raise UsageError(f"{name}: the function fails on {given}: {of_user(error)}") from error
-    _check_draws(name, function, traced)
+    _check_draws(name, of or function, traced, elsewhere)
     return traced(*arguments)
 
 
-def _check_draws(name: str, function: Callable[..., Any], traced: Any) -> None:
-    """Refuses what would be other values after a resume; says once of a Python function that nobody can see into it."""
+def _check_draws(name: str, function: Callable[..., Any], traced: Any, elsewhere: str) -> None:
+    """Refuses what would be other values after a resume; says once of a Python function that nobody can see into it.
+
+    Raises:
+      UsageError: the function draws, changes what it finds, or calls Python where it may not.
+    """
     graph = traced.graph.as_graph_def()
     # The library has the functions that are called, also those of branches, loops and datasets.
     for body in (graph.node, *(inner.node_def for inner in graph.library.function)):
@@ -76,17 +183,21 @@ def _check_draws(name: str, function: Callable[..., Any], traced: Any) -> None:
             if _STATEFUL_DRAW.match(node.op) or (_SHUFFLE.match(node.op) and _is_unseeded(node, body)):
                 raise UsageError(
                     f"{name}: the function draws with the op {node.op}, whose numbers depend on how often it ran, not "
-                    "on the record; draw with pipeline.uniform(keys, draw) or tf.random.stateless_uniform"
+                    f"on the record; {_ADVICE}"
                 )
             if _CHANGE.match(node.op):
                 names = ", ".join(variable.name.split(":")[0] for variable in traced.variables)
                 used = f"; the variables it uses: {names}" if names else ""
                 raise UsageError(
                     f"{name}: the function changes what it will find at its next call, by the op {node.op}{used}. What "
-                    "it returns would depend on how often it ran, not on the record, as with Keras' layers that draw; "
-                    "draw with pipeline.uniform(keys, draw) or tf.random.stateless_uniform"
+                    f"it returns would depend on how often it ran, not on the record; {_ADVICE}"
                 )
-            if _PYTHON.match(node.op):
+            if _PYTHON.match(node.op) and elsewhere:
+                raise UsageError(
+                    f"{name}: the function calls Python (the op {node.op}), which is not there {elsewhere}; use "
+                    "TensorFlow's operations, layers of Keras, or a recipe"
+                )
+            if _PYTHON.match(node.op) and not _IS_SEEDED.fullmatch(node.name):
                 _say_unchecked(name, function)
 
 
@@ -128,7 +239,7 @@ _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 @tf.autograph.experimental.do_not_convert
 def call_numpy(
-    function: Callable[..., tuple[np.ndarray, ...]], arguments: list[tf.Tensor], dtypes: list
+    function: Callable[..., tuple[np.ndarray, ...]], arguments: list[tf.Tensor], dtypes: list, name: str | None = None
 ) -> list[tf.Tensor]:
     """Returns the results of a NumPy function as tensors. Its errors become TensorFlow's: one line and no stack."""
 
@@ -150,7 +261,7 @@ def call_numpy(
     # A Python error would reach the user as many lines with a stack; the message of an assertion is one line.
     # A stateful operation would make TensorFlow take all parallelism and prefetching out of an input under op
     # determinism. These functions depend on their arguments alone.
-    *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string], stateful=False)
+    *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string], stateful=False, name=name)
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
         return [tf.identity(tensor) for tensor in tensors]
 

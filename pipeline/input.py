@@ -79,7 +79,7 @@ def input_fn(request: Request) -> tf.data.Dataset:
         `none`; docs/augmentation.md has all; those that mix give labels float32 (rows, classes)), or a function of
         (images uint8 (rows, height, width, channels), keys uint64 (rows,)) that returns as many rows, with
         `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is called
-        in evaluation, too. None: the images as stored, uint8.
+        in evaluation, too, and given `training` if it has an argument of this name. None: the images as stored, uint8.
       augment_on: `host`: in this input. `device`: in the replicas' steps, by the function that `pipeline.augment_fn`
         returns; the first component is then a dict of `image`, uint8 as stored, and keys. `both`: the input does what
         keeps pixels uint8, and that function makes floats of them (docs/augmentation.md).
@@ -90,7 +90,8 @@ def input_fn(request: Request) -> tf.data.Dataset:
       parse: for examples that are not images: a function of serialized records, string (rows,), that returns what to
         feed, one row per record: a pair (x, y), each a tensor or a structure of them, which makes the element
         `(x, y, weights)`; (x, y, sample_weight), floating-point or bool, which makes it
-        `(x, y, sample_weight * weights)`; or anything else, which makes it `(parsed, weights)` (docs/feeding.md).
+        `(x, y, sample_weight * weights)`; or anything else, which makes it `(parsed, weights)` (docs/feeding.md). It is
+        given `keys`, as for `augment`, and `training` if it has arguments of these names.
       remainder: `pad`: copies of weight 0 fill the last step of an epoch; `drop`: that step is left out.
       weights: `mask`: 1 for real rows, 0 for padding. `mean`: G / real rows instead of 1, so that Keras' mean over the
         batch size is the mean over the real rows; in a mixture this holds per source, so that each keeps its share.

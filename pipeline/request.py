@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from pipeline.augmentation import recipes
 from pipeline.commands import aliases
@@ -30,11 +30,8 @@ from pipeline.order.sharding import (
 from pipeline.order.shares import Shares, Weights, check_divided, checked_shares, unit_of
 from pipeline.order.views import View, Where, checked_skips
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-UserAugment: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], Any]"  # of (images, keys)
-UserParse: TypeAlias = "Callable[[tf.Tensor], Any]"  # of serialized records
+UserAugment: TypeAlias = Callable[..., Any]  # of (images, keys), and training by its name
+UserParse: TypeAlias = Callable[..., Any]  # of serialized records, and keys and training by their names
 Size: TypeAlias = "str | tuple[int, int] | None"
 P = ParamSpec("P")
 Options = TypeVar("Options")
@@ -218,7 +215,8 @@ class Request(JobOptions):
             raise UsageError(f"parse={self.parse!r}: must be a function of serialized records (rows,)")
         for name in (option.name for option in dataclasses.fields(self) if option.metadata.get("of_images")):
             if value := getattr(self, name):
-                raise UsageError(f"{name}={value!r} with parse: the parse function returns everything that is fed")
+                how = "; augment in it, by keys: parse(records, keys)" if name == "augment" else ""
+                raise UsageError(f"{name}={value!r} with parse: the parse function returns everything that is fed{how}")
 
     def _check_delivery(self) -> None:
         for option in dataclasses.fields(self):

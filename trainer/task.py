@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Protocol
 import keras
 import tensorflow as tf
 
-from pipeline import graph_calls
 from pipeline.augmentation.base import Recipe, output_spec
 from pipeline.augmentation.composed import cropping_of
 from pipeline.augmentation.recipes import make_recipe
 from pipeline.batch.weights import of_classes, of_rank
 from pipeline.decode import Supervised
 from pipeline.errors import DataError, PipelineError, UsageError
+from pipeline.graph_calls import UserFunction
 from pipeline.resolved import ResolvedRequest
 from trainer import models
 from trainer.checkpoint import reader
@@ -112,8 +112,8 @@ class Task:
 
     Attributes:
       parse: for data that are not images, a static method `parse(records)` from serialized records, string (rows,), to
-        (features, labels) or (features, labels, sample weights (rows,)), as `parse` of `pipeline.input_fn`; None: the
-        data set's images and labels.
+        (features, labels) or (features, labels, sample weights (rows,)), as `parse` of `pipeline.input_fn`, which also
+        gives it `keys` and `training` if it has arguments of these names; None: the data set's images and labels.
       config: all flags.
       data: the shapes of the batches that the model gets.
     """
@@ -407,7 +407,8 @@ def _parsed(parse: Any, classes: tuple[str, ...]) -> DataSpec:
     returned: list[Any] = []
 
     def call(records: tf.Tensor) -> None:
-        returned.append(graph_calls.call_user("Task.parse", graph_calls.as_given(parse), records))
+        keys = lambda: tf.zeros(tf.shape(records), tf.uint64)  # noqa: E731
+        returned.append(UserFunction.of("Task.parse", parse)(records, keys, training=True))
 
     # Traced, not run; and by a function, which may take tensors, tables and layers that a module has at its top.
     tf.function(call, autograph=False).get_concrete_function(tf.TensorSpec([1], tf.string))

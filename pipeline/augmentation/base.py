@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from pipeline.augmentation import RECIPES
 from pipeline.augmentation.passes import Pass
 from pipeline.errors import UsageError
 from pipeline.lazily import tf
+
+if TYPE_CHECKING:
+    from pipeline.graph_calls import UserFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,12 +155,12 @@ class Unaugmented(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class UserAugmented(Recipe):
-    """Calls `function(images, keys)` in training and in evaluation; not compiled, because it may use any op."""
+    """Calls the user's function of images in training and in evaluation; not compiled, because it may use any op."""
 
     compiled: ClassVar[bool] = False
     hands_on: ClassVar[bool] = True
 
-    function: Callable[[tf.Tensor, tf.Tensor], Any]
+    function: UserFunction
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the result of the user's function.
@@ -166,10 +168,15 @@ class UserAugmented(Recipe):
         Raises:
           UsageError: the function fails, or does not return a tensor of numbers with as many rows.
         """
-        from pipeline import graph_calls  # noqa: PLC0415, here because it loads TensorFlow
-
         del statistics
-        given, rows = graph_calls.call_user("augment", self.function, images, keys), images.shape[0]
+        return self._called(images, keys, training=True)
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        del statistics
+        return self._called(images, keys, training=False)
+
+    def _called(self, images: tf.Tensor, keys: tf.Tensor, training: bool) -> tf.Tensor:
+        given, rows = self.function(images, lambda: keys, training), images.shape[0]
         if (
             not isinstance(given, tf.Tensor)
             or given.dtype in (tf.string, tf.variant, tf.resource)
@@ -183,8 +190,6 @@ class UserAugmented(Recipe):
                 f"returned {got}"
             )
         return given
-
-    evaluate = augment
 
 
 class Crop(Protocol):

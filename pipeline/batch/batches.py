@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline import graph_calls
 from pipeline.augmentation.base import ImageStatistics, Recipe, Unaugmented, UserAugmented
 from pipeline.augmentation.composed import Augmenter, cropping_of, cut
 from pipeline.augmentation.geometry import CroppingRecipe
@@ -18,6 +17,7 @@ from pipeline.batch import AUGMENT, DECODE, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.weights import of_classes, times
 from pipeline.decode import Examples, Form, PixelRows
 from pipeline.errors import UsageError
+from pipeline.graph_calls import UserFunction
 from pipeline.order import tensors
 from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
@@ -233,7 +233,7 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     if resolved.request.parse is not None:
         return None
     if callable(augment):
-        return UserAugmented(graph_calls.as_given(augment))
+        return UserAugmented(UserFunction.of("augment", augment, any_keys=True, elsewhere=elsewhere(resolved.request)))
     if not isinstance(augment, str | None):
         raise UsageError(f"augment={augment!r}: must be a recipe's name, a function of (images, keys), or None")
     recipe = make_recipe("none" if augment is None else augment)
@@ -244,6 +244,19 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     if recipe.mixing and not resolved.manifest.class_names:
         raise UsageError(f"augment={augment!r}: mixes labels, but the data set's manifest has no class_names")
     return recipe
+
+
+def is_read_by_graph(request: Request) -> bool:
+    """Whether TensorFlow's own ops read the data, in whatever process runs the dataset."""
+    return request.portable or tf.inside_function()
+
+
+def elsewhere(request: Request) -> str:
+    """Returns where a request's dataset may run, for `UserFunction`; "": in this process."""
+    if not is_read_by_graph(request):
+        return ""
+    where = "in the processes that read with portable=True"
+    return where if request.portable else "on the workers of parameter servers"
 
 
 def augmenter_of(

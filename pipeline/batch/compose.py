@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from pipeline import graph_calls, operations
+from pipeline import operations
 from pipeline.augmentation.base import Crop, Recipe
 from pipeline.augmentation.composed import cropping_of, of_flipped
-from pipeline.batch.batches import Batches, recipes_of
+from pipeline.batch.batches import Batches, elsewhere, is_read_by_graph, recipes_of
 from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
 from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
@@ -34,7 +34,7 @@ from pipeline.decode import (
 from pipeline.errors import DataError, UsageError
 from pipeline.files import remote
 from pipeline.files.paths import folder
-from pipeline.graph_calls import release_arrays
+from pipeline.graph_calls import UserFunction, release_arrays
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.order import MAX_STEP
@@ -245,7 +245,8 @@ def judge_of(resolved: ResolvedRequest) -> Judge:
     if request.parse is None:
         return ImageJudge(resolved.manifest)
     rows = make_feed(resolved.order, as_shard(request.shard), NumpyArrays()).replica_rows
-    return ParseJudge(request.parse, rows, functools.partial(_some_records, resolved))
+    parse = UserFunction.of("parse", request.parse)
+    return ParseJudge(parse, rows, functools.partial(_some_records, resolved), request.training)
 
 
 def _some_records(resolved: ResolvedRequest) -> Iterator[bytes]:
@@ -261,11 +262,6 @@ def _some_records(resolved: ResolvedRequest) -> Iterator[bytes]:
             if record < segment.stop:
                 with contextlib.suppress(DataError):
                     yield from filter(None, reader.read_part(number, record, record + 1))
-
-
-def is_read_by_graph(request: Request) -> bool:
-    """Whether TensorFlow's own ops read the data, in whatever process runs the dataset."""
-    return request.portable or tf.inside_function()
 
 
 def check_in_graph(parts: Sequence[ResolvedRequest], copies: Sequence[int] | None = None) -> None:
@@ -332,7 +328,8 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
     """Returns how records become examples, and the recipe for these: flips may be done while parts are resized."""
     request, made, (recipe, _) = resolved.request, resolved.manifest, recipes_of(resolved)
     if request.parse is not None:
-        return UserParsed(graph_calls.as_given(request.parse)), recipe
+        parse = UserFunction.of("parse", request.parse, elsewhere=elsewhere(request))
+        return UserParsed(parse, request.training), recipe
     parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
     crop: Crop | None = Stretched(request.size) if request.size else None
     mirrored, by_operation = None, operations.can_resize() and not is_read_by_graph(request)

@@ -13,6 +13,7 @@ from pipeline import input_fn, order_spec, steps_per_epoch
 from pipeline import manifest as manifests
 from pipeline.audit.contract import Contract
 from pipeline.errors import DataError, UsageError
+from pipeline.graph_calls import UserFunction
 from pipeline.manifest import manifest
 from pipeline.manifest.splits import select
 from pipeline.order import hashing
@@ -165,6 +166,45 @@ def test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record(fo
         assert np.array_equal(x, np.stack([hashing.uniform(keys, 0), hashing.uniform(keys, 1)], 1))
 
 
+def scalar_or_rows(batch, keys=None, *, training):
+    """Takes keys and training by their names, and a batch of records or of images."""
+    assert batch.shape[0] == keys.shape[0] == 4
+    return tf.stack([pipeline.uniform(keys, 0), tf.fill([4], 1.0 if training else 0.0)], axis=1)
+
+
+@pytest.mark.parametrize("what", ["augment", "parse"])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_users_own_function_gets_keys_and_training_by_their_names(folder, what, training):
+    arguments = {"global_batch_size": 4, "training": training, "seed": 11, "epochs": 1, "record_ids": True}
+    for x, *_, records in elements(input_fn(folder, **arguments, **{what: scalar_or_rows})):
+        keys = hashing.derive_key(Domain.AUGMENT, 11, 0, records)
+        assert np.array_equal(x, np.stack([hashing.uniform(keys, 0), np.full(4, float(training))], 1))
+
+
+def called_by(function, what="parse"):
+    """Returns what a function of a batch of two is called with: by position, and by name."""
+    given = UserFunction.of(what, function, any_keys=what == "augment")
+    return given(tf.zeros([2]), lambda: tf.zeros([2], tf.uint64), training=True)
+
+
+def test_arguments_are_given_by_name_or_have_defaults():
+    def shown(*arguments, **named):
+        return tf.constant([len(arguments), "keys" in named, "training" in named])
+
+    functions = [
+        lambda records, size=3: shown(records),
+        lambda records, keys, size=3: shown(records, keys=keys),
+        lambda records, *, training, keys=None: shown(records, training=training, keys=keys),
+        lambda records, keys, /: shown(records, keys),
+        functools.partial(lambda size, records: shown(records), 3),
+        shown,
+    ]
+    found = [called_by(function).numpy().tolist() for function in functions]
+    assert found == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [1, 0, 0], [1, 0, 0]]
+    of_images = [lambda images, key: shown(images, key, 0), lambda images, size=3: shown(images), shown]
+    assert [int(called_by(function, "augment")[0]) for function in of_images] == [3, 1, 2]
+
+
 def in_a_loop(function):
     """Returns an augmentation that applies a function to each image in the body of a loop."""
     return lambda images, keys: tf.map_fn(function, images)
@@ -215,6 +255,12 @@ def test_the_users_own_function_may_branch_on_tensors(folder, what):
             r"augment: the function fails on .*test_input\.py:\d+: \w+Error: ",
         ),
         ({"augment": lambda images, keys: tf.random.normal(images.shape)}, "RandomStandardNormal.*pipeline.uniform"),
+        ({"augment": lambda image, label: image}, "augment: the function needs 'label', .*keys .*training"),
+        ({"parse": lambda records, size: records}, "parse: the function needs 'size', .*functools.partial"),
+        (
+            {"parse": lambda r: tf.numpy_function(lambda v: v, [r], tf.string), "portable": True},
+            r"parse: the function calls Python \(the op PyFunc\), which is not there .*portable=True",
+        ),
         ({"augment": in_a_loop(tf.image.random_flip_left_right)}, "RandomUniform.*pipeline.uniform"),
         ({"training": "false"}, "training='false'"),
         ({"training": None}, "training=None"),

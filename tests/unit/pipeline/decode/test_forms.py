@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline import operations
-from pipeline.decode import ExampleParser, UserParsed, parsed
+from pipeline import decode, operations
+from pipeline.decode import ExampleParser, UserParsed
 from pipeline.errors import DataError, UsageError
+from pipeline.graph_calls import UserFunction
 from pipeline.manifest import Feature
 from pipeline.records import tf_example
 from tests.unit.pipeline.conftest import UNPACKED
@@ -13,6 +14,10 @@ from tests.unit.pipeline.conftest import UNPACKED
 @pytest.fixture
 def records():
     return tf.constant([b"a b", b"", b"c d e"])
+
+
+def parsed(function, records):
+    return decode.parsed(UserFunction.of("parse", function), records, list, training=True)
 
 
 def test_tensors_of_every_kind_pass_as_they_are(records):
@@ -34,7 +39,7 @@ def test_a_list_of_tensors_is_not_stacked(records):
 
 @pytest.mark.parametrize("form", [lambda one: (one,), lambda one: (one,) * 4, lambda one: {"image": one, "label": one}])
 def test_what_is_neither_a_pair_nor_three_parts_is_not_taken_apart(form, records):
-    found = UserParsed(form).examples({"record": records}, list)
+    found = UserParsed(UserFunction.of("parse", form), training=True).examples({"record": records}, list)
     tf.nest.assert_same_structure(found.images, form(records))
     assert found.labels is None
 
