@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.augmentation.libraries import augment
     from pipeline.batch.batches import augment_fn
     from pipeline.distribution import distribute
     from pipeline.input import input_fn, order_spec, steps_per_epoch
@@ -29,6 +30,7 @@ _HOME = {
     "RandomAccess": "pipeline.random_access",
     "Shard": "pipeline.order.sharding",
     "StepIterator": "pipeline.step_iterator",
+    "augment": "pipeline.augmentation.libraries",
     "augment_fn": "pipeline.batch.batches",
     "distribute": "pipeline.distribution",
     "input_fn": "pipeline.input",
@@ -44,6 +46,7 @@ __all__ = [
     "RandomAccess",
     "Shard",
     "StepIterator",
+    "augment",
     "augment_fn",
     "distribute",
     "input_fn",

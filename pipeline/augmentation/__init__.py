@@ -7,4 +7,4 @@ from typing import Any
 from pipeline.registry import Registry
 
 # Subclasses of `pipeline.augmentation.base.Recipe`, dataclasses whose fields are the recipe's arguments.
-RECIPES: Registry[Any] = Registry("pipeline.augmentation", besides=("composed",))
+RECIPES: Registry[Any] = Registry("pipeline.augmentation", besides=("composed", "libraries"))

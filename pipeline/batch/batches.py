@@ -12,6 +12,7 @@ import tensorflow as tf
 from pipeline.augmentation.base import ImageStatistics, Recipe, Unaugmented, UserAugmented
 from pipeline.augmentation.composed import Augmenter, cropping_of, cut
 from pipeline.augmentation.geometry import CroppingRecipe
+from pipeline.augmentation.libraries import library_of
 from pipeline.augmentation.recipes import make_recipe
 from pipeline.batch import AUGMENT, DECODE, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.weights import of_classes, times
@@ -232,6 +233,9 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     augment = resolved.request.augment
     if resolved.request.parse is not None:
         return None
+    if library_of(augment):
+        kind = f"{type(augment).__name__} of {library_of(augment)}"
+        raise UsageError(f"augment: {kind} draws by itself; give it as pipeline.augment(...)")
     if callable(augment):
         return UserAugmented(UserFunction.of("augment", augment, any_keys=True, elsewhere=elsewhere(resolved.request)))
     if not isinstance(augment, str | None):

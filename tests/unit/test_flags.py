@@ -394,6 +394,12 @@ SEEN: dict[str, dict[str, str]] = {
         "prefetch": "unit/pipeline/test_distribution.py::test_prefetch_puts_batches_on_the_gpu",
         "virtual_replicas": "unit/pipeline/batch/test_on_device.py::test_replicas_get_their_rows",
     },
+    "augment": {
+        "evaluation": (
+            "unit/pipeline/augmentation/test_libraries.py::"
+            "test_evaluations_of_another_size_need_a_transform_of_their_own"
+        ),
+    },
     "input_fn": {
         "global_batch_size": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",
         "training": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",

@@ -338,6 +338,7 @@ def test_importing_pipeline_loads_no_tensorflow_and_unknown_names_fail():
         "InputMeter",
         "RandomAccess",
         "StepIterator",
+        "augment",
         "augment_fn",
         "skipped_records",
     }
