@@ -299,6 +299,14 @@ class OfPixels(Weighted):
         return x, y, tf.ones((records.shape[0], 4, 5))
 
 
+class Asks(Weighted):
+    @staticmethod
+    def parse(records, keys, *, training):
+        assert keys.shape == records.shape and keys.dtype == tf.uint64, keys
+        x, y, weight = Weighted.parse(records)
+        return x, y, weight if training else 0 * weight + 1
+
+
 class Four(Weighted):
     @staticmethod
     def parse(records):
@@ -321,6 +329,14 @@ def test_the_trainer_divides_by_the_sum_of_the_sample_weights(tmp_path, folder, 
     loss, square = ((own * value).sum() / own.sum() for value in (NUMBERS, NUMBERS**2))
     assert f"train square = {square:.4f}, loss = {loss:.4f} (10 examples)" in done.stdout
     assert f"loss = {loss:.2f}" in done.stdout  # of the epoch, in training
+
+
+def test_the_trainer_gives_keys_and_training_to_a_parser_that_asks_for_them(tmp_path, folder):
+    done = train(tmp_path, folder, "Asks", "--strategy=one_device")
+    assert done.returncode == 0, done.stderr
+    own = np.maximum(NUMBERS - 2, 0)
+    assert f"loss = {(own * NUMBERS).sum() / own.sum():.2f}" in done.stdout  # of the epoch, in training
+    assert f"train square = {(NUMBERS**2).mean():.4f}, loss = {NUMBERS.mean():.4f} ({COUNT} examples)" in done.stdout
 
 
 @pytest.mark.parametrize(
