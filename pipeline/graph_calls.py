@@ -165,9 +165,23 @@ def call_user(
         raise
     except Exception as error:
         given = ", ".join(f"{spec.dtype.name} {spec.shape}" for spec in specs)
-        raise UsageError(f"{name}: the function fails on {given}: {of_user(error)}") from error
+        how = ""
+        if _takes(function, [tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in specs]):
+            how = (
+                ". It works on one row, but gets a batch of them: tf.io.parse_example takes the place of "
+                "tf.io.parse_single_example, and shapes begin with -1; tf.map_fn calls a function row by row"
+            )
+        raise UsageError(f"{name}: the function fails on {given}: {of_user(error)}{how}") from error
     _check_draws(name, of or function, traced, elsewhere)
     return traced(*arguments)
+
+
+def _takes(function: Callable[..., Any], specs: list[tf.TensorSpec]) -> bool:
+    try:
+        tf.function(function, autograph=False).get_concrete_function(*specs)
+    except Exception:  # any of the user's
+        return False
+    return True
 
 
 def _check_draws(name: str, function: Callable[..., Any], traced: Any, elsewhere: str) -> None:
