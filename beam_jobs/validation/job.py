@@ -13,11 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from beam_jobs import drafts
-from beam_jobs.examples.statistics import moments
 from beam_jobs.report import card
 from beam_jobs.runs.run import FOUND, Display, ShardJob
 from beam_jobs.shards import manifest_writer, reader
-from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
 from beam_jobs.shards.reader import KeyHashes, Repeated
 from beam_jobs.sink import present
 from beam_jobs.validation.shard import MOST_LISTED, Problem, ShardReport, check_shard
@@ -26,7 +24,9 @@ from pipeline.errors import DataError, reason_of
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, SplitInfo, naming
 from pipeline.manifest.columns import Columns
+from pipeline.manifest.manifest import size_histogram
 from pipeline.manifest.splits import select
+from pipeline.read.statistics import STATISTICS_SPLIT, moments
 
 _MOST_NAMED = 3  # labels or sizes in one line
 _EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode slightly differently

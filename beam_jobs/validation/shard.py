@@ -15,7 +15,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.examples.statistics import PixelSums, entropy
 from beam_jobs.shards import reader
 from beam_jobs.shards.reader import KeyHashes
 from pipeline import images
@@ -26,6 +25,7 @@ from pipeline.images import BadImageError
 from pipeline.manifest import Column, Feature, Manifest, naming
 from pipeline.manifest.columns import column_name, values_of
 from pipeline.read import sidecars
+from pipeline.read.statistics import PixelSums, entropy
 from pipeline.records import tf_example
 from pipeline.records.framing import Frame, Read, walk
 from pipeline.records.members import MemberTable, inflate

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
+from pipeline.manifest.manifest import NO_LABEL
 from pipeline.manifest.splits import Segment
 from pipeline.records.stream import records_of
 
@@ -100,8 +101,14 @@ def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Value
     return found
 
 
-def keys_of(file: StoragePath, segment: Segment, compression: str) -> Iterator[bytes]:
+def keys_of(file: StoragePath, segment: Segment, compression: str, key: str = "key") -> Iterator[bytes]:
     """Yields the keys of a segment's records, reading its shard `file` from the beginning.
+
+    Args:
+      file: the shard.
+      segment: the records.
+      compression: compression of the shard.
+      key: name of the feature in the records.
 
     Raises:
       DataError: the shard cannot be read, a record is cut or corrupt or has no key, or records are missing.
@@ -109,15 +116,15 @@ def keys_of(file: StoragePath, segment: Segment, compression: str) -> Iterator[b
     count = 0
     for offset, record in records_of(file, compression):
         if segment.start <= count < segment.stop:
-            yield _key_of(record, file, count, offset)
+            yield _key_of(record, key, file, count, offset)
         count += 1
     if count != segment.shard.num_examples:
         raise DataError(f"{count} records, but the manifest says {segment.shard.num_examples}", path=file)
 
 
-def _key_of(record: bytes, file: StoragePath, number: int, offset: int) -> bytes:
+def _key_of(record: bytes, name: str, file: StoragePath, number: int, offset: int) -> bytes:
     try:
-        values = decode(record, ["key"]).get("key", [])
+        values = decode(record, [name]).get(name, [])
     except ValueError as error:
         raise DataError(str(error), path=file, record=number, offset=offset) from None
     if not isinstance(values, list) or len(values) != 1:
@@ -202,11 +209,14 @@ def example(record: bytes, features: Mapping[str, Feature], decode_image: bool =
       BadExampleError: it is not an Example, or does not have these features.
     """
     try:
-        found = decode(record, features)
+        found = decode(record, {feature.named(name) for name, feature in features.items()})
     except ValueError as error:
         raise BadExampleError(str(error)) from None
-    values = {name: _value(name, feature, found.get(name, [])) for name, feature in features.items()}
-    values["label"] = int(values["label"])
+    label = features["label"]
+    if label.stored_as is not None and not len(found.get(label.stored_as, [])):
+        found[label.stored_as] = np.array([NO_LABEL])
+    values = {name: _value(name, feature, found.get(feature.named(name), [])) for name, feature in features.items()}
+    values["label"] = label.label_of(int(values["label"]))
     if decode_image:
         values["image"] = image(values["image"], features["image"])
     return values
