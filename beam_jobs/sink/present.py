@@ -97,7 +97,8 @@ def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) 
     below = _shards_below(data_dir, present) if recursive else []
     names = sorted(name for name in {*found, *below} if name not in listed)
     temporary = [name for name in names if drafts.is_temporary(name.rpartition("/")[2])]
-    as_shards = [name for name in names if present.has_images and _looks_like_shard(name, present)]
+    is_ours = present.has_images and not present.is_in_place
+    as_shards = [name for name in names if is_ours and _looks_like_shard(name, present)]
     return Unlisted(
         tuple(as_shards), tuple(temporary), tuple(name for name in names if name not in {*as_shards, *temporary})
     )

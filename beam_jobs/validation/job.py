@@ -205,7 +205,7 @@ def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: 
 def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
     """Yields problems of the files for TensorFlow Datasets. Beside foreign records they are not ours to check."""
     made = manifest_writer.tfds_files(manifest)
-    for name in naming.TFDS_FILES if manifest.has_images else ():
+    for name in naming.TFDS_FILES if manifest.has_images and not manifest.is_in_place else ():
         text = _tfds_problem(data_dir / name, made.get(name))
         if text:
             yield Problem(len(manifest.shards), -1, name, "", text)

@@ -29,6 +29,7 @@ from pipeline.records.schema import LABELS_FILE, Schema, kind
 from pipeline.records.stream import records_of
 
 MOST_CLASSES = 1 << 20
+_MADE = ("bytes", "height", "width")  # columns of every data set of images
 _FIRST_OF_OTHERS = 10  # records of each file but the first, by which a file of another schema is noticed
 _BY_PARSE = "read them with pipeline.input_fn(..., parse=FUNCTION): index them without --feature_map"
 _COLOURS = 3  # channels of images if some are grey and some in colour
@@ -170,15 +171,14 @@ class ShardImages:
         self._names = [name for name in (found.image, found.label, found.key, *found.extra) if name]
         scalars = [name for name, feature in found.extra.items() if not feature.shape]
         self._columns = column_names(scalars, "--keep_columns")
+        self.kept = {*self._columns.values()}  # of features; they take precedence over what is made
         self.labels: list[int] = []
         self.sizes: Counter[tuple[int, int, int]] = Counter()
         self.formats: set[str] = set()
         self.sums: dict[int, PixelSums] = {}  # {channels: sums}
         self.turned = 0
         self.keys: list[bytes] = []  # hashes of them
-        self.columns: dict[str, Gathered] = {
-            name: Gathered() for name in ("bytes", "height", "width", *self._columns.values())
-        }
+        self.columns = {name: Gathered() for name in (*_MADE, *self._columns.values())}
 
     def add(self, record: bytes) -> None:
         """Counts a record.
@@ -194,8 +194,9 @@ class ShardImages:
                 raise ValueError(f"feature {self.schema.key!r}, the key, is empty")
             self.keys.append(hashlib.blake2b(key, digest_size=8).digest())
         height, width = self._image(_one(features, self.schema.image, "bytes"))
-        for name, value in (("bytes", len(record)), ("height", height), ("width", width)):
-            self.columns[name].append(value)
+        for name, value in zip(_MADE, (len(record), height, width), strict=True):
+            if name not in self.kept:
+                self.columns[name].append(value)
         for name, feature in self.schema.extra.items():
             self._extra(name, feature, features)
 
@@ -361,11 +362,11 @@ def _columns_of(
     image: Feature,
 ) -> dict[str, Mapping[str, Any]]:
     """Returns the columns that a conversion would make: labels, sizes and features with one value per record."""
-    names = next(iter(splits.values()))[0][1].columns
+    first = next(iter(splits.values()))[0][1]
     are_sized = image.encoding != "raw" and None in image.shape[:2]
     found: dict[str, Mapping[str, Any]] = {"label": {split: of for split, of in labels.items() if (of >= 0).any()}}
-    for name in names:
-        if name not in ("height", "width") or are_sized:
+    for name in first.columns:
+        if name not in _MADE[1:] or are_sized or name in first.kept:
             found[name] = {split: _joined([shard.columns[name] for _, shard in own]) for split, own in splits.items()}
     return dict(without_names(found))
 

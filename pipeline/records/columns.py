@@ -302,7 +302,7 @@ class Scalars:
     def __call__(self, record: bytes) -> dict[str, Any]:
         """Returns {column: value} of a serialized Example; raises BadExampleError."""
         try:
-            values = self._as_ours(tf_example.decode(record))
+            values = tf_example.as_ours(tf_example.decode(record), self._features)
         except ValueError as error:
             raise tf_example.BadExampleError(str(error)) from None
         if self._names is None:
@@ -320,14 +320,6 @@ class Scalars:
             found[self._columns[name]] = value[0]
         wanted = self._wanted and {column_name(name) for name in self._wanted}
         return {name: value for name, value in found.items() if not wanted or name in wanted}
-
-    def _as_ours(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the features of a record by their names in the manifest, with the labels that stored ones mean."""
-        theirs = {f.stored_as: name for name, f in self._features.items() if f.stored_as is not None}
-        found = {theirs.get(name, name): value for name, value in values.items()}
-        if "label" in theirs.values() and len(found.get("label", ())) == 1:
-            found["label"] = [self._features["label"].label_of(int(found["label"][0]))]
-        return found
 
 
 def _is_scalar(name: str, value: Any) -> bool:

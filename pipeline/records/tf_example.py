@@ -101,6 +101,25 @@ def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Value
     return found
 
 
+def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> dict[str, Values]:
+    """Returns the features of a record by their names in the manifest, with the label that a stored one means.
+
+    Args:
+      values: what `decode` returned of the whole record.
+      features: the manifest's.
+    """
+    theirs = {feature.stored_as: name for name, feature in features.items() if feature.stored_as is not None}
+    if not theirs:
+        return dict(values)
+    found = {theirs.get(name, name): value for name, value in values.items()}
+    stored = found.get("label", [])
+    if not len(stored):
+        found["label"] = np.array([NO_LABEL])
+    elif not isinstance(stored, list) and stored.dtype == np.int64 and len(stored) == 1:
+        found["label"] = np.array([features["label"].label_of(int(stored[0]))])
+    return found
+
+
 def keys_of(file: StoragePath, segment: Segment, compression: str, key: str = "key") -> Iterator[bytes]:
     """Yields the keys of a segment's records, reading its shard `file` from the beginning.
 
@@ -209,14 +228,11 @@ def example(record: bytes, features: Mapping[str, Feature], decode_image: bool =
       BadExampleError: it is not an Example, or does not have these features.
     """
     try:
-        found = decode(record, {feature.named(name) for name, feature in features.items()})
+        found = as_ours(decode(record, {feature.named(name) for name, feature in features.items()}), features)
     except ValueError as error:
         raise BadExampleError(str(error)) from None
-    label = features["label"]
-    if label.stored_as is not None and not len(found.get(label.stored_as, [])):
-        found[label.stored_as] = np.array([NO_LABEL])
-    values = {name: _value(name, feature, found.get(feature.named(name), [])) for name, feature in features.items()}
-    values["label"] = label.label_of(int(values["label"]))
+    values = {name: _value(name, feature, found.get(name, [])) for name, feature in features.items()}
+    values["label"] = int(values["label"])
     if decode_image:
         values["image"] = image(values["image"], features["image"])
     return values
