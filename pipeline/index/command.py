@@ -70,8 +70,9 @@ def _make_index(
         made, notes = _manifest(data_dir, compression, chosen, drafts, flags)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish(naming.MANIFEST)
-    if earlier:  # columns of the records as they were
+    if earlier:  # what describes the records as they were
         columns.remove_others(place, made)
+        (place / naming.CARD).unlink(missing_ok=True)
     for name in _sidecars_of(earlier) - {name for shard in made.shards for name in shard.files}:
         (place / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it holds files: of this index, or of others

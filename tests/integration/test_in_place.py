@@ -123,8 +123,12 @@ def test_a_run_is_evaluated_exported_and_predicts(made, tmp_path, capfd):
     about = json.loads((files / "export.json").read_text())
     assert about["preprocessing"]["pixel_rule"] == {"orientation": "stored", "dct": "exact"}
     capfd.readouterr()
-    validate.main([str(data), "--deep"])
+    validate.main([str(data), "--deep", "--card"])
     assert "the data set matches its manifest" in capfd.readouterr().out
+    page = (data / "card.html").read_text()
+    assert page.count("data:image/jpeg") >= 6
+    assert manifest.load(data).digest in page
+    validate.main([str(data), "--deep"])  # the card, too, is as it should be
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ SEEN: dict[str, dict[str, str]] = {
     "beam_jobs.validate": {
         "data_dir": "integration/test_validate.py::test_the_report_is_json",
         "deep": "integration/test_validate.py::test_raw_pixels_are_summed_by_deep",
+        "card": "integration/test_in_place.py::test_a_run_is_evaluated_exported_and_predicts",
         "report": "integration/test_validate.py::test_the_report_is_json",
     },
     "trainer.run": {

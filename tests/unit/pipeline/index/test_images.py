@@ -1,5 +1,6 @@
 """Images in the records of other writers: what the index says of them, what is fed, and what it refuses."""
 
+import gzip
 import json
 import pathlib
 
@@ -149,6 +150,34 @@ def test_class_names_are_those_of_the_file(tmp_path):
     assert made.features["image"].shape == (36, 36, 3)
     assert {"sex", "age_approx"} <= made.columns.keys()
     assert RandomAccess(folder)[1]["key"] == b"ISIC_0000017"
+
+
+def test_columns_added_later_have_the_labels_after_the_offset(imagenet, tmp_path):
+    folder = foreign.tf_slim(tmp_path / "data", {"train": [5]})
+    run(folder, "--split=train:train-*", foreign.TF_SLIM, "--label_offset=-1")
+    before = manifests.load(folder)
+    made = run(folder, "--add_columns=records:label,image/width,width")
+    assert made.columns["label"] == before.columns["label"]
+    assert made.columns["image_width"].files == made.columns["width"].files == before.columns["width"].files
+    assert made.digest == before.digest
+
+
+def test_a_kept_feature_takes_precedence_over_the_size_of_that_name(tmp_path):
+    records = [{"image": foreign.jpeg(i, (30 + i, 40)), "label": i, "height": 500 + i} for i in range(3)]
+    foreign.write(tmp_path / "train", records)
+    run(tmp_path, "--split=train:train", "--feature_map=image:image", "--keep_columns=height")
+    options = {"global_batch_size": 1, "training": False, "resize": (8, 8)}
+    [(x, y, _)] = input_fn(tmp_path, where="height == 501 and width == 40", **options)
+    assert (x.shape, y.numpy().tolist()) == ((1, 8, 8, 3), [1])
+
+
+def test_compressed_files_may_hold_images(tmp_path):
+    foreign.flowers(tmp_path)
+    for path in tmp_path.glob("*.tfrec"):
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    made = run(tmp_path, "--split=train:train*", "--compression=GZIP", foreign.FLOWERS)
+    assert (made.format_version, made.compression, made.splits["train"].label_histogram) == (4, "GZIP", (4, 4, 4))
+    assert [key for key, _, _ in fed(tmp_path, "train")] == [f"{n:05x}" for n in range(12)]
 
 
 def test_raw_pixels_in_place(tmp_path):
