@@ -7,9 +7,11 @@ import pytest
 
 from beam_jobs import validate
 from pipeline import RandomAccess, input_fn, manifest
+from pipeline.errors import UsageError
 from pipeline.index import __main__ as index
 from tests import foreign, forked
 from tests.converting import convert_in_process
+from tests.raised import at
 from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 from trainer.exporting.predictions import pixels_of
 
@@ -59,6 +61,8 @@ def test_rows_are_those_of_the_same_records_converted(tmp_path):
         *flags, f"--source={folder}/*-of-*", f"--data_dir={tmp_path}/names",
         "--feature_map=image:image/encoded,label:image/class/label,key:image/filename",
     )  # fmt: skip
+    with pytest.raises(UsageError, check=at("foreign", "never replaces")):
+        convert_in_process(*flags, f"--source={folder}", f"--data_dir={folder}", "--overwrite")
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == as_before
     for split, count in (("train", 68), ("validation", 20)):
         indexed = rows(folder, split)
@@ -126,7 +130,7 @@ def test_a_run_is_evaluated_exported_and_predicts(made, tmp_path, capfd):
     validate.main([str(data), "--deep", "--card"])
     assert "the data set matches its manifest" in capfd.readouterr().out
     page = (data / "card.html").read_text()
-    assert page.count("data:image/jpeg") >= 6
+    assert page.count("data:image/") >= 6
     assert manifest.load(data).digest in page
     validate.main([str(data), "--deep"])  # the card, too, is as it should be
 
