@@ -106,7 +106,7 @@ def follow(folder):
             if file := re.match(r"# (\w+\.py)\n", text):
                 (folder / file[1]).write_text(text)
                 continue
-            for line in [text] if language == "python" else text.splitlines():
+            for line in [text] if language == "python" else text.replace("\\\n", " ").splitlines():
                 if line == "python serve.py":
                     servers.append(forked.Process(["serve.py"], cwd=folder))
                     continue
