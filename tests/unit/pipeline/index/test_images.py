@@ -65,8 +65,10 @@ def test_the_manifest_says_where_images_labels_and_keys_are(imagenet):
     assert manifests.parse(made.to_bytes().decode(), "") == made
 
 
-@pytest.mark.parametrize("is_compiled", [True, False])
-@pytest.mark.parametrize("options", [{}, {"portable": True}, {"shuffle_bytes": 20_000, "streams": 1, "training": True}])
+@pytest.mark.parametrize(
+    ("options", "is_compiled"),
+    [({}, True), ({"portable": True}, False), ({"shuffle_bytes": 20_000, "streams": 1, "training": True}, True)],
+)
 def test_what_is_fed_are_the_pixels_and_labels_of_the_records(imagenet, options, is_compiled, monkeypatch):
     if not is_compiled:
         monkeypatch.setattr(operations, "is_compiled", lambda: False)
