@@ -10,6 +10,7 @@ from typing import Any
 from beam_jobs import flag_values
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources.base import SourceOptions
+from pipeline.commands import values
 from pipeline.commands.flags import check_all, fields_with, flag, flags_of
 from pipeline.errors import UsageError, name_of, unknown
 from pipeline.manifest import naming
@@ -160,7 +161,7 @@ class ConvertConfig(_Flags):
     @property
     def size(self) -> tuple[int, int] | None:
         """`resize` read: (height, width), or None."""
-        sizes = flag_values.sizes("resize", self.resize, 2)
+        sizes = values.sizes("resize", self.resize, 2)
         return (sizes[0], sizes[1]) if sizes else None
 
     @property

@@ -5,8 +5,9 @@
 "Alone" is the shortest way to call libjpeg-turbo: the encoded images in memory, and `tf.image.decode_and_crop_jpeg` of
 a random part of each, in a parallel map with one call per core. Rounds alternate; the ratio is computed per round, and
 its median is printed. On a shared machine, processor time says more than wall time. `random_resized_crop` is
-compared with the same crops of one size, so the ratio includes the cost of resizing. Last, `scaled_decoding` against
-none: its speed, and how far the same crops differ (PSNR, over some batches).
+compared with the same crops of one size, so the ratio includes the cost of resizing. Then the same records in place, as
+TF-Slim names their features and `pipeline.index` describes them, against the converted ones. Last, `scaled_decoding`
+against none: its speed, and how far the same crops differ (PSNR, over some batches).
 
     python -m benchmarks.jpeg_throughput --cifar10=DIR [--images=4000] [--rounds=3]
 
@@ -17,6 +18,7 @@ seeds, and tested both ways.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -69,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with inputs.data_set(config.data_dir, lambda folder: make_data(folder, config)) as data_dir:
         for name in ("random_crop", "random_resized_crop"):
             compare(config, data_dir, f"{name}(size={config.size}, normalize=False)")
+        compare_in_place(config, data_dir)
         compare_scaled(config, data_dir)
 
 
@@ -86,6 +89,43 @@ def compare(config: BenchmarkConfig, data_dir: str, recipe: str) -> None:
     alone = crop_alone(inputs.train_files(data_dir), config.size)
     name = f"decode_and_crop_jpeg of {config.size} x {config.size} alone"
     rounds.compare(recipe, ours, {name: alone}, config.rounds, config.seconds)
+
+
+def compare_in_place(config: BenchmarkConfig, data_dir: str) -> None:
+    """Measures crops of the records with TF-Slim's names, indexed, in turn with those of the converted ones."""
+    from pipeline.index import __main__ as index  # noqa: PLC0415
+
+    recipe = f"random_resized_crop(size={config.size}, normalize=False)"
+    rows, window = config.global_batch_size, manifest.load(data_dir).split("train").num_bytes // _WINDOWS
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        write_as_tf_slim(data_dir, pathlib.Path(folder))
+        names = "image:image/encoded,label:image/class/label"
+        with contextlib.redirect_stdout(io.StringIO()):
+            index.main([folder, "--split=train:train-*", f"--feature_map={names}", "--label_offset=-1"])
+        options = {"augment": recipe, "shuffle_bytes": window}
+        mine, other = (taking(iter(inputs.train_input(place, rows, **options)), rows) for place in (folder, data_dir))
+        rounds.compare(f"{recipe} of records in place", mine, {"converted": other}, config.rounds, config.seconds)
+
+
+def write_as_tf_slim(data_dir: str, folder: pathlib.Path) -> None:
+    """Writes the training records of a data set again, shard by shard, as TF-Slim would."""
+    from pipeline.files.paths import folder as folder_of  # noqa: PLC0415
+    from pipeline.records import framing, tf_example  # noqa: PLC0415
+    from pipeline.records.stream import records_of  # noqa: PLC0415
+
+    for shard in manifest.load(data_dir).split("train").shards:
+        with open(folder / shard.file, "wb") as file:
+            for number, (_, record) in enumerate(records_of(folder_of(data_dir) / shard.file, "")):
+                found = tf_example.decode(record)
+                features: dict[str, Any] = {
+                    "image/encoded": found["image"],
+                    "image/class/label": found["label"] + 1,  # type: ignore[operator]
+                    "image/class/text": b"a class",
+                    "image/filename": found["key"],
+                    "image/colorspace": b"RGB",
+                    "image/object/bbox/xmin": np.linspace(0, 1, number % 4, dtype=np.float32),
+                }
+                file.write(framing.frame(tf_example.encode(features)))
 
 
 def compare_scaled(config: BenchmarkConfig, data_dir: str) -> None:

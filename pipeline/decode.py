@@ -19,10 +19,9 @@ from pipeline.augmentation.base import Crop
 from pipeline.errors import UsageError, root_cause, unknown
 from pipeline.graph_calls import UserFunction
 from pipeline.manifest import Feature, Manifest
-from pipeline.manifest.manifest import EXACT, FAST
+from pipeline.manifest.manifest import EXACT, FAST, NO_LABEL
 from pipeline.records import tf_example
 
-_IMAGE_AND_LABEL = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 _DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
 Columns = dict[str, tf.Tensor]
 PLACES, SIZES = "places", "sizes"  # columns of `Kept`: the bounds and sizes of `InMemory`
@@ -146,9 +145,12 @@ class ExampleParser:
     """Parses `tf.train.Example`s.
 
     Attributes:
+      image, label: the manifest's features of these names.
       features: to parse beside image and label, by name.
     """
 
+    image: Feature
+    label: Feature
     features: dict[str, Feature]
 
     @classmethod
@@ -165,37 +167,66 @@ class ExampleParser:
                 raise unknown("features", name, others)
             if None in feature.shape and len(feature.shape) > 1:
                 raise UsageError(f"features: {name!r} has the shape {feature.shape}: only vectors may vary in length")
-        return cls({name: manifest.features[name] for name in names})
+        features = {name: manifest.features[name] for name in names}
+        return cls(manifest.features["image"], manifest.features["label"], features)
 
     def parse(self, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
         """Returns the images' bytes (n,), the labels int64 (n,) and the features of serialized Examples (n,)."""
-        found = tf.io.parse_example(records, {**_IMAGE_AND_LABEL, **self._kinds()})
-        return found["image"], found["label"], {name: found[name] for name in self.features}
+        found = tf.io.parse_example(records, {**self._image_and_label(), **self._kinds()})
+        return (*self._image_and_label_of(found), self._features_of(found))
+
+    def places(self, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns where images are in their records, and the labels: int64 (n, 2) and (n,), by a compiled operation.
+
+        Where an image begins is -1 if the record is not as usual, so that only TensorFlow's parser can read it.
+        """
+        found = operations.find_images(records, self.image.named("image"), self.label.named("label"))
+        return found[:, :2], self._labels(found[:, 2])
 
     def find(self, records: tf.Tensor) -> tuple[InStrings, tf.Tensor, dict[str, tf.Tensor]]:
         """Returns what `parse` does, but the images where they are in the records: by compiled operations."""
-        found = operations.find_images(records)
+        places, found_labels = self.places(records)
 
         def in_place() -> tuple[tf.Tensor, ...]:
-            return records, found[:, :2], found[:, 2]
+            return records, places, found_labels
 
         def parsed() -> tuple[tf.Tensor, ...]:
-            parsed = tf.io.parse_example(records, _IMAGE_AND_LABEL)
-            sizes = tf.strings.length(parsed["image"])
+            images, labels = self._image_and_label_of(tf.io.parse_example(records, self._image_and_label()))
+            sizes = tf.strings.length(images)
             ends = tf.cast(tf.stack([tf.zeros_like(sizes), sizes], axis=1), tf.int64)
-            return parsed["image"], ends, parsed["label"]
+            return images, ends, labels
 
         # TensorFlow reads records that other writers made otherwise, and says what is wrong with those that it cannot.
-        strings, bounds, labels = tf.cond(tf.reduce_all(found[:, 0] >= 0), in_place, parsed)
+        strings, bounds, labels = tf.cond(tf.reduce_all(places[:, 0] >= 0), in_place, parsed)
         features = tf.io.parse_example(records, self._kinds()) if self.features else {}
-        return InStrings(strings, bounds), labels, {name: features[name] for name in self.features}
+        return InStrings(strings, bounds), labels, self._features_of(features)
+
+    def _image_and_label(self) -> dict[str, Any]:
+        no_label = None if self.label.stored_as is None else NO_LABEL  # without a default it is an error
+        return {
+            self.image.named("image"): tf.io.FixedLenFeature([], tf.string),
+            self.label.named("label"): tf.io.FixedLenFeature([], tf.int64, no_label),
+        }
+
+    def _image_and_label_of(self, found: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        return found[self.image.named("image")], self._labels(found[self.label.named("label")])
+
+    def _labels(self, stored: tf.Tensor) -> tf.Tensor:
+        """Returns the labels that stored ones mean, int64 (n,): `Feature.label_of` of each."""
+        if self.label.stored_as is None:
+            return stored
+        return tf.where(stored >= 0, stored + self.label.offset, tf.constant(NO_LABEL, tf.int64))
 
     def _kinds(self) -> dict[str, Any]:
         kinds: dict[str, Any] = {}
         for name, feature in self.features.items():
             dtype, varies = _DTYPES[feature.dtype], None in feature.shape
-            kinds[name] = tf.io.RaggedFeature(dtype) if varies else tf.io.FixedLenFeature(feature.shape, dtype)
+            kind = tf.io.RaggedFeature(dtype) if varies else tf.io.FixedLenFeature(feature.shape, dtype)
+            kinds[feature.named(name)] = kind
         return kinds
+
+    def _features_of(self, found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {name: found[feature.named(name)] for name, feature in self.features.items()}
 
 
 class ImageJudge:

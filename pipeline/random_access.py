@@ -111,7 +111,7 @@ class RandomAccess:
         Returns:
           A dict by feature, with `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others as
           in the manifest: arrays of their shape and dtype (object for strings), or if the shape is (), NumPy scalars
-          or bytes. {"record": bytes} if `pipeline.index` made the data set.
+          or bytes. {"record": bytes} if `pipeline.index` made the data set without a feature map.
 
         Raises:
           DataError: the record is corrupt, or not as the manifest says; with its location.

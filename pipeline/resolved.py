@@ -21,7 +21,7 @@ from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.manifest.columns import Columns
 from pipeline.manifest.sources import Source
-from pipeline.manifest.splits import Selection, select
+from pipeline.manifest.splits import Selection, names_of, select
 from pipeline.order import order as orders
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.order.order import MAX_STEP, MixtureSpec, Order, OrderSpec, Spec
@@ -145,6 +145,8 @@ def _check(request: Request, manifest: Manifest) -> None:
         check_classes(request.class_weight, manifest.class_names)
     if request.parse is not None:
         return
+    if request.training:
+        require_labels(manifest, request.split)
     if not manifest.has_images:
         if request.augment is not None or request.size or request.features:
             manifest.require_images()
@@ -158,6 +160,18 @@ def _check(request: Request, manifest: Manifest) -> None:
         raise UsageError(
             f"{manifest.dataset}: its images differ in size; give resize (such as 224x224), or a recipe that crops "
             f"all to one size: {', '.join(sorted(name for name, recipe in RECIPES.items() if recipe.decodes_part))}"
+        )
+
+
+def require_labels(manifest: Manifest, split: str) -> None:
+    """Raises UsageError if images of a split have no labels, by which nothing can be trained or evaluated."""
+    names = names_of(split) if isinstance(split, str) else []
+    known = [name for name in names if name in manifest.splits]
+    if missing := [name for name in known if name not in manifest.labelled(known)]:
+        others = ", ".join(manifest.labelled(manifest.splits))
+        raise UsageError(
+            f"split {missing[0]!r} has no labels: its images can be predicted, but neither trained nor evaluated on; "
+            f"these splits have labels: {others}"
         )
 
 

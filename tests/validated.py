@@ -12,12 +12,12 @@ import crc32c
 import numpy as np
 from PIL import Image
 
-from beam_jobs.examples.statistics import PixelSums, entropy, moments
 from beam_jobs.shards import manifest_writer
-from beam_jobs.shards.manifest_writer import size_histogram
 from beam_jobs.shards.reader import records
 from pipeline import manifest as manifests
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.manifest.manifest import size_histogram
+from pipeline.read.statistics import PixelSums, entropy, moments
 from pipeline.records import framing, tf_example
 from tests.datasets import edit_manifest
 

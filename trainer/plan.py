@@ -15,7 +15,14 @@ from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
 from pipeline.request import HOST, Request, UserParse, check_classes
-from pipeline.resolved import ResolvedInput, ResolvedRequest, check_alike, resolve, resolve_all
+from pipeline.resolved import (
+    ResolvedInput,
+    ResolvedRequest,
+    check_alike,
+    require_labels,
+    resolve,
+    resolve_all,
+)
 from trainer.config import TrainConfig, meaning
 from trainer.config.data import AUTO
 
@@ -102,12 +109,13 @@ def with_trained_split(config: TrainConfig) -> TrainConfig:
 
 
 def splits_of(config: TrainConfig) -> list[str]:
-    """Returns the names of the splits of a run's data, in their order.
+    """Returns the names of the splits of a run's data, in their order, except those of images without labels.
 
     Raises:
       DataError: no valid data set.
     """
-    return list(dict.fromkeys(name for folder in _folders(config) for name in manifests.load(folder).splits))
+    loaded = [manifests.load(folder) for folder in _folders(config)]
+    return list(dict.fromkeys(name for made in loaded for name in made.labelled(made.splits)))
 
 
 def request_of(config: TrainConfig, parse: UserParse | None) -> Request:
@@ -147,6 +155,8 @@ def evaluation_of(
         )
         for folder in has_split or folders
     }
+    for part in found.values() if parse is None else ():
+        require_labels(part.manifest, part.request.split)
     check_alike(list(found.values()), list(found))
     return found
 

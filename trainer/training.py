@@ -411,6 +411,8 @@ class AllReduceRun(Run):
             if flags.log_keys:
                 if request.parse:
                     raise UsageError(f"--log_keys={flags.log_keys}: not for a task with its own parse function")
+                if not all("key" in part.manifest.features for part in self.plan.training.parts):
+                    raise UsageError(f"--log_keys={flags.log_keys}: the manifest of the data names no key")
                 spec = self.plan.training.spec
                 logs = SourceLogs(flags.log_keys, spec, rank, size, num_replicas, request.start_step)
                 keys, request = opened.enter_context(logs), dataclasses.replace(request, features=("key",))

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.examples.statistics import PixelSums
 from beam_jobs.sources.base import Block
 from pipeline import images
 from pipeline.commands.text import shape_of
 from pipeline.images import BadImageError
+from pipeline.read.statistics import PixelSums
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from beam_jobs import drafts
 from beam_jobs.report import summary
 from beam_jobs.report.summary import ImageFacts, by_size
-from beam_jobs.shards import reader
 from pipeline import images, manifest
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, PipelineError, to_run
@@ -29,6 +28,7 @@ from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, naming
 from pipeline.records import tf_example
+from pipeline.records.stream import records_of
 
 _LARGEST_SIDE = 160  # pixels on the longer side: sharp on a screen of two pixels per CSS pixel
 _THUMBNAIL_QUALITY = 82
@@ -270,10 +270,10 @@ def take_samples(folder: StoragePath, made: Manifest) -> Samples:
     found: dict[int, list[tuple[bytes, str]]] = {label: [] for label in wanted}
     missing = sum(wanted.values())
     for shard in shards:
-        for record in _first_records(
-            folder / shard.file, _SAMPLED_RECORDS // len(shards), _SAMPLED_BYTES // len(shards)
-        ):
-            label, sample = _sample_of(record, shard.file)
+        records = (record for _, record in records_of(folder / shard.file, made.compression))
+        first = _first_records(records, _SAMPLED_RECORDS // len(shards), _SAMPLED_BYTES // len(shards))
+        for number, record in enumerate(first):
+            label, sample = _sample_of(record, shard.file, number, made)
             if len(found.get(label, ())) < wanted.get(label, 0):
                 found[label].append(sample)
                 missing -= 1
@@ -293,21 +293,25 @@ def _choose_classes(found: dict[int, list[tuple[bytes, str]]]) -> dict[int, list
     return {labels[i]: found[labels[i]] for i in _spread(len(labels), CLASSES)}
 
 
-def _first_records(path: StoragePath, count: int, num_bytes: int) -> Iterator[bytes]:
+def _first_records(records: Iterator[bytes], count: int, num_bytes: int) -> Iterator[bytes]:
     """Yields a shard's first records: at most `count`, in at most `num_bytes`, but at least one."""
-    for number, record in enumerate(itertools.islice(reader.records(path), count)):
+    for number, record in enumerate(itertools.islice(records, count)):
         num_bytes -= len(record)
         if num_bytes < 0 and number:
             return
         yield record
 
 
-def _sample_of(record: bytes, file: str) -> tuple[int, tuple[bytes, str]]:
+def _sample_of(record: bytes, file: str, number: int, made: Manifest) -> tuple[int, tuple[bytes, str]]:
+    wanted: dict[str, Feature] = {
+        name: made.features[name] for name in ("image", "label", "key") if name in made.features
+    }
     try:
-        found = tf_example.decode(record, ("image", "label", "key"))
-        return int(found["label"][0]), (found["image"][0], found["key"][0].decode(errors="backslashreplace"))
-    except (ValueError, KeyError, IndexError, AttributeError):
+        found = tf_example.example(record, wanted, decode_image=False)
+    except tf_example.BadExampleError:
         raise DataError("a record is not an example with image, label and key", path=file) from None
+    key = found.get("key", f"{file}#{number}".encode())  # records of other writers may have none
+    return found["label"], (found["image"], key.decode(errors="backslashreplace"))
 
 
 @dataclasses.dataclass(frozen=True)

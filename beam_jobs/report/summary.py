@@ -11,7 +11,6 @@ import itertools
 import math
 from collections import Counter
 
-from beam_jobs.examples.statistics import entropy
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from pipeline.commands.text import count_of, size_of
@@ -20,6 +19,7 @@ from pipeline.files import remote
 from pipeline.files.paths import each
 from pipeline.manifest import Manifest, SplitInfo, naming
 from pipeline.manifest.splits import to_evaluate
+from pipeline.read.statistics import entropy
 
 # Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
 # can lack of the expected entropy (0.02 where classes are even); class-sorted ones nearly all of it.

@@ -16,7 +16,6 @@ from typing import Any
 
 from beam_jobs import drafts
 from beam_jobs.examples import columns
-from beam_jobs.examples.statistics import moments
 from beam_jobs.plan import Origin, Plan, without_split
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
@@ -24,13 +23,12 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath, each
 from pipeline.manifest import Column, Feature, Manifest, SplitInfo, naming
-from pipeline.manifest.manifest import rounded_up
+from pipeline.manifest.manifest import size_histogram
+from pipeline.read.statistics import STATISTICS_SPLIT, moments
 
 TFDS_DATASET_INFO, TFDS_FEATURES, TFDS_LABELS = naming.TFDS_FILES
 _TFDS_VERSION = "1.0.0"  # required by TFDS; our data sets are told apart by the manifest's digest
 _TFDS_CLASSES = "tensorflow_datasets.core.features"
-STATISTICS_SPLIT = "train"  # normalisation must not look at the test images
-_EXACT_SIZES = 100  # sizes of images that are listed one by one; of more, each side is rounded up
 
 
 def write_manifest(plan: Plan, found: Iterable[Receipt]) -> StoragePath:
@@ -154,10 +152,7 @@ def _rejects(receipts: list[Receipt]) -> list[tuple[str, Reject]]:
 
 def _image_feature(receipts: list[Receipt]) -> Feature:
     formats = {kind for receipt in receipts for kind in receipt.formats}
-    shapes = {shape for receipt in receipts for shape, _ in receipt.sizes}
-    sides = [{shape[axis] for shape in shapes} for axis in range(3)]
-    shape = tuple(next(iter(side)) if len(side) == 1 else None for side in sides)
-    return Feature("uint8", shape, next(iter(formats)) if len(formats) == 1 else "any")
+    return Feature.of_images(formats, {shape for receipt in receipts for shape, _ in receipt.sizes})
 
 
 def _split_info(receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:
@@ -172,16 +167,6 @@ def _split_info(receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:
         size_histogram(sizes),
         earlier_rejects + sum(receipt.num_rejects for receipt in receipts),
     )
-
-
-def size_histogram(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
-    """Returns the manifest's `image_sizes` of {(height, width): images}; more than 100 are rounded up to 64 pixels."""
-    if len(sizes) > _EXACT_SIZES:
-        rounded: Counter[tuple[int, int]] = Counter()
-        for (height, width), count in sizes.items():
-            rounded[rounded_up(height), rounded_up(width)] += count
-        sizes = rounded
-    return {f"{height}x{width}": count for (height, width), count in sorted(sizes.items())}
 
 
 def tfds_files(manifest: Manifest) -> dict[str, bytes]:

@@ -10,9 +10,9 @@ import crc32c
 
 from beam_jobs import drafts
 from beam_jobs.examples.columns import Packed
-from beam_jobs.examples.statistics import PixelSums
 from pipeline.files.paths import StoragePath, each
 from pipeline.manifest import ShardInfo, naming
+from pipeline.read.statistics import PixelSums
 
 _SUFFIX = ".receipt.json"
 _CRC_BLOCK = 4 << 20  # 4 MiB

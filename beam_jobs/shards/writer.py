@@ -13,7 +13,6 @@ from beam_jobs.drafts import Draft
 from beam_jobs.examples import columns
 from beam_jobs.examples.records import Records, compressed, make_records
 from beam_jobs.examples.selection import Selected, joined, select
-from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
@@ -21,6 +20,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import ShardInfo, naming
+from pipeline.read.statistics import entropy, label_histogram
 from pipeline.records import framing
 
 _MORE_REJECTS = 1000  # listed per shard beyond the bound: enough to see what is wrong

@@ -11,7 +11,7 @@ from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from pipeline import manifest
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, name_of
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, naming
 
@@ -24,16 +24,25 @@ def existing_manifest(data_dir: StoragePath) -> Manifest | None:
 
     Raises:
       DataError: the manifest cannot be read.
+      UsageError: it is an index of another writer's files, which a conversion must not replace.
     """
     if naming.MANIFEST not in data_dir.names():
         return None
     try:
-        return manifest.load(data_dir)
+        found = manifest.load(data_dir)
     except DataError as error:
         raise error.advised(
             "as it does not say which files are its own, nothing was removed: "
             f"remove {data_dir} yourself or choose another --data_dir"
         ) from None
+    if found.is_in_place:
+        raise UsageError(
+            f"holds records of another writer, by the {naming.MANIFEST} that {name_of('pipeline.index')} wrote; a "
+            "conversion never replaces them",
+            path=data_dir,
+            advice="choose another --data_dir",
+        )
+    return found
 
 
 def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
@@ -97,7 +106,8 @@ def unlisted(data_dir: StoragePath, present: Manifest, recursive: bool = False) 
     below = _shards_below(data_dir, present) if recursive else []
     names = sorted(name for name in {*found, *below} if name not in listed)
     temporary = [name for name in names if drafts.is_temporary(name.rpartition("/")[2])]
-    as_shards = [name for name in names if present.has_images and _looks_like_shard(name, present)]
+    is_ours = present.has_images and not present.is_in_place
+    as_shards = [name for name in names if is_ours and _looks_like_shard(name, present)]
     return Unlisted(
         tuple(as_shards), tuple(temporary), tuple(name for name in names if name not in {*as_shards, *temporary})
     )

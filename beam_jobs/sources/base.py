@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,31 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs import flag_values
+from pipeline.commands import values
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError, to_run
+from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain, splitmix64
+from pipeline.records import schema
 from pipeline.registry import Registry
-
-OWN_FEATURES = ("image", "label", "key")  # of every example
-# Advice for data that is not one labelled image per row; errors about a missing image or label end with it.
-OTHER_DATA = (
-    "text, tables, boxes, masks and captions are not converted: write them as TFRecords if they are none yet, run "
-    f"{to_run('pipeline.index')} on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
-)
-# {(offset, first bytes there): format} of encoded images; of BMP's two letters, with the zeros that follow the size.
-_IMAGE_STARTS = {
-    (0, b"\x89PNG\r\n\x1a\n"): "PNG",
-    (0, b"\xff\xd8\xff"): "JPEG",
-    (0, b"GIF8"): "GIF",
-    (8, b"WEBP"): "WebP",
-    **dict.fromkeys(((0, b"II*\0"), (0, b"MM\0*"), (0, b"II+\0"), (0, b"MM\0+")), "TIFF"),
-    **dict.fromkeys(((4, b"jP  \r\n"), (0, b"\xff\x4f\xff\x51")), "JPEG 2000"),
-    **dict.fromkeys(((4, b"ftypavif"), (4, b"ftypavis")), "AVIF"),
-    **dict.fromkeys(((4, b"ftyphei"), (4, b"ftyphev"), (4, b"ftypmif1")), "HEIC"),
-}
-IMAGE_START = 16  # bytes by which `image_format` tells the format
 
 
 def _option(
@@ -91,7 +73,7 @@ class SourceOptions:
         shapes=False,
     )
     splits: tuple[str, ...] = _option(
-        (), "the source's splits to convert: train,test; default: all that it has", parse=flag_values.names
+        (), "the source's splits to convert: train,test; default: all that it has", parse=values.names
     )
     image_column: str = _option(
         "",
@@ -141,21 +123,21 @@ class SourceOptions:
         "parquet, image_table, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet, image_table: "
         "NAME:TYPE converts to float32 (rounded), int64 or string (text)",
         *("parquet", "image_table", "tfrecord", "tfds:NAME"),
-        parse=flag_values.names,
+        parse=schema.KEEP_COLUMNS.parse,
         foreign=True,
     )
     feature_map: tuple[tuple[str, str], ...] = _option(
         (),
-        "tfrecord: the names of the features in foreign records: image:image_raw,label:label",
+        f"tfrecord: {schema.FEATURE_MAP.text}",
         "tfrecord",
-        parse=flag_values.pairs,
+        parse=schema.FEATURE_MAP.parse,
         foreign=True,
     )
     image_shape: tuple[int, int, int] | None = _option(
         None,
-        "tfrecord: HxWxC of raw pixels in foreign records",
+        f"tfrecord: {schema.IMAGE_SHAPE.text}",
         "tfrecord",
-        parse=functools.partial(flag_values.sizes, count=3),
+        parse=schema.IMAGE_SHAPE.parse,
         foreign=True,
     )
     follow_links: bool = _option(
@@ -341,13 +323,6 @@ class Files:
         for number, chosen, own in by_part(self.counts, rows):
             keys[chosen] = row_keys(self.names[number], own, digits[number])
         return keys
-
-
-def image_format(start: bytes) -> str:
-    """Returns the format of an image file by its first bytes, at least `IMAGE_START`; "" if it is none."""
-    if start.startswith(b"BM") and start[6:10] == bytes(4):
-        return "BMP"
-    return next((name for (at, magic), name in _IMAGE_STARTS.items() if start[at:].startswith(magic)), "")
 
 
 def by_part(

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import base, listing, splits, streams
 from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
-from beam_jobs.sources.labels import LABELS_FILE, read_labels
 from beam_jobs.sources.row_files import RowFile
 from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
+from pipeline.records.schema import LABELS_FILE, read_labels
 
 _UINT8 = 0x08
 MAX_BYTES = 16 << 30  # 16 GiB: a header with a larger size is damaged

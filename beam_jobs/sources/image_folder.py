@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, labels, splits, streams
+from beam_jobs.sources import labels, splits, streams
 from beam_jobs.sources.base import SOURCES, Block, Source, SourceOptions
 from beam_jobs.sources.streams import Advance
 from pipeline.commands.text import count_of
@@ -34,6 +34,7 @@ from pipeline.files.reading import opener
 from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
+from pipeline.records import schema
 
 MAX_FILE = 256 << 20  # 256 MiB: no image that can be decoded is larger
 _MOST_KEPT = 2  # listings per process
@@ -478,7 +479,7 @@ class _Scan:
         # A link that is not to be followed is not read, either.
         if extension not in _OTHERS and entry.is_file() and (self._follows_links or not self._leads_out(entry)):
             with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0, opener=opener) as file:
-                if base.image_format(file.read(base.IMAGE_START)):
+                if schema.image_format(file.read(schema.IMAGE_START)):
                     return True
         self.ignored[extension] += 1
         return False
@@ -553,7 +554,7 @@ class _Scan:
         for extension, dataset in ((b".parquet", "parquet"), (b".tfrecord", "tfrecord")):
             if self.ignored[extension]:
                 return f"for {text(extension)} files give --dataset={dataset}"
-        others = base.OTHER_DATA if any(self.ignored[extension] for extension in _ANNOTATIONS) else ""
+        others = schema.OTHER_DATA if any(self.ignored[extension] for extension in _ANNOTATIONS) else ""
         for extension in _TABLES:
             if self.ignored[extension]:
                 advice = f"if a {text(extension)} file names the images, give it as --source of --dataset=image_table"

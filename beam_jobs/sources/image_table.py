@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import image_folder, labels, listing, parquet_columns, parquet_reader, splits, streams, tables
 from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
-from beam_jobs.sources.labels import LABELS_FILE
 from beam_jobs.sources.parquet_columns import Columns
 from beam_jobs.sources.parquet_reader import BatchedBuilder
 from beam_jobs.sources.streams import KnownFile
@@ -30,6 +29,7 @@ from pipeline.files.paths import LocalPath
 from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
+from pipeline.records.schema import LABELS_FILE, read_labels
 
 # Usual names of columns, the first ones preferred; `File Name` and `file_name` are taken for `filename`.
 _IMAGES = ("filename", "imagepath", "filepath", "path", "file", "imagename", "image", "imageid", "img")
@@ -228,7 +228,7 @@ def _is_metadata(name: str) -> bool:
 
 def _scan(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions) -> _Listing:
     rows = _read(folder, files, options)
-    names = labels.read_labels(folder / LABELS_FILE)
+    names = read_labels(folder / LABELS_FILE)
     if names:
         rows = _with_label_numbers(rows, names)
     columns = parquet_columns.choose(str(rows.path), rows.table.schema, rows.options, are_paths=True)

@@ -9,12 +9,8 @@ import threading
 import unicodedata
 from collections.abc import Iterable
 
-from beam_jobs.sources import streams
-from pipeline.commands.text import count_of
 from pipeline.errors import DataError
-from pipeline.files.paths import StoragePath
 
-LABELS_FILE = "labels.txt"
 # What pandas.read_csv takes for missing values, and writes or reads as such.
 MISSING = (
     *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
@@ -89,26 +85,6 @@ def _seen(name: str, ignore_case: bool) -> str:
     shown = " ".join(shown.split())
     shown = str(int(shown)) if _NUMBER.fullmatch(shown) else shown
     return unicodedata.normalize("NFC", shown.casefold()) if ignore_case else shown
-
-
-def read_labels(path: StoragePath) -> tuple[str, ...]:
-    """Returns the class names in a file; none if there is no such file.
-
-    Raises:
-      DataError: it is not UTF-8 text, or a line is empty.
-    """
-    if not path.exists():
-        return ()
-    with streams.errors_of(path):
-        try:
-            names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-        except UnicodeDecodeError:
-            raise DataError("is not UTF-8 text", path=path) from None
-    if not names or not all(names):
-        raise DataError(
-            f"must have the name of a class in every line; it has {count_of(len(names), 'line')}", path=path
-        )
-    return names
 
 
 class SeenLabels:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SourceOptions
+from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature
+from pipeline.records.schema import OTHER_DATA, OWN_FEATURES
 
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label",)

@@ -31,6 +31,7 @@ from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature, SourceFile
 from pipeline.read import sidecars
 from pipeline.records import framing, tf_example
+from pipeline.records.schema import DTYPES, OWN_FEATURES, Schema, kind
 from pipeline.records.stream import RecordStream
 from pipeline.records.tf_example import Layout
 
@@ -41,6 +42,7 @@ _REMOTE_GAP = 256 << 10  # 256 KiB: a fraction of what a store sends in the time
 _WHOLE = 10  # if more than a tenth of a remote file is wanted, it is read from the first range to the last
 _REQUESTS = 8  # at a time; as many spans are in memory
 ARRAY_RECORD = "array_record"
+_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 _PIECE_RECORDS = 1000
 _PIECE_BYTES = 16 << 20  # 16 MiB
 
@@ -286,30 +288,15 @@ def _spans(starts: Sequence[int], stops: Sequence[int], gap: int) -> Iterator[tu
         first = end
 
 
-DTYPES = {"bytes": "string", "int64": "int64", "float": "float32"}  # {kind of values: dtype of a feature}
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
-
-
 @dataclasses.dataclass(frozen=True)
-class Columns:
-    """Names of features in the records.
+class Columns(Schema):
+    """Reads the features of a schema.
 
     Attributes:
-      image, label: bytes; one int64, or bytes if `has_text_labels`.
-      key: bytes or one int64; "" if records have none.
-      image_shape: (height, width, channels) of raw pixels; None if images are encoded.
-      sizes: the features with height, width and channels of raw pixels; empty if records have none.
-      extra: the other features that are kept.
-      has_text_labels: whether labels are the names of classes.
+      label_offset: number to add to stored labels.
     """
 
-    image: str
-    label: str
-    key: str = ""
-    image_shape: tuple[int, int, int] | None = None
-    sizes: tuple[str, ...] = ()
-    extra: dict[str, Feature] = dataclasses.field(default_factory=dict)
-    has_text_labels: bool = False
+    label_offset: int = 0
 
     def block(
         self, records: Sequence[bytes], keys: NDArray[np.bytes_] | None, class_names: Sequence[str] = ()
@@ -354,7 +341,7 @@ class Columns:
 
     def _label(self, features: dict[str, Any], numbers: Mapping[bytes, int]) -> int:
         if not self.has_text_labels:
-            return int(_one(features, self.label, "int64"))
+            return int(_one(features, self.label, "int64")) + self.label_offset
         text: bytes = _one(features, self.label, "bytes")
         if text not in numbers:
             raise ValueError(f"feature {self.label!r} {labels.refusal(text.decode(errors='backslashreplace'))}")
@@ -366,13 +353,6 @@ class Columns:
         if not key:
             raise ValueError(f"feature {self.key!r}, the key, is empty")
         return key
-
-
-def kind(values: Any) -> str:
-    """Returns the kind of values that `tf_example.decode` returned: `bytes`, `int64`, `float`, or `nothing`."""
-    if isinstance(values, list):
-        return "bytes" if values else "nothing"
-    return "int64" if values.dtype == np.int64 else "float"
 
 
 def _one(features: dict[str, Any], name: str, kinds: str) -> Any:
@@ -434,7 +414,7 @@ class RecordSource(Source):
             found = read(self.records[split][number], own)
             for row, record in zip(chosen.tolist(), found, strict=True):
                 records[row] = record
-        if columns == Columns(*base.OWN_FEATURES, image_shape=columns.image_shape) and columns.image_shape and records:
+        if columns == Columns(*OWN_FEATURES, image_shape=columns.image_shape) and columns.image_shape and records:
             block = _as_matrix(records, columns.image_shape)
             if block is not None:
                 return block

@@ -9,32 +9,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
-import math
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from beam_jobs.sources import joined, labels, listing, record_files, splits, streams
-from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SOURCES, Source, SourceOptions, image_format
+from beam_jobs.sources import joined, listing, record_files, splits, streams
+from beam_jobs.sources.base import SOURCES, Source, SourceOptions
 from beam_jobs.sources.labels import SeenLabels
-from beam_jobs.sources.record_files import DTYPES, Columns, RecordFile, RecordSource, kind
+from beam_jobs.sources.record_files import Columns, RecordFile, RecordSource
 from pipeline import manifest
-from pipeline.commands.text import count_of, shape_of
-from pipeline.errors import DataError, UsageError, name_of, unknown
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, UsageError, name_of
 from pipeline.files.paths import StoragePath, each, path_of
-from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
-from pipeline.records import tf_example
+from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming
+from pipeline.records import schema, tf_example
+from pipeline.records.schema import LABELS_FILE, OWN_FEATURES, kind, read_labels
 
-_FIRST_RECORDS = 100  # from which the features are inferred
-_USUAL = {"image": ("image", "image/encoded", "image_raw"), "label": ("label", "image/class/label")}
-_SIZES = (
-    ("height", "width", "depth"),
-    ("height", "width", "channels"),
-    ("image/height", "image/width", "image/channels"),
-)
 MAX_CLASSES = 1 << 20
 _FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
 _CHOSEN = "shards"  # some of a converted data set, as one entry of the manifest
@@ -131,11 +122,13 @@ def _open_ours(
     if not made.has_images:
         raise UsageError(
             f"--source={folder}: its {naming.MANIFEST} was written by {name_of('pipeline.index')} and mentions no "
-            "images; if its records hold some, name the files: "
+            "images; if its records hold some, index them with --feature_map, or name the files: "
             f"--source='{folder}/{next(iter(made.shards)).file}', or a glob"
         )
+    image, label, key = (made.features[name].named(name) if name in made.features else "" for name in OWN_FEATURES)
     columns = Columns(
-        *OWN_FEATURES,
+        *(image, label, key),
+        label_offset=made.features["label"].offset,
         image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
         extra={name: feature for name, feature in made.features.items() if name not in OWN_FEATURES},
     )
@@ -156,10 +149,15 @@ def _open_ours(
                     folder.is_remote,
                 )
             )
-            for name in splits.among([name for name, info in made.splits.items() if info.num_examples], options.splits)
+            for name in splits.among(_with_labels(made), options.splits)
         },
         files=tuple(files),
     )
+
+
+def _with_labels(made: Manifest) -> list[str]:
+    """Returns the splits of a data set that can be converted: those with records that have labels."""
+    return made.labelled(name for name, info in made.splits.items() if info.num_examples)
 
 
 def _describe(shards: Sequence[ShardInfo]) -> SourceFile:
@@ -201,7 +199,8 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
     split_of = {root / name: split for split, names in by_split.items() for name in names}
     paths = [path for path in found if path in split_of]
     records, first = _first_records(paths)
-    columns = _infer(records, first, options)
+    inferred = schema.infer(records, first, options.feature_map, options.image_shape, options.keep_columns)
+    columns = Columns(**vars(inferred))
     doubtful = _doubtful(records, first, columns) if len(by_split) == 1 and not options.split_column else []
     values: dict[str, set[str | None]] = {name: set() for name in doubtful}
     names = _class_names(root, paths, columns)
@@ -241,10 +240,10 @@ def _class_names(root: StoragePath, paths: Sequence[StoragePath], columns: Colum
 
     def beside(place: StoragePath) -> tuple[str, ...]:
         files = (
-            place / f"{columns.label}.{labels.LABELS_FILE}",
-            place / labels.LABELS_FILE,
+            place / f"{columns.label}.{LABELS_FILE}",
+            place / LABELS_FILE,
         )  # the first is TFDS's name
-        return next(filter(None, map(labels.read_labels, files)), ())
+        return next(filter(None, map(read_labels, files)), ())
 
     if (names := beside(root)) or columns.has_text_labels:
         return names
@@ -257,7 +256,7 @@ def _class_names(root: StoragePath, paths: Sequence[StoragePath], columns: Colum
             f"the class names of {one.name_in(root)} and of {other.name_in(root)} differ, but the labels of both are "
             "numbers",
             path=root,
-            advice=f"write {labels.LABELS_FILE} of all there, or convert each, then both together: converted data sets "
+            advice=f"write {LABELS_FILE} of all there, or convert each, then both together: converted data sets "
             "are joined by the names of classes",
         )
     return next(iter(found.values()))
@@ -308,13 +307,10 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
     seen = 0
     for path in paths:
         walk = record_files.stream_records(path, record_files.packing_of(path))
-        decoded = []
-        for _, _, record in itertools.islice(walk, _FIRST_RECORDS):
-            seen += 1
-            with contextlib.suppress(ValueError):
-                decoded.append(tf_example.decode(record))
+        decoded, count = schema.first_examples(record for _, _, record in walk)
         walk.close()  # type: ignore[attr-defined]
-        if decoded := [features for features in decoded if features]:  # an empty record parses too
+        seen += count
+        if decoded:
             return decoded, str(path)
     what = f"of {count_of(seen, 'record')} read, none is a tf.train.Example" if seen else "there is no record in it"
     raise DataError(f"{count_of(len(paths), 'TFRecord file')}, but {what}", path=paths[0].parent)
@@ -342,121 +338,3 @@ def _text(values: Any) -> str | None:
     if len(values) != 1:
         return None
     return values[0].decode(errors="replace") if isinstance(values[0], bytes) else str(values[0])
-
-
-def _infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptions) -> Columns:
-    """Returns the columns of the records of `file`, by the flags and its first decoded records (at least one).
-
-    Raises:
-      UsageError: a flag does not fit the first record, or is missing.
-    """
-    # Not simply the first record: if it is damaged, it is an invalid row like any other, and no reason to refuse flags.
-    candidates = {theirs for _, theirs in options.feature_map}.union(*_USUAL.values())
-    usual = _most_alike(
-        records,
-        lambda record: frozenset((n, kind(record[n]), len(record[n]) == 1) for n in candidates & record.keys()),
-    )
-    names = _names(usual[0], file, options.feature_map)
-    first = _most_alike(usual, lambda record: _image_form(record[names["image"]]))[0]
-    listed = _listed(first)
-    for ours, wanted in (("image", ("bytes",)), ("label", ("int64", "bytes")), ("key", ("bytes", "int64"))):
-        if ours in names and (kind(first[names[ours]]) not in wanted or len(first[names[ours]]) != 1):
-            raise UsageError(
-                f"--feature_map={ours}:{names[ours]}: {file}: must be one value of {' or '.join(wanted)}; the first "
-                f"record has {listed}"
-            )
-    shape, sizes = _image_shape(first, names["image"], file, options.image_shape)
-    extra = {name: _feature(records, name, file) for name in options.keep_columns}
-    is_text = kind(first[names["label"]]) == "bytes"
-    return Columns(names["image"], names["label"], names.get("key", ""), shape, sizes, extra, is_text)
-
-
-def _most_alike(
-    records: Sequence[Mapping[str, Any]], form: Callable[[Mapping[str, Any]], object]
-) -> list[Mapping[str, Any]]:
-    """Returns the records of the most frequent form, in their order; between equally frequent forms, the first wins."""
-    forms = [form(record) for record in records]
-    usual = Counter(forms).most_common(1)[0][0]
-    return [record for record, own in zip(records, forms, strict=True) if own == usual]
-
-
-def _image_form(values: Any) -> object:
-    """Returns the format of an encoded image, or the number of its raw pixels."""
-    image = values[0] if isinstance(values, list) and values else b""
-    return image_format(image) or len(image)
-
-
-def _names(first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str, str]]) -> dict[str, str]:
-    names = dict(feature_map)
-    for ours, theirs in names.items():
-        if ours not in OWN_FEATURES:
-            raise unknown("--feature_map", ours, OWN_FEATURES)
-        if theirs not in first:
-            raise UsageError(f"--feature_map={ours}:{theirs}: {file}: the first record has {_listed(first)}")
-    for ours, usual in _USUAL.items():
-        if ours not in names:
-            found = [name for name in usual if name in first]
-            if not found:
-                wanted = ("bytes",) if ours == "image" else ("int64", "bytes")
-                fits = {name for name, values in first.items() if kind(values) in wanted and len(values) == 1}
-                could_be = sorted(fits.difference(names.values()), key=lambda name: (ours not in name.lower(), name))
-                if not could_be:
-                    raise UsageError(
-                        f"no feature could be the {ours}: the first record has {_listed(first)}",
-                        path=file,
-                        advice=OTHER_DATA,
-                    )
-                raise UsageError(
-                    f"--feature_map must name the {ours}, as in {ours}:{could_be[0]}: {file}: the first record has "
-                    f"{_listed(first)}; if none is the {ours}, {OTHER_DATA}"
-                )
-            names[ours] = found[0]
-    return names
-
-
-def _listed(first: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} ({len(first[name])} {kind(first[name])})" for name in sorted(first))
-
-
-def _image_shape(
-    first: Mapping[str, Any], name: str, file: str, given: tuple[int, int, int] | None
-) -> tuple[tuple[int, int, int] | None, tuple[str, ...]]:
-    image: bytes = first[name][0]
-    encoding = image_format(image)
-    if encoding and given and math.prod(given) != len(image):
-        raise UsageError(f"--image_shape: {file}: feature {name!r} holds {encoding} files, which say their size")
-    if encoding and not given:
-        return None, ()
-
-    def is_size(values: Any) -> bool:
-        return values is not None and kind(values) == "int64" and len(values) == 1 and values[0] > 0
-
-    sizes = next((names for names in _SIZES if all(is_size(first.get(size)) for size in names)), ())
-    if given is None and not sizes:
-        raise UsageError(
-            f"--image_shape=HxWxC is missing: {file}: feature {name!r} holds "
-            f"{count_of(len(image), 'byte')} beginning with "
-            f"0x{image[:4].hex()}: no PNG or JPEG file, so they must be raw pixels"
-        )
-    shape = given or tuple(int(first[size][0]) for size in sizes)
-    if math.prod(shape) != len(image):
-        origin = f"--image_shape={shape_of(shape)}" if given else f"{', '.join(sizes)} say {shape_of(shape)}"
-        raise UsageError(
-            f"{file}: must have {count_of(math.prod(shape), 'byte')}; the first image has {len(image):,}", path=origin
-        )
-    return (shape[0], shape[1], shape[2]), () if given else sizes
-
-
-def _feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> Feature:
-    """Returns a feature to keep: a scalar if each of the first records has one value, else a vector of any length."""
-    if name in OWN_FEATURES:
-        raise UsageError(f"--keep_columns={name}: every converted record has a feature of this name")
-    found = [record[name] for record in records if name in record and len(record[name])]
-    if not found:
-        raise UsageError(f"--keep_columns={name}: {file}: the first record has {_listed(records[0])}")
-    dtype = DTYPES[kind(found[0])]
-    if all(len(values) == 1 for values in found) and len(found) == len(records):
-        return Feature(dtype)
-    if dtype == "string":
-        raise UsageError(f"--keep_columns={name}: {file}: only one value of bytes per record can be kept")
-    return Feature(dtype, (None,))

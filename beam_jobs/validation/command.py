@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files import paths
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, naming
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -37,6 +38,10 @@ class ValidateConfig:
     data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
     deep: bool = flag(
         False, "look at the pixels too (sizes, mean, standard deviation), at columns, and at the folders below"
+    )
+    card: bool = flag(
+        False,
+        "if nothing is wrong, write card.html, the data set on one page; a conversion has one, an index has none",
     )
     report: str = flag("", "also write the report to this file, as JSON; on a cluster, one that all its machines reach")
 
@@ -65,7 +70,7 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     data_dir = paths.path_of(config.data_dir)
     shown = str(data_dir) if data_dir.is_remote else config.data_dir  # without what may be a secret in a URL
     content = manifests.load(data_dir)
-    if config.deep:
+    if config.deep or config.card:
         content.require_images()
     commandline.require("apache_beam")
     with quiet.loading():
@@ -87,6 +92,17 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
         print(f"note: {note}")
     if report.num_problems:
         raise DataError(count(report, content), path=shown)
+    if config.card:
+        _write_card(command, sys.argv[1:] if argv is None else argv, data_dir, content)
+
+
+def _write_card(command: str, arguments: Sequence[str], data_dir: StoragePath, content: Manifest) -> None:
+    from beam_jobs.report import card  # noqa: PLC0415, here because --help must be fast
+    from beam_jobs.report.summary import facts_of_manifest  # noqa: PLC0415, like the other
+
+    if problem := card.write_card(data_dir, command, arguments, facts_of_manifest(content)):
+        raise DataError(problem, path=data_dir)
+    print(f"look at it: {data_dir / naming.CARD}")
 
 
 def seconds(content: Manifest, decodes: bool) -> float:

@@ -13,11 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from beam_jobs import drafts
-from beam_jobs.examples.statistics import moments
 from beam_jobs.report import card
 from beam_jobs.runs.run import FOUND, Display, ShardJob
 from beam_jobs.shards import manifest_writer, reader
-from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
 from beam_jobs.shards.reader import KeyHashes, Repeated
 from beam_jobs.sink import present
 from beam_jobs.validation.shard import MOST_LISTED, Problem, ShardReport, check_shard
@@ -26,7 +24,9 @@ from pipeline.errors import DataError, reason_of
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, SplitInfo, naming
 from pipeline.manifest.columns import Columns
+from pipeline.manifest.manifest import size_histogram
 from pipeline.manifest.splits import select
+from pipeline.read.statistics import STATISTICS_SPLIT, moments
 
 _MOST_NAMED = 3  # labels or sizes in one line
 _EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode slightly differently
@@ -205,7 +205,7 @@ def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: 
 def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
     """Yields problems of the files for TensorFlow Datasets. Beside foreign records they are not ours to check."""
     made = manifest_writer.tfds_files(manifest)
-    for name in naming.TFDS_FILES if manifest.has_images else ():
+    for name in naming.TFDS_FILES if manifest.has_images and not manifest.is_in_place else ():
         text = _tfds_problem(data_dir / name, made.get(name))
         if text:
             yield Problem(len(manifest.shards), -1, name, "", text)

@@ -306,7 +306,8 @@ def _observe(
     logs: list[pathlib.Path],
     step_of: Callable[[int], int | None] | None,
 ) -> None:
-    keys = read_keys(source.request.folder, source.selection, source.manifest.compression)
+    made = source.manifest
+    keys = read_keys(source.request.folder, source.selection, made.compression, made.features["key"].named("key"))
     report = compare(Contract.of(source), observed.read_run(logs, keys, source.spec, step_of))
     print("\n".join(report_lines(report, source.order.steps_per_epoch)))
     if report.first is not None:

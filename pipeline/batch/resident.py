@@ -174,15 +174,14 @@ def _kept(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
     together = max(1, _COPIED_BYTES * count // max(1, size))
     for first in range(0, count, together):
         records = _records(columns, first, min(first + together, count))
-        found = operations.find_images(records)
-        if tf.reduce_any(found[:, 0] < 0):  # of records that other writers made otherwise TensorFlow's parser copies
+        places, labels = form.parser.places(records)
+        if tf.reduce_any(places[:, 0] < 0):  # of records that other writers made otherwise TensorFlow's parser copies
             return columns, form
         is_jpeg = decoder.encoding == "jpeg"
-        sizes = operations.jpeg_sizes(records, found[:, :2]) if is_jpeg else tf.zeros_like(found[:, :2], tf.int32)
-        parts.append((found, sizes))
-    found, sizes = (tf.concat(part, axis=0) for part in zip(*parts, strict=True))
-    places = bounds[:, :1] + found[:, :2]
-    return {PLACES: places, SIZES: sizes, "label": found[:, 2]}, Kept(columns[MEMORY], decoder)
+        sizes = operations.jpeg_sizes(records, places) if is_jpeg else tf.zeros_like(places, tf.int32)
+        parts.append((places, labels, sizes))
+    places, labels, sizes = (tf.concat(part, axis=0) for part in zip(*parts, strict=True))
+    return {PLACES: bounds[:, :1] + places, SIZES: sizes, "label": labels}, Kept(columns[MEMORY], decoder)
 
 
 def _records(columns: Columns, first: int, stop: int) -> tf.Tensor:

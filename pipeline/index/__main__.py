@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pipeline.commands import commandline
 from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError, unknown
+from pipeline.index.images import ImageFlags
 from pipeline.manifest import naming
+from pipeline.records import schema
 
 COMMAND = "pipeline.index"
 
@@ -24,6 +26,14 @@ class IndexConfig:
     )
     compression: str = flag("", "of the files: GZIP, or none")
     overwrite: bool = flag(False, "replace a manifest that this command made")
+    feature_map: str = flag("", f"for images: {schema.FEATURE_MAP.text},key:filename")
+    label_offset: int = flag(0, "number to add to stored labels: -1 if the first class has the label 1")
+    class_names: str = flag(
+        "",
+        f"file with the name of a class in every line; default: {schema.LABELS_FILE} beside the records, if it exists",
+    )
+    keep_columns: str = flag("", schema.KEEP_COLUMNS.text)
+    image_shape: str = flag("", f"{schema.IMAGE_SHAPE.text}; default: as their features height, width and depth say")
     add_columns: str | None = flag(
         None,
         "of values to choose and weigh records by: FILE.parquet (joined by key), records or records:label,width "
@@ -32,7 +42,22 @@ class IndexConfig:
     )
 
     def __post_init__(self) -> None:
-        check_all(self._check_folder, self._check_compression)
+        check_all(self._check_folder, self._check_compression, self._check_images, lambda: self.image_flags)
+
+    @property
+    def image_flags(self) -> ImageFlags | None:
+        """The flags about images, parsed; None if records of any kind are indexed."""
+        if not self.feature_map:
+            return None
+        shape = schema.IMAGE_SHAPE.parse("image_shape", self.image_shape)
+        feature_map = schema.FEATURE_MAP.parse("feature_map", self.feature_map)
+        kept = schema.KEEP_COLUMNS.parse("keep_columns", self.keep_columns)
+        return ImageFlags(feature_map, self.label_offset, self.class_names, kept, shape)
+
+    def _check_images(self) -> None:
+        for name in ("label_offset", "class_names", "keep_columns", "image_shape") if not self.feature_map else ():
+            if getattr(self, name):
+                raise UsageError(f"--{name}={getattr(self, name)}: needs --feature_map, which says where images are")
 
     def _check_folder(self) -> None:
         if not self.data_dir.strip() or ("://" not in self.data_dir and os.path.realpath(self.data_dir) == "/"):
@@ -61,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from pipeline.index import command  # noqa: PLC0415, here because --help must be fast
 
     if config.split or config.add_columns is None:
-        command.make_index(config.data_dir, config.split, config.compression, config.overwrite)
+        command.make_index(config.data_dir, config.split, config.compression, config.overwrite, config.image_flags)
     if config.add_columns is not None:
         from pipeline.records import columns  # noqa: PLC0415, like the other
 

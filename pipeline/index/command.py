@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import dataclasses
 import fnmatch
 import os
 import pathlib
@@ -25,10 +26,13 @@ from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, name_of, named, to_run
 from pipeline.files.paths import StoragePath, alone_in, folder
 from pipeline.files.write import Drafts, drafts_in
+from pipeline.index import images
+from pipeline.index.images import ImageFlags, ShardImages
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.read import sidecars
 from pipeline.read.shards import LOCAL_THREADS
-from pipeline.records import framing, members
+from pipeline.read.statistics import STATISTICS_SPLIT
+from pipeline.records import columns, framing, members
 from pipeline.records.framing import Frame, walk
 from pipeline.records.stream import RecordStream, forward
 
@@ -37,29 +41,38 @@ _NAMELESS = "records"  # the data set of a folder without a name
 _LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompressed
 
 
-def make_index(data_dir: str, splits: Sequence[str], compression: str, overwrite: bool) -> None:
+def make_index(
+    data_dir: str, splits: Sequence[str], compression: str, overwrite: bool, flags: ImageFlags | None = None
+) -> None:
     """Reads the files, writes the manifest, and prints what it holds; the arguments are the command's flags.
+
+    Args:
+      data_dir, splits, compression, overwrite: flags of the command.
+      flags: those about images; None: records of any kind.
 
     Raises:
       DataError: a file cannot be read or written, or a record is corrupt.
       UsageError: a flag that cannot work, or a manifest that must not be replaced.
     """
     with alone_in(pathlib.Path(data_dir)):
-        _make_index(data_dir, splits, compression, overwrite)
+        _make_index(data_dir, splits, compression, overwrite, flags)
 
 
-def _make_index(data_dir: str, splits: Sequence[str], compression: str, overwrite: bool) -> None:
+def _make_index(
+    data_dir: str, splits: Sequence[str], compression: str, overwrite: bool, flags: ImageFlags | None
+) -> None:
     place = pathlib.Path(data_dir)
     chosen = _choose(data_dir, splits)
     earlier = _earlier(place, overwrite)
     _check_sidecars_are_ours(place, chosen, earlier)
     began = time.monotonic()
     with drafts_in(place) as drafts:
-        made = _manifest(data_dir, compression, chosen, drafts)
+        made, notes = _manifest(data_dir, compression, chosen, drafts, flags)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish(naming.MANIFEST)
-    for path in (place / naming.COLUMNS).glob("*.npy") if earlier else ():  # of the records as they were
-        path.unlink(missing_ok=True)
+    if earlier:  # what describes the records as they were
+        columns.remove_others(place, made)
+        (place / naming.CARD).unlink(missing_ok=True)
     for name in _sidecars_of(earlier) - {name for shard in made.shards for name in shard.files}:
         (place / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it holds files: of this index, or of others
@@ -69,9 +82,9 @@ def _make_index(data_dir: str, splits: Sequence[str], compression: str, overwrit
     for name, split in made.splits.items():
         records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
         print(f"  {name}: {records} in {files}, {size_of(split.num_bytes)}")
-    for line in _compressed_lines(made):
+    for line in (*notes, *_compressed_lines(made)):
         print(line)
-    print(f"feed them: pipeline.input_fn({data_dir!r}, ..., parse=FUNCTION)")
+    print(f"feed them: pipeline.input_fn({data_dir!r}, ...{'' if made.has_images else ', parse=FUNCTION'})")
 
 
 def _compressed_lines(made: Manifest) -> Iterator[str]:
@@ -104,7 +117,7 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
     except DataError as error:
         refused = UsageError(error.reason, path=error.path, advice=error.advice)
         raise refused.advised("it was not replaced: remove it if the files beside it are to be indexed") from None
-    if found.has_images:
+    if found.has_images and not found.is_in_place:
         raise UsageError(
             f"belongs to a data set that {name_of('beam_jobs.convert')} made; an index never replaces it", path=path
         )
@@ -127,10 +140,15 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
             )
 
 
-def _manifest(data_dir: str, compression: str, chosen: dict[str, list[str]], drafts: Drafts) -> Manifest:
-    files = [folder(data_dir) / name for names in chosen.values() for name in names]
+def _manifest(
+    data_dir: str, compression: str, chosen: dict[str, list[str]], drafts: Drafts, flags: ImageFlags | None
+) -> tuple[Manifest, list[str]]:
+    """Returns the manifest, and lines that say what is in it."""
+    place = folder(data_dir)
+    files = [place / name for names in chosen.values() for name in names]
     _check_packing(files)
-    found = _shards(files, compression, drafts)
+    counters = _counters(place, compression, chosen, flags) if flags else {}
+    found = _shards(files, compression, drafts, counters)
     for split, names in chosen.items():
         if not any(shard.num_examples for shard in found if shard.file in names):
             some = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
@@ -139,7 +157,7 @@ def _manifest(data_dir: str, compression: str, chosen: dict[str, list[str]], dra
                 "leave it out, or check what wrote the files"
             )
     shards, has_tables = iter(found), bool(compression) and any(shard.offsets_crc32c for shard in found)
-    return Manifest(
+    made = Manifest(
         dataset=os.path.basename(os.path.realpath(data_dir)) or _NAMELESS,
         class_names=(),
         features={},
@@ -151,6 +169,29 @@ def _manifest(data_dir: str, compression: str, chosen: dict[str, list[str]], dra
         compression=compression,
         format_version=MEMBERS_VERSION if has_tables else FORMAT_VERSION,
     )
+    return _with_images(place, made, counters, drafts, flags) if flags else (made, [])
+
+
+def _counters(
+    place: StoragePath, compression: str, chosen: dict[str, list[str]], flags: ImageFlags
+) -> dict[str, ShardImages]:
+    """Returns what counts the images of each file, by its name."""
+    schema = images.schema_of([place / name for names in chosen.values() for name in names], compression, flags)
+    classes = len(flags.named_classes(place)) or images.MOST_CLASSES
+    decoded = {STATISTICS_SPLIT} & chosen.keys() or chosen.keys()
+    return {
+        name: ShardImages(schema, flags, classes, split in decoded) for split, names in chosen.items() for name in names
+    }
+
+
+def _with_images(
+    place: StoragePath, made: Manifest, counters: dict[str, ShardImages], drafts: Drafts, flags: ImageFlags
+) -> tuple[Manifest, list[str]]:
+    """Returns a manifest with what was counted, and lines that say it; adds the files of columns to the drafts."""
+    splits = {split: [(shard, counters[shard.file]) for shard in info.shards] for split, info in made.splits.items()}
+    found = images.described(splits, flags, flags.named_classes(place))
+    made = dataclasses.replace(made, splits=found.splits, **found.fields)
+    return columns.drafted(drafts, made, found.columns), list(images.lines(made, found.turned))
 
 
 def _check_packing(files: Sequence[StoragePath]) -> None:
@@ -179,7 +220,9 @@ def _packing_of(file: StoragePath) -> str | None:
         return framing.packing_of(bytes(opened.read_at(0, min(framing.HEADER, file.identity().num_bytes))))
 
 
-def _shards(files: list[StoragePath], compression: str, drafts: Drafts) -> list[ShardInfo]:
+def _shards(
+    files: list[StoragePath], compression: str, drafts: Drafts, counters: dict[str, ShardImages]
+) -> list[ShardInfo]:
     """Reads the files in threads; returns their entries in the manifest. The first error stops all threads."""
     stopped, lock = threading.Event(), threading.Lock()
     size = sum(file.identity().num_bytes for file in files)
@@ -193,7 +236,7 @@ def _shards(files: list[StoragePath], compression: str, drafts: Drafts) -> list[
 
     with bar, ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="index") as pool:
         try:
-            tasks = [pool.submit(_shard, file, compression, drafts, count) for file in files]
+            tasks = [pool.submit(_shard, file, compression, drafts, count, counters.get(file.name)) for file in files]
             for task in as_completed(tasks):
                 task.result()
         finally:
@@ -202,8 +245,14 @@ def _shards(files: list[StoragePath], compression: str, drafts: Drafts) -> list[
     return [task.result() for task in tasks]
 
 
-def _shard(file: StoragePath, compression: str, drafts: Drafts, on_bytes: Callable[[int], None]) -> ShardInfo:
-    info, beside = _scanned(file, compression, on_bytes)
+def _shard(
+    file: StoragePath,
+    compression: str,
+    drafts: Drafts,
+    on_bytes: Callable[[int], None],
+    counter: ShardImages | None,
+) -> ShardInfo:
+    info, beside = _scanned(file, compression, on_bytes, counter)
     for name, data in beside.items():
         drafts.add(name, data)
     return info
@@ -277,7 +326,7 @@ def _check(name: str, text: str, chosen: dict[str, list[str]]) -> None:
 
 
 def _scanned(
-    file: StoragePath, compression: str, on_bytes: Callable[[int], None]
+    file: StoragePath, compression: str, on_bytes: Callable[[int], None], counter: ShardImages | None
 ) -> tuple[ShardInfo, dict[str, bytes]]:
     """Reads a file to its end; returns its entry in the manifest, and its sidecars: {name: content}.
 
@@ -285,9 +334,10 @@ def _scanned(
       file: of records.
       compression: `GZIP`, or empty.
       on_bytes: is called with the number of bytes after each read; what it raises ends the scan.
+      counter: counts the images in the records; None: they may be anything.
 
     Raises:
-      DataError: the file cannot be read, or a record is cut or corrupt.
+      DataError: the file cannot be read, or a record is cut, corrupt or without a usable image.
     """
     before = file.identity()
     offsets, crcs = array.array("Q", [0]), array.array("I")
@@ -305,6 +355,8 @@ def _scanned(
                 raise _error(file, frame, compression)
             offsets.append(frame.end)
             crcs.append(frame.crc)
+            if counter is not None:
+                _count(counter, file, frame, compression)
     if file.identity() != before:
         raise DataError("changed while it was being read", path=file, advice="stop what writes there and start again")
     name, begins = file.name, np.frombuffer(offsets, np.uint64).astype(np.int64)
@@ -329,6 +381,22 @@ def _scanned(
         crcs_crc32c=of_beside.get(naming.crcs_name(name)),
     )
     return info, beside
+
+
+def _count(counter: ShardImages, file: StoragePath, frame: Frame, compression: str) -> None:
+    assert frame.record is not None
+    try:
+        counter.add(frame.record)
+    except ValueError as error:
+        raise DataError(
+            str(error),
+            path=file,
+            record=frame.number,
+            offset=frame.offset,
+            decompressed=bool(compression),
+            advice=f"files that stay as they are must be whole; {name_of('beam_jobs.convert')} --dataset=tfrecord "
+            "--max_rejects=N leaves out such records",
+        ) from None
 
 
 def _member_firsts(stream: RecordStream, begins: NDArray[np.int64]) -> NDArray[np.int64] | None:

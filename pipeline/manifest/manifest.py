@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from pipeline.errors import DataError, UsageError, name_of, to_run, unknown
@@ -24,7 +24,9 @@ from pipeline.manifest import naming
 SEAL = "content_sha256"
 FORMAT_VERSION = 2
 MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which version 2 does not have
-IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
+IN_PLACE_VERSION = 4  # features may have other names in the records than in the manifest
+NO_LABEL = -1  # what a record without a label has
+IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
@@ -56,6 +58,16 @@ def rounded_up(side: int) -> int:
     return -(-side // 64) * 64
 
 
+def size_histogram(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
+    """Returns the manifest's `image_sizes` of {(height, width): images}; more than 100 are rounded up to 64 pixels."""
+    if len(sizes) > _EXACT_SIZES:
+        rounded: Counter[tuple[int, int]] = Counter()
+        for (height, width), count in sizes.items():
+            rounded[rounded_up(height), rounded_up(width)] += count
+        sizes = rounded
+    return {f"{height}x{width}": count for (height, width), count in sorted(sizes.items())}
+
+
 @dataclasses.dataclass(frozen=True)
 class Feature:
     """One feature of an example.
@@ -66,12 +78,33 @@ class Feature:
       encoding: of an image's bytes: `raw` (row-major uint8), `png`, `jpeg`, or `any` (png or jpeg); None for other
         features.
       class_names: one per value, if the feature is a second label; else empty.
+      stored_as: name of the feature in the records of another writer; None: the name that it has in the manifest.
+      offset: number to add to a stored label; a label below 0, or none, is that of a record without a label: -1.
     """
 
     dtype: str
     shape: tuple[int | None, ...] = ()
     encoding: str | None = None
     class_names: tuple[str, ...] = ()
+    stored_as: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    offset: int = dataclasses.field(default=0, metadata={OPTIONAL: True})
+
+    @classmethod
+    def of_images(cls, formats: Collection[str], shapes: Collection[tuple[int, ...]]) -> Feature:
+        """Returns the feature of images with the given formats (`raw`, `png`, `jpeg`) and (height, width, channels)."""
+        sides = [{shape[axis] for shape in shapes} for axis in range(3)]
+        shape = tuple(next(iter(side)) if len(side) == 1 else None for side in sides)
+        return cls("uint8", shape, next(iter(formats)) if len(formats) == 1 else "any")
+
+    def named(self, name: str) -> str:
+        """Returns the feature's name in the records, given its name in the manifest."""
+        return self.stored_as or name
+
+    def label_of(self, stored: int) -> int:
+        """Returns the label that a stored one means, if this is the feature of the labels."""
+        if self.stored_as is None:
+            return stored
+        return stored + self.offset if stored >= 0 else NO_LABEL
 
 
 STORED, UPRIGHT = "stored", "upright"  # orientations of a `PixelRule`
@@ -182,6 +215,11 @@ class SplitInfo:
         """Bytes of all shards."""
         return sum(shard.num_bytes for shard in self.shards)
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether its records have labels; those of a split that is only to be predicted may have none."""
+        return any(self.label_histogram)
+
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
@@ -219,7 +257,8 @@ class Manifest:
     Attributes:
       dataset: its name (`mnist`).
       class_names: one per label.
-      features: by name: `image`, `label`, `key` and others of the source; none if `pipeline.index` made the manifest.
+      features: by name: `image`, `label`, `key` and others of the source; none if `pipeline.index` made the manifest
+        without a feature map. The records of other writers may have no key.
       splits: by name.
       image_mean: of the training images' pixels, 0..255, per channel.
       image_std: standard deviation of these, per channel.
@@ -260,13 +299,22 @@ class Manifest:
         """Whether the records are images with labels and keys. Other records only the user can parse."""
         return any(name in self.features for name in IMAGE_FEATURES)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether `pipeline.index` found the images in records of another writer, which stay as they are."""
+        return any(feature.stored_as is not None for feature in self.features.values())
+
+    def labelled(self, names: Iterable[str]) -> list[str]:
+        """Returns those of some splits whose records have labels; all of them if the records are not images."""
+        return [name for name in names if not self.has_images or self.split(name).has_labels]
+
     def require_images(self) -> None:
         """Raises UsageError if the records are not images, because `pipeline.index` made the manifest."""
         if not self.has_images:
             raise UsageError(
                 f"{self.dataset}: its manifest is from {name_of('pipeline.index')} and describes no images; feed its "
-                "records with pipeline.input_fn(..., parse=FUNCTION); for images, convert them: "
-                + to_run("beam_jobs.convert")
+                "records with pipeline.input_fn(..., parse=FUNCTION); if they are images, index them with "
+                "--feature_map=image:FEATURE,label:FEATURE, or convert them: " + to_run("beam_jobs.convert")
             )
 
     @property
@@ -325,6 +373,10 @@ class Manifest:
             for shard in split["shards"]:
                 if not with_crcs or shard["crcs_crc32c"] is None:
                     del shard["crcs_crc32c"]
+        for feature in content["features"].values():
+            for field, default in (("stored_as", None), ("offset", 0)):  # as earlier releases wrote it
+                if feature[field] == default:
+                    del feature[field]
         for column in content["columns"].values():
             if not column["is_own"]:
                 del column["is_own"]
@@ -344,6 +396,7 @@ DTYPES = ("uint8", "int64", "float32", "string")
 COLUMN_DTYPES = ("int8", "int16", "int32", "int64", "float32", "float64")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
 ORIENTATIONS, DCTS = (STORED, UPRIGHT), (FAST, EXACT)  # of pixel rules
+_EXACT_SIZES = 100  # sizes of images that a manifest lists as they are
 _WHITE = 255  # the largest value of a pixel
 _SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 _CRC = re.compile("[0-9a-f]{8}")
@@ -414,9 +467,9 @@ def _check_version(content: Any, file: str) -> None:
         raise DataError(
             f"format_version {version} is of an earlier release", path=file, advice="convert the data again"
         )
-    if version > MEMBERS_VERSION:
+    if version > IN_PLACE_VERSION:
         raise DataError(
-            f"format_version {version} is newer than {MEMBERS_VERSION}, the newest that this release reads",
+            f"format_version {version} is newer than {IN_PLACE_VERSION}, the newest that this release reads",
             path=file,
             advice="upgrade it",
         )
@@ -448,6 +501,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
 def _of_features(manifest: Manifest) -> Iterator[str]:
     for name, dtype in IMAGE_FEATURES.items() if manifest.has_images else ():
         feature = manifest.features.get(name)
+        if feature is None and name == "key" and manifest.is_in_place:
+            continue
         if feature is None or feature.dtype != dtype:
             yield f"feature {name!r} of dtype {dtype} is needed; there is {feature}"
     for name, feature in manifest.features.items():
@@ -455,6 +510,11 @@ def _of_features(manifest: Manifest) -> Iterator[str]:
             yield f"feature {name!r} has dtype {feature.dtype!r}; known: {', '.join(DTYPES)}"
         if any(n is not None and n < 0 for n in feature.shape):
             yield f"feature {name!r} has the shape {feature.shape}; must be 0 or more, or null"
+        if feature.offset and name != "label":
+            yield f"feature {name!r} has the offset {feature.offset}; only a label may have one"
+    version = manifest.format_version
+    if manifest.is_in_place and version < IN_PLACE_VERSION:
+        yield f"features have other names in the records, which version {version} does not know"
 
 
 def _of_rule(rule: PixelRule) -> Iterator[str]:
@@ -502,8 +562,9 @@ def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
     for shard in split.shards:
         yield from _of_shard(shard, name)
         yield from _of_layout(shard, manifest)
-    count, labelled = split.num_examples, split.num_examples if manifest.has_images else 0
+    count, images = split.num_examples, split.num_examples if manifest.has_images else 0
     histogram, sizes = split.label_histogram, split.image_sizes
+    labelled = 0 if manifest.is_in_place and not any(histogram) else images
     if min(histogram, default=0) < 0 or sum(histogram) != labelled:
         yield f"split {name!r}: the label histogram {list(histogram)} is not that of its {count} examples"
     if split.num_rejects < 0:
@@ -512,7 +573,7 @@ def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
         yield f"split {name!r}: image_sizes must be {{'<height>x<width>': images}}; it is {sizes}"
     if manifest.has_images:
         yield from _of_images(name, split, manifest)
-    if sizes and sum(sizes.values()) != labelled:
+    if sizes and sum(sizes.values()) != images:
         yield f"split {name!r}: image_sizes counts {sum(sizes.values())} images of its {count} examples"
 
 

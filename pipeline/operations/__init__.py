@@ -89,17 +89,19 @@ def resize(image: tf.Tensor, part: tf.Tensor, size: tuple[int, int], mirrored: t
     return resized
 
 
-def find_images(records: tf.Tensor) -> tf.Tensor:
+def find_images(records: tf.Tensor, image: str = "image", label: str = "label") -> tf.Tensor:
     """Finds the images and labels of serialized `tf.train.Example`s, without a copy of their bytes.
 
     Args:
       records: string (rows,).
+      image, label: names of the features that hold them.
 
     Returns:
-      int64 (rows, 3): where the bytes of the feature `image` begin and end in the record, and the label. The first is
-      -1 where the record is not as usual: a feature is missing, has not one value, or `image` or `label` comes twice.
+      int64 (rows, 3): where the bytes of the image begin and end in the record, and the label. The first is -1 where
+      the record is not as usual: a feature is missing, has not one value, or the image or the label comes twice.
     """
-    return tf.ensure_shape(_operations().stepfeed_find_images(records), (records.shape[0], 3))
+    found = _operations().stepfeed_find_features(records, tf.constant([image, label]))
+    return tf.ensure_shape(found, (records.shape[0], 3))
 
 
 def part(strings: tf.Tensor, bounds: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
@@ -158,4 +160,4 @@ def _operations() -> Any:
         found = tf.load_op_library(library.origin)
     except (tf.errors.OpError, OSError, RuntimeError):  # compiled for another system or processor
         return None
-    return found if hasattr(found, "stepfeed_part") else None
+    return found if hasattr(found, "stepfeed_find_features") else None

@@ -332,23 +332,25 @@ static int is_only(uint64_t tag, Bytes *bytes) {
     return 1;
 }
 
-static int is_named(Bytes key, const char *name) {
-    return (size_t)(key.end - key.at) == strlen(name) && !memcmp(key.at, name, strlen(name));
+static int is_named(Bytes key, Bytes name) {
+    return key.end - key.at == name.end - name.at && !memcmp(key.at, name.at, (size_t)(name.end - name.at));
 }
 
-/* Finds the image and the label of a serialized Example that is as writers make it: each field once, one value in each.
- * Returns 0 where it is not, or has no such features. */
-static int find_image(Bytes record, Bytes *image, uint64_t *label) {
+enum { IMAGE_NAME, LABEL_NAME, NAMES };
+
+/* Finds the image and the label of a serialized Example, by their names: one that is as writers make it, each field
+ * once, one value in each. Returns 0 where it is not, or has no such features. */
+static int find_image(Bytes record, const Bytes *names, Bytes *image, uint64_t *label) {
     int images = 0, labels = 0;
     if (!is_only(FIRST, &record)) return 0;
     for (Bytes entry; record.at < record.end;) {
         Bytes key, value;
         if (take_field(&record, &entry) != FIRST || take_field(&entry, &key) != FIRST) return 0;
         if (take_field(&entry, &value) != SECOND || entry.at < entry.end) return 0;
-        if (is_named(key, "image")) {
+        if (is_named(key, names[IMAGE_NAME])) {
             if (images++ || !is_only(FIRST, &value) || !is_only(FIRST, &value)) return 0;
             *image = value;
-        } else if (is_named(key, "label")) {
+        } else if (is_named(key, names[LABEL_NAME])) {
             if (labels++ || !is_only(THIRD, &value) || !is_only(FIRST, &value)) return 0;
             if (!take_number(&value, label) || value.at < value.end) return 0;
         }
@@ -356,23 +358,30 @@ static int find_image(Bytes record, Bytes *image, uint64_t *label) {
     return images && labels;
 }
 
-enum { EXAMPLES, FIND_INPUTS };
+enum { EXAMPLES, FEATURES, FIND_INPUTS };
 enum { BEGIN, END, LABEL, FOUND };
 
 static Computation found_images;
 static const char *found_images(void *const *inputs, void *context, void **output, void *status) {
     if (TF_NumDims(inputs[EXAMPLES]) != 1) return "records must have one dimension";
+    if (TF_NumDims(inputs[FEATURES]) != 1 || TF_Dim(inputs[FEATURES], 0) != NAMES) return "names must be two";
     int64_t dimensions[2] = {TF_Dim(inputs[EXAMPLES], 0), FOUND}, count = dimensions[0];
     *output = TF_AllocateOutput(context, 0, INT64, dimensions, 2, sizeof(int64_t) * FOUND * (size_t)count, status);
     if (TF_GetCode(status) != OK || !count) return NULL;
-    const String *strings = TF_TensorData(inputs[EXAMPLES]);
+    const String *strings = TF_TensorData(inputs[EXAMPLES]), *of_features = TF_TensorData(inputs[FEATURES]);
     int64_t *found = TF_TensorData(*output);
+    Bytes names[NAMES];
+    for (int i = 0; i < NAMES; i++) {
+        size_t size;
+        names[i].at = bytes_of(of_features + i, &size);
+        names[i].end = names[i].at + size;
+    }
     for (int64_t i = 0; i < count; i++, found += FOUND) {
         size_t size;
         const uint8_t *bytes = bytes_of(strings + i, &size);
         Bytes image = {bytes, bytes};
         uint64_t label = 0;
-        int is_found = find_image((Bytes){bytes, bytes + size}, &image, &label);
+        int is_found = find_image((Bytes){bytes, bytes + size}, names, &image, &label);
         found[BEGIN] = is_found ? image.at - bytes : -1;
         found[END] = is_found ? image.end - bytes : -1;
         found[LABEL] = is_found ? (int64_t)label : 0;
@@ -538,7 +547,7 @@ __attribute__((constructor)) static void register_operations(void) {
     static const char *const of_pixels[AUGMENT_INPUTS] = {"images: uint8", "program: int32", "parameters: int32"};
     static const char *const of_resized[RESIZE_INPUTS] = {"image: uint8", "part: int32", "size: int32", "mirrored: bool"};
     static const char *const of_sizes[SIZES_INPUTS] = {"images: string", "bounds: int64"};
-    static const char *const of_examples[FIND_INPUTS] = {"records: string"};
+    static const char *const of_examples[FIND_INPUTS] = {"records: string", "names: string"};
     static const char *const of_part[PART_INPUTS] = {"strings: string", "bounds: int64", "row: int64"};
     if (!found()) return;
     register_operation("StepfeedGatherCrops", of_crops, CROPS_INPUTS, "crops: uint8", compute_crops);
@@ -547,6 +556,6 @@ __attribute__((constructor)) static void register_operations(void) {
     register_operation("StepfeedResize", of_resized, RESIZE_INPUTS, "resized: uint8", compute_resized);
     register_operation("StepfeedCopyRecords", of_records, RECORDS_INPUTS, "records: string", compute_records);
     register_operation("StepfeedJpegSizes", of_sizes, SIZES_INPUTS, "sizes: int32", compute_sizes);
-    register_operation("StepfeedFindImages", of_examples, FIND_INPUTS, "found: int64", compute_found_images);
+    register_operation("StepfeedFindFeatures", of_examples, FIND_INPUTS, "found: int64", compute_found_images);
     register_operation("StepfeedPart", of_part, PART_INPUTS, "part: string", compute_part);
 }

@@ -24,7 +24,7 @@ from pipeline import manifest as manifests
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, of_user, unknown
 from pipeline.files.paths import alone_in, folder
-from pipeline.files.write import drafts_in
+from pipeline.files.write import Drafts, drafts_in
 from pipeline.manifest import Column, Manifest, naming
 from pipeline.manifest.columns import FROM_RECORDS, LONGEST_STRING, MOST_STRINGS, column_name, column_names, encode
 from pipeline.records import tf_example
@@ -66,7 +66,7 @@ def _add(data_dir: str, source: str) -> None:
         if missing := [name for name in wanted if column_name(name) not in found]:
             raise unknown("--add_columns: feature", missing[0], found)
         if not wanted:
-            found = dict(_without_names(found))
+            found = dict(without_names(found))
     elif match := _FUNCTION.fullmatch(source):
         found = of_records(data_dir, manifest, _function(match["file"], match["name"]))
     else:
@@ -80,8 +80,8 @@ def _add(data_dir: str, source: str) -> None:
     print(f"{data_dir}: {count_of(len(found), 'column')} added; choose by them: input_fn(..., where='{example} ...')")
 
 
-def _without_names(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the columns, but those of more strings than one would choose by, such as names of files."""
+def without_names(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the columns except those of more strings than one would choose by, such as names of files."""
     for name, splits in found.items():
         of_texts = [values for values in splits.values() if isinstance(values, list)]
         texts = {value for values in of_texts for value in values if isinstance(value, str | bytes)}
@@ -124,32 +124,46 @@ def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, An
       DataError: the folder cannot be written to.
       UsageError: a column has values of several kinds.
     """
-    columns: dict[str, Column] = dict(manifest.columns)
     place = pathlib.Path(data_dir)
-    for name in found:
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise UsageError(f"column {name!r}: must be a name of letters, digits and _, and no word of Python")
     with drafts_in(place) as drafts:
-        for name, splits in found.items():
-            try:
-                column, files = encode(splits)
-            except (ValueError, OverflowError) as error:
-                raise UsageError(f"column {name!r}: {error}") from None
-            columns[name] = dataclasses.replace(column, is_own=is_own)
-            for split, data in files.items():
-                drafts.add(naming.column_name(split, name, columns[name].files[split]), data)
-        made = Manifest(**{**_fields(manifest), "columns": columns})
+        made = drafted(drafts, manifest, found, is_own)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish(naming.MANIFEST)
-    listed = {naming.column_name(split, name, crc) for name, c in columns.items() for split, crc in c.files.items()}
-    for path in (place / naming.COLUMNS).glob("*.npy"):
-        if f"{naming.COLUMNS}/{path.name}" not in listed:
-            path.unlink(missing_ok=True)
+    remove_others(place, made)
     return made
 
 
-def _fields(manifest: Manifest) -> dict[str, Any]:
-    return {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
+def drafted(
+    drafts: Drafts, manifest: Manifest, found: Mapping[str, Mapping[str, Any]], is_own: bool = False
+) -> Manifest:
+    """Adds the files of columns to drafts; returns the manifest that lists them. The other arguments are `write`'s.
+
+    Raises:
+      DataError: the folder cannot be written to.
+      UsageError: a column has values of several kinds.
+    """
+    columns: dict[str, Column] = dict(manifest.columns)
+    for name in found:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise UsageError(f"column {name!r}: must be a name of letters, digits and _, and no word of Python")
+    for name, splits in found.items():
+        try:
+            column, files = encode(splits)
+        except (ValueError, OverflowError) as error:
+            raise UsageError(f"column {name!r}: {error}") from None
+        columns[name] = dataclasses.replace(column, is_own=is_own)
+        for split, data in files.items():
+            drafts.add(naming.column_name(split, name, columns[name].files[split]), data)
+    return dataclasses.replace(manifest, columns=columns)
+
+
+def remove_others(data_dir: pathlib.Path, manifest: Manifest) -> None:
+    """Removes files of columns that a manifest does not list."""
+    columns = manifest.columns.items()
+    listed = {naming.column_name(split, name, crc) for name, c in columns for split, crc in c.files.items()}
+    for path in (data_dir / naming.COLUMNS).glob("*.npy"):
+        if f"{naming.COLUMNS}/{path.name}" not in listed:
+            path.unlink(missing_ok=True)
 
 
 def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[str, dict[str, Values]]:
@@ -277,6 +291,7 @@ class Scalars:
         self._wanted = list(wanted)
         self._names: list[str] | None = self._wanted or None
         self._columns = column_names(self._wanted, _FLAG)
+        self._features = manifest.features
         feature = manifest.features.get("image")
         self._has_sizes = feature is not None and feature.encoding != "raw" and None in feature.shape[:2]
         self._shared: dict[str, Any] = {}  # sides that all images have
@@ -287,7 +302,7 @@ class Scalars:
     def __call__(self, record: bytes) -> dict[str, Any]:
         """Returns {column: value} of a serialized Example; raises BadExampleError."""
         try:
-            values = tf_example.decode(record)
+            values = tf_example.as_ours(tf_example.decode(record), self._features)
         except ValueError as error:
             raise tf_example.BadExampleError(str(error)) from None
         if self._names is None:
@@ -353,7 +368,8 @@ def _of_file(data_dir: str, manifest: Manifest, file: str) -> dict[str, dict[str
     for name in table:
         if not name.isidentifier():
             raise UsageError(f"--add_columns={file}: the column {name!r} must be a name of letters, digits and _")
-    index = of_records(data_dir, manifest, lambda record: {_KEY: rows.get(_key_of(record), -1)})[_KEY]
+    key = manifest.features[_KEY].named(_KEY) if _KEY in manifest.features else _KEY
+    index = of_records(data_dir, manifest, lambda record: {_KEY: rows.get(_key_of(record, key), -1)})[_KEY]
     at = {split: rows_of for split, found in index.items() if (rows_of := np.asarray(found, np.int64)).max() >= 0}
     matched = sum(int((found >= 0).sum()) for found in at.values())
     if not matched:
@@ -411,8 +427,8 @@ def _plain(value: Any) -> Any:
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
-def _key_of(record: bytes) -> str:
-    values = tf_example.decode(record, [_KEY]).get(_KEY, [])
+def _key_of(record: bytes, name: str) -> str:
+    values = tf_example.decode(record, [name]).get(name, [])
     if not isinstance(values, list) or len(values) != 1:
         raise tf_example.BadExampleError("not an Example with one key, by which the file could be joined")
     found: str = _plain(values[0])

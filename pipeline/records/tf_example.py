@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
+from pipeline.manifest.manifest import NO_LABEL
 from pipeline.manifest.splits import Segment
 from pipeline.records.stream import records_of
 
@@ -100,8 +101,33 @@ def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Value
     return found
 
 
-def keys_of(file: StoragePath, segment: Segment, compression: str) -> Iterator[bytes]:
+def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> dict[str, Values]:
+    """Returns the features of a record by their names in the manifest, with the label that a stored one means.
+
+    Args:
+      values: what `decode` returned of the whole record.
+      features: the manifest's.
+    """
+    theirs = {feature.stored_as: name for name, feature in features.items() if feature.stored_as is not None}
+    if not theirs:
+        return dict(values)
+    found = {theirs.get(name, name): value for name, value in values.items()}
+    stored = found.get("label", [])
+    if not len(stored):
+        found["label"] = np.array([NO_LABEL])
+    elif not isinstance(stored, list) and stored.dtype == np.int64 and len(stored) == 1:
+        found["label"] = np.array([features["label"].label_of(int(stored[0]))])
+    return found
+
+
+def keys_of(file: StoragePath, segment: Segment, compression: str, key: str = "key") -> Iterator[bytes]:
     """Yields the keys of a segment's records, reading its shard `file` from the beginning.
+
+    Args:
+      file: the shard.
+      segment: the records.
+      compression: compression of the shard.
+      key: name of the feature in the records.
 
     Raises:
       DataError: the shard cannot be read, a record is cut or corrupt or has no key, or records are missing.
@@ -109,15 +135,15 @@ def keys_of(file: StoragePath, segment: Segment, compression: str) -> Iterator[b
     count = 0
     for offset, record in records_of(file, compression):
         if segment.start <= count < segment.stop:
-            yield _key_of(record, file, count, offset)
+            yield _key_of(record, key, file, count, offset)
         count += 1
     if count != segment.shard.num_examples:
         raise DataError(f"{count} records, but the manifest says {segment.shard.num_examples}", path=file)
 
 
-def _key_of(record: bytes, file: StoragePath, number: int, offset: int) -> bytes:
+def _key_of(record: bytes, name: str, file: StoragePath, number: int, offset: int) -> bytes:
     try:
-        values = decode(record, ["key"]).get("key", [])
+        values = decode(record, [name]).get(name, [])
     except ValueError as error:
         raise DataError(str(error), path=file, record=number, offset=offset) from None
     if not isinstance(values, list) or len(values) != 1:
@@ -202,7 +228,7 @@ def example(record: bytes, features: Mapping[str, Feature], decode_image: bool =
       BadExampleError: it is not an Example, or does not have these features.
     """
     try:
-        found = decode(record, features)
+        found = as_ours(decode(record, {feature.named(name) for name, feature in features.items()}), features)
     except ValueError as error:
         raise BadExampleError(str(error)) from None
     values = {name: _value(name, feature, found.get(name, [])) for name, feature in features.items()}

@@ -129,7 +129,8 @@ def test_windows_are_measured_against_reading_memory_one_by_one_and_the_promise(
 @pytest.mark.slow
 def test_crops_out_of_jpegs_are_measured_against_decoding_alone():
     flags = ("--images=200", "--height=300", "--width=400", "--size=64", "--global_batch_size=16", "--rounds=1")
-    *lines, scaled, difference = lines_of(run(*flags, "--seconds=0.1", benchmark="jpeg_throughput"))
+    *lines, in_place, scaled, difference = lines_of(run(*flags, "--seconds=0.1", benchmark="jpeg_throughput"))
+    assert re.fullmatch(rf"random_resized_crop\(.*\) of records in place, against converted{BOTH}", in_place)
     assert re.fullmatch(rf"scaled_decoding, against the same, decoded in full{BOTH}", scaled)
     less = re.fullmatch(
         r"  its crops differ from these by a PSNR of (\d+) dB; of 5% of them by less than (\d+)", difference

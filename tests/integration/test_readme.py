@@ -14,7 +14,7 @@ import pytest
 
 from pipeline import RandomAccess
 from stepfeed.command import COMMANDS
-from tests import forked
+from tests import foreign, forked
 from tests.datasets import write_dataset
 from tests.loopback import free_ports
 
@@ -106,7 +106,7 @@ def follow(folder):
             if file := re.match(r"# (\w+\.py)\n", text):
                 (folder / file[1]).write_text(text)
                 continue
-            for line in [text] if language == "python" else text.splitlines():
+            for line in [text] if language == "python" else text.replace("\\\n", " ").splitlines():
                 if line == "python serve.py":
                     servers.append(forked.Process(["serve.py"], cwd=folder))
                     continue
@@ -247,6 +247,15 @@ def test_code_of_ones_own_trains_as_the_page_says(folder):
         done = forked.run(program, cwd=folder)
         assert done.returncode == 0, done.stderr
         assert re.search(said, done.stdout), done.stdout
+
+
+@pytest.mark.slow
+def test_existing_records_are_used_as_the_page_says(folder, follow):
+    foreign.flowers(folder / "flowers", labelled=24, unlabelled=5)
+    *commands, printed = follow("tfrecords.md").values()
+    assert "test: no labels" in commands[0]
+    assert "evaluates on the split 'val'" in commands[2]
+    assert [line.split()[::2] for line in printed.splitlines()] == [[f"{200 + n:05x}", "-1"] for n in range(5)]
 
 
 @pytest.mark.slow

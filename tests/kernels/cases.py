@@ -309,7 +309,9 @@ def _examples(rng: Random) -> list[Array]:
                 bytes([int(rng.integers(256))]) + record[place + 1 :] if is_rare(rng, 2) else b""
             )
         records[i] = record
-    return [records]
+    names = np.empty(2, object)  # of the image and the label; such as are in no record, too
+    names[:] = [name.encode() for name in pick(rng, (("image", "label"), ("key", "label"), ("", "label"), ("a", "b")))]
+    return [records, names]
 
 
 def _entry(rng: Random, name: str) -> bytes:
@@ -361,7 +363,7 @@ def _segment(rng: Random) -> bytes:
 OPERATIONS: dict[str, tuple[Callable[[Random], list[Array]], str]] = {
     "StepfeedResize": (_resized, "uint8"),
     "StepfeedJpegSizes": (_jpegs, "int32"),
-    "StepfeedFindImages": (_examples, "int64"),
+    "StepfeedFindFeatures": (_examples, "int64"),
     "StepfeedPart": (_parts, "string"),
     "StepfeedDistort": (functools.partial(_augmented, floats=False), "uint8"),
     "StepfeedDistortToFloats": (functools.partial(_augmented, floats=True), "float"),

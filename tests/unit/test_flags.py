@@ -78,6 +78,7 @@ SEEN: dict[str, dict[str, str]] = {
     "beam_jobs.validate": {
         "data_dir": "integration/test_validate.py::test_the_report_is_json",
         "deep": "integration/test_validate.py::test_raw_pixels_are_summed_by_deep",
+        "card": "integration/test_in_place.py::test_a_run_is_evaluated_exported_and_predicts",
         "report": "integration/test_validate.py::test_the_report_is_json",
     },
     "trainer.run": {
@@ -315,6 +316,11 @@ SEEN: dict[str, dict[str, str]] = {
         "split": "unit/pipeline/index/test_index.py::test_patterns_of_one_split_add_up_in_their_order",
         "compression": "unit/pipeline/index/test_index.py::test_members_that_end_where_records_do_are_read_alone",
         "overwrite": "unit/pipeline/index/test_index.py::test_its_own_manifest_is_replaced_where_that_is_asked_for",
+        "feature_map": "unit/pipeline/index/test_images.py::test_class_names_are_those_of_the_file",
+        "label_offset": "unit/pipeline/index/test_images.py::test_a_stored_label_of_minus_one_is_none_whatever_the_offset",
+        "class_names": "unit/pipeline/index/test_images.py::test_class_names_are_those_of_the_file",
+        "keep_columns": "unit/pipeline/index/test_images.py::test_class_names_are_those_of_the_file",
+        "image_shape": "unit/pipeline/index/test_images.py::test_raw_pixels_in_place",
         "add_columns": "unit/pipeline/test_views.py::test_values_that_a_file_lacks_are_nan_false_or_empty",
     },
     "pipeline.audit": {

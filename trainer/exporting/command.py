@@ -248,8 +248,8 @@ def _read(files: Mapping[str, File], scratch: pathlib.Path, classes: int, module
 
 def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
     """Returns the first images of the split, decoded but not preprocessed: uint8 (height, width, channels) each."""
-    manifest, parser = trained.split.manifest, ExampleParser({})
-    feature = manifest.features["image"]
+    manifest = trained.split.manifest
+    parser, feature = ExampleParser.wanted(manifest, ()), manifest.features["image"]
 
     def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label, _ = parser.parse(records)

@@ -3,15 +3,16 @@ import re
 import pytest
 
 from beam_jobs import flag_values
+from pipeline.commands import values
 from pipeline.errors import UsageError
 
 READERS = {
     "numbers": lambda text: flag_values.numbers_by_split("num_shards", text, 99_999),
     "fractions": lambda text: flag_values.fractions("split", text),
-    "two_sizes": lambda text: flag_values.sizes("resize", text, 2),
-    "three_sizes": lambda text: flag_values.sizes("image_shape", text, 3),
-    "names": lambda text: flag_values.names("keep_columns", text),
-    "pairs": lambda text: flag_values.pairs("feature_map", text),
+    "two_sizes": lambda text: values.sizes("resize", text, 2),
+    "three_sizes": lambda text: values.sizes("image_shape", text, 3),
+    "names": lambda text: values.names("keep_columns", text),
+    "pairs": lambda text: values.pairs("feature_map", text),
 }
 
 

@@ -172,6 +172,18 @@ def test_images_and_labels_are_found_in_records(label, others, compiled_operatio
         assert (record[begin:end], read) == (file, label)
 
 
+@pytest.mark.parametrize("names", [("image/encoded", "image/class/label"), ("b", "image"), ("image", "image2")])
+def test_images_and_labels_are_found_by_the_names_of_their_features(names, compiled_operation):
+    image, label = names
+    record = example_of(**{"other": b"o", "image": b"x", "label": 9, "a": 1.0, image: b"the image", label: 7})
+    [[begin, end, found]] = operations.find_images(tf.constant([record]), image, label).numpy().tolist()
+    assert (record[begin:end], found) == (b"the image", 7)
+    [[begin, _, _]] = operations.find_images(tf.constant([record]), image[:-1], label).numpy().tolist()
+    assert begin == -1
+    with pytest.raises(tf.errors.InvalidArgumentError, match="names must be two"):
+        operations._operations().stepfeed_find_features(tf.constant([record]), tf.constant([image]))
+
+
 def test_what_is_not_as_usual_is_not_found(compiled_operation):
     usual = example_of(image=b"image", label=5, key=b"k")
     others = [

@@ -33,6 +33,20 @@ def test_numbers(remainder, steps, last_step, data_dir, config_of):
     assert (spec.seed, spec.streams, spec.training) == (0, 1, True)
 
 
+def test_a_split_without_labels_is_not_evaluated_on(data_dir, config_of):
+    made = manifests.load(data_dir)
+    features = {**made.features, "label": Feature("int64", stored_as="class")}
+    unlabelled = dataclasses.replace(made.splits["test"], label_histogram=())
+    splits = {"train": made.splits["train"], "test": unlabelled, "val": split("val", 20)}
+    made = dataclasses.replace(made, features=features, splits=splits, format_version=4)
+    (data_dir / "manifest.json").write_bytes(made.to_bytes())
+    found = plan.make(config_of(data_dir=data_dir, global_batch_size=20))
+    assert [*found.evaluation] == ["val"]
+    for flags in ({"eval_split": "test"}, {"train_split": "test+val"}):
+        with pytest.raises(UsageError, match="split 'test' has no labels: .*: train, val"):
+            plan.make(config_of(data_dir=data_dir, global_batch_size=20, **flags))
+
+
 def test_a_source_of_a_mixture_has_its_own_view_by_a_flag(data_dir, config_of):
     a, b = f"{data_dir}:train", f"{data_dir}:test"
     given = {"data_dir": f"{a}=1,{b}=1", "global_batch_size": 20, "eval_split": "none"}

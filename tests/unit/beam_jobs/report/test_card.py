@@ -11,11 +11,11 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.report import card, summary
 from beam_jobs.report.summary import ImageFacts
 from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, SourceFile, SplitInfo, naming
+from pipeline.read.statistics import entropy, label_histogram
 from pipeline.records import framing, tf_example
 from tests.datasets import encoded, images_of, write_shard
 

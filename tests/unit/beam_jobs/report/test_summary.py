@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.report.summary import ImageFacts, expected_entropy, judge, mixing_warning, summary
 from pipeline.commands import commandline
 from pipeline.inspect.__main__ import InspectConfig
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.read.statistics import entropy, label_histogram
 from tests.forked import ROOT
 
 NAMES = tuple(map(str, range(31)))

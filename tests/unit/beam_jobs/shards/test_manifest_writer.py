@@ -17,6 +17,7 @@ from beam_jobs.sources.base import Block
 from pipeline import images, manifest
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, SplitInfo, naming
+from pipeline.manifest.manifest import size_histogram
 from tests.datasets import images_of, write_dataset
 from tests.made_source import Content
 from tests.raised import at
@@ -130,9 +131,9 @@ def test_each_column_is_written_before_the_next_is_made(converted, monkeypatch):
 
 def test_image_sizes_are_counted_and_of_very_many_rounded_up():
     exact = Counter({(i, 10): i for i in range(1, 101)})
-    assert manifest_writer.size_histogram(exact) == {f"{i}x10": i for i in range(1, 101)}
+    assert size_histogram(exact) == {f"{i}x10": i for i in range(1, 101)}
     many = Counter({(i, 65): 2 for i in range(1, 129)})
-    assert manifest_writer.size_histogram(many) == {"64x128": 128, "128x128": 128}
+    assert size_histogram(many) == {"64x128": 128, "128x128": 128}
 
 
 def test_a_split_of_rejects_only_is_an_error(converted, tmp_path):

@@ -243,7 +243,7 @@ def test_the_log_says_what_the_run_was(data, tmp_path, capsys):
 
 
 def test_two_records_of_one_key_cannot_be_told_apart(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(observed, "keys_of", lambda file, segment, packing: [b"same"] * segment.num_examples)
+    monkeypatch.setattr(observed, "keys_of", lambda file, segment, packing, key: [b"same"] * segment.num_examples)
     with pytest.raises(DataError, match="'same'.* 0 of train-00000.* 1 of train-00000"):
         observed.read_keys(data, source_of(data).selection, "")
 

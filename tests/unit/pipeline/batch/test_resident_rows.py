@@ -69,7 +69,7 @@ def test_files_that_stay_in_memory_give_the_images_of_copied_records(
     monkeypatch.setattr(resident, "_COPIED_BYTES", 3000)  # so that they are found in several parts
     assert isinstance(form_of(tmp_path), Kept)
     kept = taken(tmp_path, **CROPPED, start_step=2)
-    monkeypatch.setattr(operations, "find_images", lambda records: tf.fill([tf.size(records), 3], np.int64(-1)))
+    monkeypatch.setattr(operations, "find_images", lambda records, *names: tf.fill([tf.size(records), 3], np.int64(-1)))
     assert isinstance(form_of(tmp_path), Serialized)
     copied = taken(tmp_path, **CROPPED, start_step=2)
     assert len(kept) == len(copied) == 10

@@ -80,7 +80,8 @@ def test_rows_that_are_not_known_are_counted(kind, records):
 def test_images_that_stay_in_their_records_are_those_that_are_parsed(unusual):
     made = [{"image": b"i" * size, "label": size, "key": b"%d" % size, "a": np.arange(size)} for size in (0, 5, 300)]
     records = tf.constant([*map(tf_example.encode, made), *unusual])
-    parser = ExampleParser({} if unusual else {"key": Feature("string"), "a": Feature("int64", (None,))})
+    features = {} if unusual else {"key": Feature("string"), "a": Feature("int64", (None,))}
+    parser = ExampleParser(Feature("uint8"), Feature("int64"), features)
     (images, labels, features), (encoded, others, more) = parser.parse(records), parser.find(records)
     found = [
         operations.part(encoded.strings, encoded.bounds, row).numpy() for row in tf.range(len(records), dtype="int64")
@@ -96,4 +97,4 @@ def test_images_that_stay_in_their_records_are_those_that_are_parsed(unusual):
 def test_what_is_wrong_with_a_record_is_said_as_tensorflow_says_it():
     records = tf.constant([tf_example.encode({"image": b"i", "label": 1}), tf_example.encode({"image": b"i"})])
     with pytest.raises(tf.errors.InvalidArgumentError, match="label.*required but could not be found"):
-        ExampleParser({}).find(records)
+        ExampleParser(Feature("uint8"), Feature("int64"), {}).find(records)

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from beam_jobs.examples import statistics
-from beam_jobs.examples.statistics import PixelSums
+from pipeline.read import statistics
+from pipeline.read.statistics import PixelSums
 
 SHAPES = [(1, 1, 1), (28, 28, 1), (32, 32, 3), (1, 500, 3), (500, 1, 3), (7, 5, 3), (3, 4, 4), (65, 2, 1)]
 

@@ -14,6 +14,7 @@ try:
 except ImportError:  # installed without a compiler, or for another kind of processor
     _unpack = None  # type: ignore[assignment]
 
+STATISTICS_SPLIT = "train"  # normalisation must not look at the test images
 _PERIOD = 48  # places that compiled code adds values up by
 _VALUES = 3 << 16  # 192 Ki values widened to uint32 at a time, which fit the cache
 _MOST_ROWS = 66_051  # at a time: floor((2^32 - 1) / 255^2), so that sums of squares fit uint32

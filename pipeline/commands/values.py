@@ -1,0 +1,45 @@
+"""Parses the values of flags that hold several things: `224x224`, `a,b`, `image:image_raw,label:label`.
+
+Every function raises UsageError, with the flag and the value, where a text has another form than its docstring says.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pipeline.errors import UsageError
+
+_MAX_SIDE = 1 << 14  # pixels
+
+
+def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
+    """Returns `count` sizes, in 1..16384, of a text like 28x28; None of an empty text."""
+    if not text:
+        return None
+    example = "x".join(["224", "224", "3"][:count])
+    if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", text) or text.count("x") != count - 1:
+        raise UsageError(f"--{flag}={text}: must be {count} sizes, as in {example}")
+    values = tuple(int(size) for size in text.split("x"))
+    if not all(1 <= size <= _MAX_SIDE for size in values):
+        raise UsageError(f"--{flag}={text}: every size must be in 1..{_MAX_SIDE}")
+    return values
+
+
+def names(flag: str, text: str) -> tuple[str, ...]:
+    """Returns the names of a text like a,b, each once; none of an empty text."""
+    if not text:
+        return ()
+    values = tuple(name.strip() for name in text.split(","))
+    if not all(values) or len(set(values)) != len(values):
+        raise UsageError(f"--{flag}={text}: must be names between commas, each once")
+    return values
+
+
+def pairs(flag: str, text: str) -> tuple[tuple[str, str], ...]:
+    """Returns the pairs of a text like image:image_raw,label:label, each first name once; none of an empty text."""
+    if not text:
+        return ()
+    values = [tuple(part.strip().split(":", 1)) for part in text.split(",")]
+    if not all(len(pair) == 2 and all(pair) for pair in values) or len({pair[0] for pair in values}) != len(values):
+        raise UsageError(f"--{flag}={text}: must be ours:theirs,..., each of ours once")
+    return tuple((pair[0], pair[1]) for pair in values)

@@ -1,0 +1,409 @@
+"""Images in the records of another writer: what a manifest says of them, counted while the files are read.
+
+The files stay as they are, so a record cannot be left out: one without a usable image or label is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import images
+from pipeline.commands.text import count_of, shape_of
+from pipeline.errors import DataError, UsageError, name_of, to_run
+from pipeline.files.paths import StoragePath, path_of
+from pipeline.manifest import Feature, Manifest, PixelRule, ShardInfo, SplitInfo
+from pipeline.manifest.columns import column_names
+from pipeline.manifest.manifest import EXACT, IN_PLACE_VERSION, NO_LABEL, STORED, size_histogram
+from pipeline.read.statistics import PixelSums, entropy, label_histogram, moments
+from pipeline.records import schema, tf_example
+from pipeline.records.columns import Gathered, without_names
+from pipeline.records.schema import LABELS_FILE, Schema, kind
+from pipeline.records.stream import records_of
+
+MOST_CLASSES = 1 << 20
+_MADE = ("bytes", "height", "width")  # columns of every data set of images
+_FIRST_OF_OTHERS = 10  # records of each file but the first, by which a file of another schema is noticed
+_BY_PARSE = "read them with pipeline.input_fn(..., parse=FUNCTION): index them without --feature_map"
+_COLOURS = 3  # channels of images if some are grey and some in colour
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFlags:
+    """Flags of the command about images, parsed.
+
+    Attributes:
+      feature_map: (name in the manifest, name in the records) of `image`, `label` and `key`.
+      label_offset: number to add to stored labels.
+      class_names: file with a class name per line; empty: `labels.txt` beside the records, else the labels themselves.
+      keep_columns: other features to keep.
+      image_shape: (height, width, channels) of raw pixels; None: the records say it, or images are encoded.
+    """
+
+    feature_map: tuple[tuple[str, str], ...]
+    label_offset: int = 0
+    class_names: str = ""
+    keep_columns: tuple[str, ...] = ()
+    image_shape: tuple[int, int, int] | None = None
+
+    def named_classes(self, folder: StoragePath) -> tuple[str, ...]:
+        """Returns the class names of the file; none if there is no file.
+
+        Raises:
+          UsageError: the file that the flag names is missing, or names a class twice.
+          DataError: the file is no list of names.
+        """
+        path = path_of(self.class_names) if self.class_names else folder / LABELS_FILE
+        names = schema.read_labels(path)
+        if self.class_names and not names:
+            raise UsageError(f"--class_names={self.class_names}: there is no such file")
+        if twice := next((name for name, count in Counter(names).items() if count > 1), None):
+            raise UsageError(f"names the class {twice!r} twice", path=path)
+        return names
+
+
+def schema_of(files: Sequence[StoragePath], compression: str, flags: ImageFlags) -> Schema:
+    """Returns the schema of the records of all files, inferred from the first records of each.
+
+    Args:
+      files: files of all splits.
+      compression: compression of the files.
+      flags: flags about images.
+
+    Raises:
+      DataError: the records of a file are not Examples, or of another schema than those before.
+      UsageError: a flag does not fit the records, or they hold labels that cannot be used.
+    """
+    found: dict[str, Schema] = {}
+    sample: list[dict[str, Any]] = []  # records of the first file that has some
+    kept: list[Mapping[str, Any]] = []
+    for file in files:
+        count = _FIRST_OF_OTHERS if found else schema.FIRST_RECORDS
+        records, seen = schema.first_examples((record for _, record in records_of(file, compression)), count)
+        if not records:
+            if seen:
+                raise DataError(f"of {count_of(seen, 'record')} read, none is a tf.train.Example", path=file)
+            continue
+        found[str(file)] = _schema_of_file(records, str(file), flags)
+        sample = sample or records
+        # Without images, which would take gigabytes.
+        kept += [{name: record[name] for name in flags.keep_columns if name in record} for record in records]
+    if not found:
+        raise DataError("the files hold no record")
+    labelled = [name for name, one in found.items() if one.label]
+    if not labelled:
+        schema.infer(sample, next(iter(found)), flags.feature_map, flags.image_shape)  # says what there is
+    _check_alike(found)
+    first = next(iter(found))
+    extra = {
+        name: schema.kept_feature([{**sample[0], **kept[0]}, *kept[1:]], name, first) for name in flags.keep_columns
+    }
+    return dataclasses.replace(found[labelled[0]], extra=extra)
+
+
+def _schema_of_file(records: Sequence[Mapping[str, Any]], file: str, flags: ImageFlags) -> Schema:
+    names = dict(flags.feature_map)
+    known = (names["label"],) if "label" in names else schema.USUAL["label"]
+    label = next((name for name in known if any(len(record.get(name, ())) for record in records)), None)
+    if label is None:
+        names.pop("label", None)
+    else:
+        _check_label(records, label, file)
+    found = schema.infer(records, file, tuple(names.items()), flags.image_shape, has_labels=label is not None)
+    keys = {kind(record[found.key]) for record in records if found.key in record}
+    if keys - {"bytes"}:
+        raise UsageError(f"--feature_map=key:{found.key}: {file}: holds {', '.join(sorted(keys))}; a key must be bytes")
+    return found
+
+
+def _check_label(records: Sequence[Mapping[str, Any]], name: str, file: str) -> None:
+    """Raises UsageError if a feature holds labels that images in place cannot have."""
+    values = next(record[name] for record in records if len(record.get(name, ())))
+    if kind(values) == "int64" and len(values) == 1:
+        return
+    if len(values) > 1:
+        what = f"{len(values)} values, such as the classes of an image with several"
+    elif kind(values) == "float":
+        what = "a float, such as the target of a regression"
+    else:
+        what = f"text, such as {values[0][:40]!r}"
+    advice = f"{to_run('beam_jobs.convert')} makes classes of texts" if kind(values) == "bytes" else _BY_PARSE
+    raise UsageError(
+        f"--feature_map=label:{name}: {file}: a record has {what}; the label of an image in place is one whole number; "
+        + advice
+    )
+
+
+def _check_alike(found: Mapping[str, Schema]) -> None:
+    """Raises DataError if the records of two files are not alike."""
+    (one, usual), *others = found.items()
+    for file, other in others:
+        for field in ("image", "key", "image_shape"):
+            own, theirs = getattr(usual, field), getattr(other, field)
+            if own != theirs:
+                raise DataError(
+                    f"its records have {field} {theirs!r}, those of {os.path.basename(one)} have {own!r}",
+                    path=file,
+                    record=0,
+                    advice="index files of one schema together: choose them with --split",
+                )
+
+
+class ShardImages:
+    """The images and labels of one file, counted record by record.
+
+    Args:
+      found: schema of the records.
+      flags: flags about images.
+      classes: number of classes; `MOST_CLASSES` if it is not known.
+      decodes: whether pixels are summed, for their mean.
+    """
+
+    def __init__(self, found: Schema, flags: ImageFlags, classes: int, decodes: bool) -> None:
+        self.schema, self._offset, self._classes, self._decodes = found, flags.label_offset, classes, decodes
+        self._names = [name for name in (found.image, found.label, found.key, *found.extra) if name]
+        scalars = [name for name, feature in found.extra.items() if not feature.shape]
+        self._columns = column_names(scalars, "--keep_columns")
+        self.kept = {*self._columns.values()}  # of features; they take precedence over what is made
+        self.labels: list[int] = []
+        self.sizes: Counter[tuple[int, int, int]] = Counter()
+        self.formats: set[str] = set()
+        self.sums: dict[int, PixelSums] = {}  # {channels: sums}
+        self.turned = 0
+        self.keys: list[bytes] = []  # hashes of them
+        self.columns = {name: Gathered() for name in (*_MADE, *self._columns.values())}
+
+    def add(self, record: bytes) -> None:
+        """Counts a record.
+
+        Raises:
+          ValueError: it is not an Example with a usable image and label; says why.
+        """
+        features = tf_example.decode(record, self._names)
+        self.labels.append(self._label(features.get(self.schema.label, [])))
+        if self.schema.key:
+            key = _one(features, self.schema.key, "bytes")
+            if not key:
+                raise ValueError(f"feature {self.schema.key!r}, the key, is empty")
+            self.keys.append(hashlib.blake2b(key, digest_size=8).digest())
+        height, width = self._image(_one(features, self.schema.image, "bytes"))
+        for name, value in zip(_MADE, (len(record), height, width), strict=True):
+            if name not in self.kept:
+                self.columns[name].append(value)
+        for name, feature in self.schema.extra.items():
+            self._extra(name, feature, features)
+
+    def _label(self, values: Any) -> int:
+        if not len(values):
+            if not isinstance(values, list):  # TensorFlow's parser takes that for a wrong number of values
+                raise ValueError(f"feature {self.schema.label!r} has 0 values, not 1")
+            return NO_LABEL
+        if kind(values) != "int64" or len(values) != 1:
+            raise ValueError(f"feature {self.schema.label!r} holds {count_of(len(values), kind(values))}, not 1 int64")
+        stored = int(values[0])
+        label = stored + self._offset if stored >= 0 else NO_LABEL
+        if stored < NO_LABEL or (stored >= 0 and not 0 <= label < self._classes):
+            shifted = f" (stored as {stored}, --label_offset={self._offset})" if self._offset else ""
+            raise ValueError(f"label {label if stored >= 0 else stored}{shifted} is not in 0..{self._classes - 1}")
+        return label
+
+    def _image(self, data: bytes) -> tuple[int, int]:
+        if (shape := self.schema.image_shape) is not None:
+            if len(data) != shape[0] * shape[1] * shape[2]:
+                raise ValueError(f"its image has {count_of(len(data), 'byte')}, not those of {shape_of(shape)} pixels")
+            self._count(shape, "raw", np.frombuffer(data, np.uint8).reshape(1, *shape) if self._decodes else None)
+            return shape[0], shape[1]
+        opened = images.open_file(data)
+        form = images.kept_as(opened, data)
+        if form is None:
+            raise ValueError(f"its image is of format {opened.format}; only PNG and JPEG can stay as they are")
+        self.turned += images.orientation(opened) != 1
+        shape = opened.height, opened.width, images.channels_of(opened)
+        self._count(shape, form, images.pixels(opened) if self._decodes else None)
+        return shape[0], shape[1]
+
+    def _count(self, shape: tuple[int, int, int], form: str, pixels: NDArray[np.uint8] | None) -> None:
+        self.sizes[shape] += 1
+        self.formats.add(form)
+        if pixels is not None:
+            self.sums.setdefault(shape[2], PixelSums(shape[2])).add(pixels)
+
+    def _extra(self, name: str, feature: Feature, features: Mapping[str, Any]) -> None:
+        wanted = {theirs: ours for ours, theirs in schema.DTYPES.items()}[feature.dtype]
+        if not feature.shape:
+            self.columns[self._columns[name]].append(_one(features, name, wanted))
+        elif len(features.get(name, ())) and kind(features[name]) != wanted:
+            raise ValueError(f"feature {name!r} holds {kind(features[name])}, not {wanted}")
+
+
+def _one(features: Mapping[str, Any], name: str, wanted: str) -> Any:
+    if name not in features:
+        raise ValueError(f"there is no feature {name!r}; it has {', '.join(sorted(features)) or 'none that is wanted'}")
+    values = features[name]
+    if kind(values) != wanted or len(values) != 1:
+        raise ValueError(f"feature {name!r} holds {count_of(len(values), kind(values))}, not 1 {wanted}")
+    return values[0]
+
+
+Counted: TypeAlias = tuple[ShardInfo, ShardImages]  # the entry of a file, and what was counted in it
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """What was counted in all files.
+
+    Attributes:
+      fields: fields of the manifest, by name.
+      splits: entries of the splits.
+      columns: {column: {split: values}}.
+      turned: number of images whose EXIF data turn them.
+    """
+
+    fields: dict[str, Any]
+    splits: dict[str, SplitInfo]
+    columns: dict[str, Mapping[str, Any]]
+    turned: int
+
+
+def described(splits: Mapping[str, Sequence[Counted]], flags: ImageFlags, class_names: tuple[str, ...]) -> Described:
+    """Returns the manifest's entries of images that were counted.
+
+    Args:
+      splits: {split: (entry, what was counted) of each of its files}.
+      flags: flags about images.
+      class_names: class names of the file; none: the labels name themselves.
+
+    Raises:
+      DataError: some records of a split have labels and some do not, no split has any, or two records have one key.
+    """
+    counted = [shard for shards in splits.values() for _, shard in shards]
+    found = counted[0].schema
+    labels = {split: _labels_of(split, [shard for _, shard in shards]) for split, shards in splits.items()}
+    highest = max((int(of_split.max()) for of_split in labels.values() if len(of_split)), default=NO_LABEL)
+    if highest < 0:
+        raise DataError("no record has a label of 0 or more", advice="map another feature: --feature_map=label:NAME")
+    names = class_names or tuple(map(str, range(highest + 1)))
+    _check_keys(counted)
+    shapes = {shape for shard in counted for shape in shard.sizes}
+    image = Feature.of_images({form for shard in counted for form in shard.formats}, shapes)
+    trained = [shard for split, shards in splits.items() for _, shard in shards if shard.sums]
+    mean, std = moments([_as_colour(shard.sums, image.shape[2] or _COLOURS) for shard in trained])
+    features = {
+        "image": dataclasses.replace(image, stored_as=found.image),
+        "label": Feature("int64", stored_as=found.label, offset=flags.label_offset),
+        **({"key": Feature("string", stored_as=found.key)} if found.key else {}),
+        **found.extra,
+    }
+    fields = {
+        "class_names": names,
+        "features": features,
+        "image_mean": mean,
+        "image_std": std,
+        "format_version": IN_PLACE_VERSION,
+        "pixel_rule": None if image.encoding == "raw" else PixelRule(STORED, EXACT),
+    }
+    infos = {split: _split_info(shards, labels[split], len(names)) for split, shards in splits.items()}
+    columns = _columns_of(splits, labels, image)
+    return Described(fields, infos, columns, sum(shard.turned for shard in counted))
+
+
+def _labels_of(split: str, shards: Sequence[ShardImages]) -> NDArray[np.int64]:
+    labels = np.array([label for shard in shards for label in shard.labels], np.int64)
+    missing = int((labels == NO_LABEL).sum())
+    if 0 < missing < len(labels):
+        raise DataError(
+            f"split {split!r}: {missing:,} of {count_of(len(labels), 'record')} have no label, the first of them "
+            f"record {int((labels == NO_LABEL).argmax()):,} of the split; all must have one, or none",
+            advice="choose files of one kind for each split with --split",
+        )
+    return labels
+
+
+def _check_keys(counted: Sequence[ShardImages]) -> None:
+    keys = [key for shard in counted for key in shard.keys]
+    if len(set(keys)) < len(keys):
+        raise DataError(
+            f"{len(keys) - len(set(keys)):,} of {count_of(len(keys), 'record')} have the key of another record",
+            advice="map a feature that tells records apart, or leave key out of --feature_map",
+        )
+
+
+def _as_colour(sums: Mapping[int, PixelSums], channels: int) -> PixelSums:
+    """Returns one sum of images; grey ones count in each channel if images are in colour."""
+    whole = PixelSums(channels)
+    for own in sums.values():
+        repeats = channels if own.channels == 1 else 1
+        whole.merge(PixelSums(channels, own.pixels, own.sums * repeats, own.squares * repeats))
+    return whole
+
+
+def _split_info(shards: Sequence[Counted], labels: NDArray[np.int64], classes: int) -> SplitInfo:
+    has_labels = bool((labels >= 0).any())
+    sizes: Counter[tuple[int, int]] = Counter()
+    infos = []
+    for info, shard in shards:
+        for (height, width, _), count in shard.sizes.items():
+            sizes[height, width] += count
+        bits = entropy([*Counter(shard.labels).values()]) if has_labels else None
+        infos.append(dataclasses.replace(info, label_entropy=bits))
+    return SplitInfo(tuple(infos), label_histogram(labels, classes) if has_labels else (), size_histogram(sizes))
+
+
+def _columns_of(
+    splits: Mapping[str, Sequence[Counted]],
+    labels: Mapping[str, NDArray[np.int64]],
+    image: Feature,
+) -> dict[str, Mapping[str, Any]]:
+    """Returns the columns that a conversion would make: labels, sizes and features with one value per record."""
+    first = next(iter(splits.values()))[0][1]
+    are_sized = image.encoding != "raw" and None in image.shape[:2]
+    found: dict[str, Mapping[str, Any]] = {"label": {split: of for split, of in labels.items() if (of >= 0).any()}}
+    for name in first.columns:
+        if name not in _MADE[1:] or are_sized or name in first.kept:
+            found[name] = {split: _joined([shard.columns[name] for _, shard in own]) for split, own in splits.items()}
+    return dict(without_names(found))
+
+
+def _joined(parts: Iterable[Gathered]) -> Any:
+    taken = [values for part in parts if len(values := part.taken())]
+    if all(isinstance(values, np.ndarray) for values in taken):
+        return np.concatenate(taken) if taken else []
+    return [value for values in taken for value in values]
+
+
+def lines(made: Manifest, turned: int) -> Iterator[str]:
+    """Yields lines that say which features were found, and what cannot be done with them.
+
+    Args:
+      made: the manifest.
+      turned: number of images whose EXIF data turn them.
+    """
+    image, label = made.features["image"], made.features["label"]
+    shifted = f" {label.offset:+d}" if label.offset else ""
+    key = f", key: {made.features['key'].stored_as}" if "key" in made.features else ""
+    size = "of several sizes" if None in image.shape[:2] else shape_of(image.shape)
+    yield f"  image: {image.stored_as} ({image.encoding}, {size}), label: {label.stored_as}{shifted}{key}"
+    unlabelled = [name for name, split in made.splits.items() if not split.has_labels]
+    empty = [number for number, count in enumerate(_totals(made)) if not count]
+    yield f"  {count_of(len(made.class_names), 'class', 'classes')}: {made.class_names[0]} to {made.class_names[-1]}"
+    if empty == [0] and not label.offset:
+        yield "  note: no label is 0; if the first class has the label 1, --label_offset=-1 makes it 0"
+    for name in unlabelled:
+        yield f"  {name}: no labels (label {NO_LABEL}), so it can be predicted, but neither trained nor evaluated on"
+    if turned:
+        yield (
+            f"  note: {count_of(turned, 'image')} would be turned by EXIF data; records in place are read as they are "
+            f"stored, in training and in predictions; {name_of('beam_jobs.convert')} turns them upright"
+        )
+
+
+def _totals(made: Manifest) -> list[int]:
+    histograms = [split.label_histogram for split in made.splits.values() if split.has_labels]
+    return [sum(counts) for counts in zip(*histograms, strict=True)]

@@ -1,0 +1,271 @@
+"""Which features of Examples by any writer are the image, the label and the key: inferred from their first records.
+
+`beam_jobs.convert` reads such records, and `pipeline.index` describes them where they are, by the same flags.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.commands import values
+from pipeline.commands.text import count_of, shape_of
+from pipeline.errors import DataError, UsageError, to_run, unknown
+from pipeline.files.paths import StoragePath
+from pipeline.files.reading import unreadable
+from pipeline.manifest import Feature
+from pipeline.records import tf_example
+
+OWN_FEATURES = ("image", "label", "key")  # of every example
+# Advice for data that is not one labelled image per row; errors about a missing image or label end with it.
+OTHER_DATA = (
+    "text, tables, boxes, masks and captions are not converted: write them as TFRecords if they are none yet, run "
+    f"{to_run('pipeline.index')} on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
+)
+# {(offset, first bytes there): format} of encoded images; of BMP's two letters, with the zeros that follow the size.
+_IMAGE_STARTS = {
+    (0, b"\x89PNG\r\n\x1a\n"): "PNG",
+    (0, b"\xff\xd8\xff"): "JPEG",
+    (0, b"GIF8"): "GIF",
+    (8, b"WEBP"): "WebP",
+    **dict.fromkeys(((0, b"II*\0"), (0, b"MM\0*"), (0, b"II+\0"), (0, b"MM\0+")), "TIFF"),
+    **dict.fromkeys(((4, b"jP  \r\n"), (0, b"\xff\x4f\xff\x51")), "JPEG 2000"),
+    **dict.fromkeys(((4, b"ftypavif"), (4, b"ftypavis")), "AVIF"),
+    **dict.fromkeys(((4, b"ftyphei"), (4, b"ftyphev"), (4, b"ftypmif1")), "HEIC"),
+}
+IMAGE_START = 16  # bytes by which `image_format` tells the format
+
+FIRST_RECORDS = 100  # from which the features are inferred
+USUAL = {"image": ("image", "image/encoded", "image_raw"), "label": ("label", "image/class/label")}
+_SIZES = (
+    ("height", "width", "depth"),
+    ("height", "width", "channels"),
+    ("image/height", "image/width", "image/channels"),
+)
+DTYPES = {"bytes": "string", "int64": "int64", "float": "float32"}  # {kind of values: dtype of a feature}
+LABELS_FILE = "labels.txt"
+
+
+class RecordFlag(NamedTuple):
+    """A flag about records of other writers, which several commands have.
+
+    Attributes:
+      text: its help text.
+      parse: returns the value, given the flag's name and its text.
+    """
+
+    text: str
+    parse: Callable[[str, str], Any]
+
+
+FEATURE_MAP = RecordFlag("the names of the features in foreign records: image:image_raw,label:label", values.pairs)
+IMAGE_SHAPE = RecordFlag("HxWxC of raw pixels in foreign records", functools.partial(values.sizes, count=3))
+KEEP_COLUMNS = RecordFlag("other features to keep: a,b,...", values.names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """Names of features in the records.
+
+    Attributes:
+      image, label: bytes; one int64, or bytes if `has_text_labels`; the label is "" if records have none.
+      key: bytes or one int64; "" if records have none.
+      image_shape: (height, width, channels) of raw pixels; None if images are encoded.
+      sizes: the features with height, width and channels of raw pixels; empty if records have none.
+      extra: the other features that are kept.
+      has_text_labels: whether labels are the names of classes.
+    """
+
+    image: str
+    label: str
+    key: str = ""
+    image_shape: tuple[int, int, int] | None = None
+    sizes: tuple[str, ...] = ()
+    extra: dict[str, Feature] = dataclasses.field(default_factory=dict)
+    has_text_labels: bool = False
+
+
+def image_format(start: bytes) -> str:
+    """Returns the format of an image file by its first bytes, at least `IMAGE_START`; "" if it is none."""
+    if start.startswith(b"BM") and start[6:10] == bytes(4):
+        return "BMP"
+    return next((name for (at, magic), name in _IMAGE_STARTS.items() if start[at:].startswith(magic)), "")
+
+
+def kind(values: Any) -> str:
+    """Returns the kind of values that `tf_example.decode` returned: `bytes`, `int64`, `float`, or `nothing`."""
+    if isinstance(values, list):
+        return "bytes" if values else "nothing"
+    return "int64" if values.dtype == np.int64 else "float"
+
+
+def first_examples(records: Iterable[bytes], count: int = FIRST_RECORDS) -> tuple[list[dict[str, Any]], int]:
+    """Returns those of the first records that are Examples with features, decoded, and how many records were read."""
+    decoded, seen = [], 0
+    for record in itertools.islice(records, count):
+        seen += 1
+        with contextlib.suppress(ValueError):
+            decoded.append(tf_example.decode(record))
+    return [features for features in decoded if features], seen  # an empty record parses too
+
+
+def read_labels(path: StoragePath) -> tuple[str, ...]:
+    """Returns the class names in a file, one per line; none if there is no such file.
+
+    Raises:
+      DataError: it cannot be read, is not UTF-8 text, or a line is empty.
+    """
+    try:
+        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    except FileNotFoundError:
+        return ()
+    except UnicodeDecodeError:
+        raise DataError("is not UTF-8 text", path=path) from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if not names or not all(names):
+        raise DataError(
+            f"must have the name of a class in every line; it has {count_of(len(names), 'line')}", path=path
+        )
+    return names
+
+
+def infer(
+    records: Sequence[Mapping[str, Any]],
+    file: str,
+    feature_map: Sequence[tuple[str, str]],
+    image_shape: tuple[int, int, int] | None = None,
+    keep_columns: Sequence[str] = (),
+    has_labels: bool = True,
+) -> Schema:
+    """Returns the schema of the records of a file, inferred from its first records and the flags.
+
+    Args:
+      records: the first Examples, decoded; at least one.
+      file: its path, for messages.
+      feature_map, image_shape, keep_columns: values of the flags.
+      has_labels: whether to look for a label.
+
+    Raises:
+      UsageError: a flag does not fit the first record, or is missing.
+    """
+    # Not simply the first record: if it is damaged, it is an invalid row like any other, and no reason to refuse flags.
+    candidates = {theirs for _, theirs in feature_map}.union(*USUAL.values())
+    usual = _most_alike(
+        records,
+        lambda record: frozenset((n, kind(record[n]), len(record[n]) == 1) for n in candidates & record.keys()),
+    )
+    names = _names(usual[0], file, feature_map, OWN_FEATURES[: 1 + has_labels])
+    first = _most_alike(usual, lambda record: _image_form(record[names["image"]]))[0]
+    listed = _listed(first)
+    for ours, wanted in (("image", ("bytes",)), ("label", ("int64", "bytes")), ("key", ("bytes", "int64"))):
+        if ours in names and (kind(first[names[ours]]) not in wanted or len(first[names[ours]]) != 1):
+            raise UsageError(
+                f"--feature_map={ours}:{names[ours]}: {file}: must be one value of {' or '.join(wanted)}; the first "
+                f"record has {listed}"
+            )
+    shape, sizes = _image_shape(first, names["image"], file, image_shape)
+    extra = {name: kept_feature(records, name, file) for name in keep_columns}
+    is_text = has_labels and kind(first[names["label"]]) == "bytes"
+    return Schema(names["image"], names.get("label", ""), names.get("key", ""), shape, sizes, extra, is_text)
+
+
+def _most_alike(
+    records: Sequence[Mapping[str, Any]], form: Callable[[Mapping[str, Any]], object]
+) -> list[Mapping[str, Any]]:
+    """Returns the records of the most frequent form, in their order; between equally frequent forms, the first wins."""
+    forms = [form(record) for record in records]
+    usual = Counter(forms).most_common(1)[0][0]
+    return [record for record, own in zip(records, forms, strict=True) if own == usual]
+
+
+def _image_form(values: Any) -> object:
+    """Returns the format of an encoded image, or the number of its raw pixels."""
+    image = values[0] if isinstance(values, list) and values else b""
+    return image_format(image) or len(image)
+
+
+def _names(
+    first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str, str]], needed: Sequence[str]
+) -> dict[str, str]:
+    names = dict(feature_map)
+    for ours, theirs in names.items():
+        if ours not in OWN_FEATURES:
+            raise unknown("--feature_map", ours, OWN_FEATURES)
+        if theirs not in first:
+            raise UsageError(f"--feature_map={ours}:{theirs}: {file}: the first record has {_listed(first)}")
+    for ours in needed:
+        if ours not in names:
+            found = [name for name in USUAL[ours] if name in first]
+            if not found:
+                wanted = ("bytes",) if ours == "image" else ("int64", "bytes")
+                fits = {name for name, values in first.items() if kind(values) in wanted and len(values) == 1}
+                could_be = sorted(fits.difference(names.values()), key=lambda name: (ours not in name.lower(), name))
+                if not could_be:
+                    raise UsageError(
+                        f"no feature could be the {ours}: the first record has {_listed(first)}",
+                        path=file,
+                        advice=OTHER_DATA,
+                    )
+                raise UsageError(
+                    f"--feature_map must name the {ours}, as in {ours}:{could_be[0]}: {file}: the first record has "
+                    f"{_listed(first)}; if none is the {ours}, {OTHER_DATA}"
+                )
+            names[ours] = found[0]
+    return names
+
+
+def _listed(first: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} ({len(first[name])} {kind(first[name])})" for name in sorted(first))
+
+
+def _image_shape(
+    first: Mapping[str, Any], name: str, file: str, given: tuple[int, int, int] | None
+) -> tuple[tuple[int, int, int] | None, tuple[str, ...]]:
+    image: bytes = first[name][0]
+    encoding = image_format(image)
+    if encoding and given and math.prod(given) != len(image):
+        raise UsageError(f"--image_shape: {file}: feature {name!r} holds {encoding} files, which say their size")
+    if encoding and not given:
+        return None, ()
+
+    def is_size(values: Any) -> bool:
+        return values is not None and kind(values) == "int64" and len(values) == 1 and values[0] > 0
+
+    sizes = next((names for names in _SIZES if all(is_size(first.get(size)) for size in names)), ())
+    if given is None and not sizes:
+        raise UsageError(
+            f"--image_shape=HxWxC is missing: {file}: feature {name!r} holds "
+            f"{count_of(len(image), 'byte')} beginning with "
+            f"0x{image[:4].hex()}: no PNG or JPEG file, so they must be raw pixels"
+        )
+    shape = given or tuple(int(first[size][0]) for size in sizes)
+    if math.prod(shape) != len(image):
+        origin = f"--image_shape={shape_of(shape)}" if given else f"{', '.join(sizes)} say {shape_of(shape)}"
+        raise UsageError(
+            f"{file}: must have {count_of(math.prod(shape), 'byte')}; the first image has {len(image):,}", path=origin
+        )
+    return (shape[0], shape[1], shape[2]), () if given else sizes
+
+
+def kept_feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> Feature:
+    """Returns a feature to keep: a scalar if each of the first records has one value, else a vector of any length."""
+    if name in OWN_FEATURES:
+        raise UsageError(f"--keep_columns={name}: every converted record has a feature of this name")
+    found = [record[name] for record in records if name in record and len(record[name])]
+    if not found:
+        raise UsageError(f"--keep_columns={name}: {file}: the first record has {_listed(records[0])}")
+    dtype = DTYPES[kind(found[0])]
+    if all(len(values) == 1 for values in found) and len(found) == len(records):
+        return Feature(dtype)
+    if dtype == "string":
+        raise UsageError(f"--keep_columns={name}: {file}: only one value of bytes per record can be kept")
+    return Feature(dtype, (None,))

@@ -1,0 +1,91 @@
+"""TFRecords of images as other projects write them: names and kinds of features, labels, files, compression."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from pipeline.records import framing, tf_example
+
+TF_SLIM = "--feature_map=image:image/encoded,label:image/class/label,key:image/filename"
+FLOWERS = "--feature_map=image:image,label:class,key:id"
+MELANOMA = "--feature_map=image:image,label:target,key:image_name"
+
+
+def jpeg(number: int, size: tuple[int, int] = (40, 48), exif: int = 0, form: str = "JPEG", mode: str = "RGB") -> bytes:
+    """Returns an image file of (height, width), smooth and pseudo-random by its number; `exif` is its orientation."""
+    coarse = np.random.default_rng(number).integers(0, 256, (4, 4, 3), np.uint8)
+    image = PIL.Image.fromarray(coarse).resize(size[::-1], PIL.Image.Resampling.BICUBIC).convert(mode)
+    made, stream = image.getexif(), io.BytesIO()
+    if exif:
+        made[0x0112] = exif
+    image.save(stream, form, **({"quality": 90} if form == "JPEG" else {}), exif=made)
+    return stream.getvalue()
+
+
+def write(path: pathlib.Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Writes a file of Examples."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(framing.frame(tf_example.encode(record)) for record in records))
+
+
+def tf_slim(folder: pathlib.Path, counts: Mapping[str, Sequence[int]], classes: int = 5) -> pathlib.Path:
+    """Writes ImageNet as TF-Slim does: labels from 1, sizes that vary, 0 to 3 boxes per image.
+
+    `counts` are {split: number of records in each file}.
+    """
+    number = 0
+    for split, files in counts.items():
+        for file, count in enumerate(files):
+            records = []
+            for _ in range(count):
+                height, width, boxes = 40 + number % 7, 48 + number % 5, number % 4
+                records.append({
+                    "image/encoded": jpeg(number, (height, width)),
+                    "image/class/label": 1 + number % classes,
+                    "image/class/text": b"a class",
+                    "image/filename": b"n%06d.JPEG" % number,
+                    "image/height": height,
+                    "image/width": width,
+                    "image/object/bbox/xmin": np.linspace(0, 0.5, boxes, dtype=np.float32),
+                })  # fmt: skip
+                number += 1
+            write(folder / f"{split}-{file:05d}-of-{len(files):05d}", records)
+    return folder
+
+
+def flowers(folder: pathlib.Path, labelled: int = 12, unlabelled: int = 5) -> pathlib.Path:
+    """Writes Kaggle's flowers: splits by name, and a test split without labels."""
+    for split, first, count in (("train", 0, labelled), ("val", 100, labelled), ("test", 200, unlabelled)):
+        records = [{"image": jpeg(first + i, (32, 32)), "id": b"%05x" % (first + i)} for i in range(count)]
+        if split != "test":
+            records = [{**record, "class": i % 3} for i, record in enumerate(records)]
+        write(folder / f"{split}-0-{count}.tfrec", records)
+    return folder
+
+
+def melanoma(folder: pathlib.Path, count: int = 12) -> pathlib.Path:
+    """Writes SIIM's melanoma: names of images as keys, whole numbers beside the target."""
+    records = [
+        {
+            "image": jpeg(i, (36, 36)),
+            "image_name": b"ISIC_%07d" % (i * 17),
+            "patient_id": i % 4,
+            "sex": i % 2,
+            "age_approx": 30 + i,
+            "anatom_site_general_challenge": i % 3,
+            "diagnosis": i % 5,
+            "target": int(i % 4 == 0),
+            "width": 36,
+            "height": 36,
+        }
+        for i in range(count)
+    ]
+    write(folder / f"train00-{count // 2}.tfrec", records[: count // 2])
+    write(folder / f"train01-{count - count // 2}.tfrec", records[count // 2 :])
+    return folder

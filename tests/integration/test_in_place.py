@@ -1,0 +1,145 @@
+"""Images in other people's records, indexed where they are: what is fed, trained, validated, exported and predicted."""
+
+import json
+
+import numpy as np
+import pytest
+
+from beam_jobs import validate
+from pipeline import RandomAccess, input_fn, manifest
+from pipeline.errors import UsageError
+from pipeline.index import __main__ as index
+from tests import foreign, forked
+from tests.converting import convert_in_process
+from tests.raised import at
+from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from trainer.exporting.predictions import pixels_of
+
+RECIPE = "--augment=random_resized_crop(size=32, normalize=False) | flip | randaugment | normalize"
+STEPS = 60
+FLAGS = ("--model=lenet", RECIPE, f"--train_steps={STEPS}", "--global_batch_size=8", "--log_every=2")
+
+
+def tf_slim(folder):
+    foreign.tf_slim(folder, {"train": [30, 21, 17], "validation": [12, 8]}, classes=5)
+    names = "--feature_map=image:image/encoded,label:image/class/label,key:image/filename"
+    index.main([str(folder), "--split=train:train-*", "--split=validation:valid*", names, "--label_offset=-1"])
+    return folder
+
+
+def flowers(folder):
+    foreign.flowers(folder, labelled=24, unlabelled=5)
+    index.main([str(folder), "--split=train:train*", "--split=val:val*", "--split=test:test*", foreign.FLOWERS])
+    return folder
+
+
+def melanoma(folder):
+    foreign.melanoma(folder, 24)
+    index.main([str(folder), "--split=train:*.tfrec", foreign.MELANOMA, "--keep_columns=sex,patient_id"])
+    return folder
+
+
+def rows(folder, split):
+    """Returns {key: (label, pixels)} of a split."""
+    options = {"global_batch_size": 5, "training": False, "features": ("key",), "resize": (33, 31)}
+    found = {}
+    for x, labels, weights in input_fn(folder, split=split, **options):
+        for key, label, image, weight in zip(
+            x["key"].numpy(), labels.numpy(), x["image"].numpy(), weights, strict=True
+        ):
+            if weight:
+                found[key] = int(label), image.tobytes()
+    return found
+
+
+def test_rows_are_those_of_the_same_records_converted(tmp_path):
+    folder = tf_slim(tmp_path / "foreign")
+    as_before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    flags = ("--dataset=tfrecord", "--image_encoding=source")
+    by_manifest = convert_in_process(*flags, f"--source={folder}", f"--data_dir={tmp_path}/again")
+    by_names = convert_in_process(
+        *flags, f"--source={folder}/*-of-*", f"--data_dir={tmp_path}/names",
+        "--feature_map=image:image/encoded,label:image/class/label,key:image/filename",
+    )  # fmt: skip
+    with pytest.raises(UsageError, check=at("foreign", "never replaces")):
+        convert_in_process(*flags, f"--source={folder}", f"--data_dir={folder}", "--overwrite")
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == as_before
+    for split, count in (("train", 68), ("validation", 20)):
+        indexed = rows(folder, split)
+        assert len(indexed) == count
+        assert indexed == rows(by_manifest, split)
+        assert indexed == {key: (label - 1, image) for key, (label, image) in rows(by_names, split).items()}
+    ours, theirs = manifest.load(folder), manifest.load(by_manifest)
+    assert (ours.image_mean, ours.image_std) == (theirs.image_mean, theirs.image_std)
+    assert ours.class_names == theirs.class_names
+    assert ours.splits["train"].image_sizes == theirs.splits["train"].image_sizes
+    assert ours.columns.keys() == theirs.columns.keys()
+
+
+def test_predictions_take_files_as_training_took_them(tmp_path):
+    file = foreign.jpeg(5, exif=6)
+    foreign.write(tmp_path / "train", [{"image": file, "label": 0}])
+    index.main([str(tmp_path), "--split=train:train", "--feature_map=image:image"])
+    [(x, _, _)] = input_fn(tmp_path, global_batch_size=1, training=False)
+    assert np.array_equal(x[0], pixels_of(file, 3, manifest.load(tmp_path).pixels))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_and_resumed_a_run_ends_with_the_same_bits(processes, tmp_path):
+    data = tf_slim(tmp_path / "data")
+
+    def begin(name):
+        flags = (*FLAGS, "--checkpoint_every=7")
+        if processes == 1:
+            return [start(data, tmp_path / name, *flags)]
+        return start_workers(data, [tmp_path / name] * processes, *flags)
+
+    assert [(code, err) for code, _, err in finish(*begin("whole"))] == [(0, "")] * processes
+    killed = begin("killed")
+    wait_for_step(killed[0], 20)
+    for process in killed:
+        process.kill()
+    finish(*killed)
+    assert [(code, err) for code, _, err in finish(*begin("killed"))] == [(0, "")] * processes
+    assert checkpoint_bytes(tmp_path / "killed", STEPS) == checkpoint_bytes(tmp_path / "whole", STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [tf_slim, flowers, melanoma])
+def test_a_run_is_evaluated_exported_and_predicts(made, tmp_path, capfd):
+    data, run, files = made(tmp_path / "data"), tmp_path / "run", tmp_path / "files"
+    eval_split = ["--eval_split=none"] if made is melanoma else []
+    code, out, err = finish(start(data, run, *FLAGS, "--train_steps=6", "--balance=label", *eval_split))[0]
+    assert code == 0, err
+    assert ("evaluates on the split 'val'" in out) == (made is flowers)  # its test split has no labels
+    split = ["--split=train[:8]"] if made is melanoma else []
+    done = forked.run(["-m", "trainer.evaluate", run, f"--output={tmp_path}/evaluation", *split])
+    assert done.returncode == 0, done.stderr
+    done = forked.run(["-m", "trainer.export", run, f"--output={files}", *split])
+    assert done.returncode == 0, done.stderr
+    images = [tmp_path / f"{number}.jpg" for number in range(3)]
+    for number, path in enumerate(images):
+        path.write_bytes(foreign.jpeg(number, (32, 32)))
+    done = forked.run(["-m", "trainer.predict", files, *images])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(".jpg: ") == 3
+    about = json.loads((files / "export.json").read_text())
+    assert about["preprocessing"]["pixel_rule"] == {"orientation": "stored", "dct": "exact"}
+    capfd.readouterr()
+    validate.main([str(data), "--deep", "--card"])
+    assert "the data set matches its manifest" in capfd.readouterr().out
+    page = (data / "card.html").read_text()
+    assert page.count("data:image/") >= 6
+    assert manifest.load(data).digest in page
+    validate.main([str(data), "--deep"])  # the card, too, is as it should be
+
+
+@pytest.mark.slow
+def test_what_has_no_labels_is_neither_trained_nor_evaluated_on(tmp_path):
+    data = flowers(tmp_path / "data")
+    for flags in (["--train_split=test"], ["--eval_split=test"]):
+        code, _, err = finish(start(data, tmp_path / "run", *FLAGS, *flags))[0]
+        assert (code, err.count("\n")) == (2, 1)
+        assert "split 'test' has no labels" in err
+    assert [example["label"] for example in RandomAccess(data, "test")] == [-1] * 5

@@ -1,0 +1,302 @@
+"""Images in the records of other writers: what the index says of them, what is fed, and what it refuses."""
+
+import gzip
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline import RandomAccess, input_fn, operations
+from pipeline import manifest as manifests
+from pipeline.errors import DataError, UsageError
+from pipeline.index import __main__ as index
+from pipeline.manifest import Feature, PixelRule
+from pipeline.request import Request
+from pipeline.resolved import resolve
+from tests import foreign
+from tests.raised import at, said
+
+TF_SLIM = ("--split=train:train-*", "--split=validation:validation-*", foreign.TF_SLIM, "--label_offset=-1")
+
+
+def run(folder, *arguments):
+    index.main([str(folder), *arguments])
+    return manifests.load(folder)
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory):
+    folder = foreign.tf_slim(tmp_path_factory.mktemp("imagenet"), {"train": [7, 0, 6], "validation": [5]})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    run(folder, *TF_SLIM, "--keep_columns=image/height,image/object/bbox/xmin")
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    return folder
+
+
+def fed(folder, split, **options):
+    """Returns [(key, label, image)] of the rows of a pass over a split."""
+    request = {"global_batch_size": 4, "training": False, "features": ("key",), **options}
+    found = []
+    for x, labels, weights in input_fn(folder, split=split, **request):
+        rows = zip(x["key"].numpy(), labels.numpy(), x["image"].numpy(), weights.numpy(), strict=True)
+        found += [(key.decode(), int(label), image) for key, label, image, weight in rows if weight]
+    return found
+
+
+def test_the_manifest_says_where_images_labels_and_keys_are(imagenet):
+    made = manifests.load(imagenet)
+    assert made.features == {
+        "image": Feature("uint8", (None, None, 3), "jpeg", stored_as="image/encoded"),
+        "label": Feature("int64", stored_as="image/class/label", offset=-1),
+        "key": Feature("string", stored_as="image/filename"),
+        "image/height": Feature("int64"),
+        "image/object/bbox/xmin": Feature("float32", (None,)),
+    }
+    assert made.class_names == ("0", "1", "2", "3", "4")
+    assert made.splits["train"].label_histogram == (3, 3, 3, 2, 2)
+    assert made.splits["train"].image_sizes["40x48"] == 1
+    assert (made.format_version, made.pixels) == (4, PixelRule("stored", "exact"))
+    pixels = np.concatenate([example["image"].reshape(-1, 3) for example in RandomAccess(imagenet, "train")])
+    assert made.image_mean == pytest.approx(pixels.mean(axis=0), abs=1e-9)
+    assert made.image_std == pytest.approx(pixels.std(axis=0), abs=1e-9)
+    assert set(made.columns) == {"label", "bytes", "height", "width", "image_height"}
+    assert manifests.parse(made.to_bytes().decode(), "") == made
+
+
+@pytest.mark.parametrize(
+    ("options", "is_compiled"),
+    [({}, True), ({"portable": True}, False), ({"shuffle_bytes": 20_000, "streams": 1, "training": True}, True)],
+)
+def test_what_is_fed_are_the_pixels_and_labels_of_the_records(imagenet, options, is_compiled, monkeypatch):
+    if not is_compiled:
+        monkeypatch.setattr(operations, "is_compiled", lambda: False)
+    options = {"resize": (40, 48), "epochs": 1, **options}
+    found = {key: (label, image) for key, label, image in fed(imagenet, "train", **options)}
+    assert sorted(found) == [f"n{number:06d}.JPEG" for number in range(13)]
+    assert all(found[f"n{number:06d}.JPEG"][0] == number % 5 for number in range(13))
+    file = foreign.jpeg(0)  # of the size that the others are stretched to
+    expected = tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE").numpy()
+    assert np.array_equal(found["n000000.JPEG"][1], expected)
+
+
+def test_kept_features_are_fed_beside_them(imagenet):
+    options = {"global_batch_size": 5, "training": False, "resize": (8, 8)}
+    [(x, _, _)] = input_fn(imagenet, split="validation", features=("image/height", "image/object/bbox/xmin"), **options)
+    assert x["image/height"].numpy().tolist() == [40 + n % 7 for n in range(13, 18)]
+    assert x["image/object/bbox/xmin"].row_lengths().numpy().tolist() == [n % 4 for n in range(13, 18)]
+
+
+def test_a_view_chooses_by_labels_after_the_offset(imagenet):
+    options = {"resize": (8, 8), "training": True, "epochs": 1, "remainder": "drop", "global_batch_size": 2}
+    assert {label for _, label, _ in fed(imagenet, "train", where="label < 2", **options)} == {0, 1}
+    balanced = [label for _, label, _ in fed(imagenet, "train", balance="label", **options)]
+    assert max(np.bincount(balanced)) - min(np.bincount(balanced)) <= 1
+
+
+def test_crops_of_files_that_stay_in_memory_are_those_of_parsed_records(imagenet, monkeypatch):
+    options = {"augment": "random_resized_crop(size=16, normalize=False)", "training": True, "epochs": 1}
+    kept = _crops(imagenet, **options)
+    monkeypatch.setattr(operations, "find_images", lambda records, *names: tf.fill([tf.size(records), 3], np.int64(-1)))
+    parsed = _crops(imagenet, **options)
+    assert len(kept) == len(parsed) == 4
+    for one, other in zip(kept, parsed, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    assert {int(label) for _, labels, _ in kept for label in labels} == {0, 1, 2, 3, 4}
+
+
+def _crops(folder, **options):
+    return [tuple(part.numpy() for part in batch) for batch in input_fn(folder, global_batch_size=4, **options)]
+
+
+def test_a_test_split_may_have_no_labels(tmp_path, capsys):
+    folder = foreign.flowers(tmp_path)
+    made = run(folder, "--split=train:train*", "--split=val:val*", "--split=test:test*", foreign.FLOWERS)
+    assert [made.splits[name].has_labels for name in ("train", "val", "test")] == [True, True, False]
+    assert made.splits["test"].image_sizes == {"32x32": 5}
+    assert "  test: no labels (label -1), " in capsys.readouterr().out
+    assert [label for _, label, _ in fed(folder, "test")] == [-1] * 5
+    assert RandomAccess(folder, "test")[0]["label"] == -1
+    assert [key for key, _, _ in fed(folder, "test")][:2] == ["000c8", "000c9"]
+    with pytest.raises(UsageError, check=said("'test' has no labels", "train, val")):
+        resolve(Request(folder, "test", global_batch_size=2, training=True))
+
+
+def test_a_stored_label_of_minus_one_is_none_whatever_the_offset(tmp_path):
+    for split, labels in (("train", [1, 2, 3]), ("test", [-1, -1])):
+        records = [{"image": foreign.jpeg(i), "label": label} for i, label in enumerate(labels)]
+        foreign.write(tmp_path / split, records)
+    flags = ("--feature_map=image:image,label:label", "--split=train:train", "--split=test:test", "--label_offset=-1")
+    made = run(tmp_path, *flags)
+    assert (made.class_names, made.splits["test"].label_histogram) == (("0", "1", "2"), ())
+    assert "key" not in made.features
+    options = {"global_batch_size": 5, "training": False}
+    assert [y.numpy().tolist()[:2] for _, y, _ in input_fn(tmp_path, split="test", **options)] == [[-1, -1]]
+    assert [y.numpy().tolist()[:3] for _, y, _ in input_fn(tmp_path, split="train", **options)] == [[0, 1, 2]]
+
+
+def test_class_names_are_those_of_the_file(tmp_path):
+    folder = foreign.melanoma(tmp_path / "data")
+    flags = (
+        "--split=train:train*",
+        "--feature_map=image:image,label:target,key:image_name",
+        "--keep_columns=sex,age_approx",
+    )
+    (folder / "labels.txt").write_text("no\nyes\n")
+    made = run(folder, *flags)
+    assert (made.class_names, made.splits["train"].label_histogram) == (("no", "yes"), (9, 3))
+    (tmp_path / "names").write_text("benign\nmalignant\n")
+    made = run(folder, *flags, f"--class_names={tmp_path}/names", "--overwrite")
+    assert made.class_names == ("benign", "malignant")
+    assert made.features["image"].shape == (36, 36, 3)
+    assert {"sex", "age_approx"} <= made.columns.keys()
+    assert RandomAccess(folder)[1]["key"] == b"ISIC_0000017"
+
+
+def test_columns_added_later_have_the_labels_after_the_offset(imagenet, tmp_path):
+    folder = foreign.tf_slim(tmp_path / "data", {"train": [5]})
+    run(folder, "--split=train:train-*", foreign.TF_SLIM, "--label_offset=-1")
+    before = manifests.load(folder)
+    made = run(folder, "--add_columns=records:label,image/width,width")
+    assert made.columns["label"] == before.columns["label"]
+    assert made.columns["image_width"].files == made.columns["width"].files == before.columns["width"].files
+    assert made.digest == before.digest
+
+
+def test_a_kept_feature_takes_precedence_over_the_size_of_that_name(tmp_path):
+    records = [{"image": foreign.jpeg(i, (30 + i, 40)), "label": i, "height": 500 + i} for i in range(3)]
+    foreign.write(tmp_path / "train", records)
+    run(tmp_path, "--split=train:train", "--feature_map=image:image", "--keep_columns=height")
+    options = {"global_batch_size": 1, "training": False, "resize": (8, 8)}
+    [(x, y, _)] = input_fn(tmp_path, where="height == 501 and width == 40", **options)
+    assert (x.shape, y.numpy().tolist()) == ((1, 8, 8, 3), [1])
+
+
+def test_compressed_files_may_hold_images(tmp_path):
+    foreign.flowers(tmp_path)
+    for path in tmp_path.glob("*.tfrec"):
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    made = run(tmp_path, "--split=train:train*", "--compression=GZIP", foreign.FLOWERS)
+    assert (made.format_version, made.compression, made.splits["train"].label_histogram) == (4, "GZIP", (4, 4, 4))
+    assert [key for key, _, _ in fed(tmp_path, "train")] == [f"{n:05x}" for n in range(12)]
+
+
+def test_raw_pixels_in_place(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), np.uint8)
+    records = [{"image_raw": image.tobytes(), "label": i % 2} for i, image in enumerate(images)]
+    foreign.write(tmp_path / "train", records)
+    flags = ("--split=train:train", "--feature_map=image:image_raw", "--image_shape=4x5x3")
+    assert run(tmp_path, *flags).features["image"] == Feature("uint8", (4, 5, 3), "raw", stored_as="image_raw")
+    [(x, y, _)] = input_fn(tmp_path, global_batch_size=6, training=False)
+    assert np.array_equal(x.numpy(), images)
+    assert y.numpy().tolist() == [0, 1, 0, 1, 0, 1]
+    assert np.array_equal(RandomAccess(tmp_path)[5]["image"], images[5])
+
+
+def test_images_that_exif_data_turn_are_read_as_stored_and_said(tmp_path, capsys):
+    files = [foreign.jpeg(i, exif=exif) for i, exif in enumerate((0, 6, 1, 3))]
+    foreign.write(tmp_path / "train", [{"image": file, "label": i} for i, file in enumerate(files)])
+    made = run(tmp_path, "--split=train:train", "--feature_map=image:image")
+    assert "note: 2 images would be turned by EXIF data" in capsys.readouterr().out
+    assert (made.pixels.orientation, made.features["image"].shape) == ("stored", (40, 48, 3))
+    [(x, _, _)] = input_fn(tmp_path, global_batch_size=4, training=False)
+    assert np.array_equal(x[1], tf.io.decode_jpeg(files[1], dct_method="INTEGER_ACCURATE"))
+
+
+def test_grey_and_coloured_png_and_jpeg_files_may_be_mixed(tmp_path):
+    files = [foreign.jpeg(0), foreign.jpeg(1, form="PNG"), foreign.jpeg(2, mode="L")]
+    foreign.write(tmp_path / "train", [{"image": file, "label": i} for i, file in enumerate(files)])
+    made = run(tmp_path, "--split=train:train", "--feature_map=image:image")
+    assert made.features["image"] == Feature("uint8", (40, 48, None), "any", stored_as="image")
+    pixels = np.concatenate([example["image"].reshape(-1, 3) for example in RandomAccess(tmp_path)])
+    assert made.image_mean == pytest.approx(pixels.mean(axis=0), abs=1e-9)
+
+
+GOOD = {"image": foreign.jpeg(0), "label": 1, "key": b"k", "other": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("second", "where", "facts"),
+    [
+        ({"image": foreign.jpeg(1)}, None, ["split 'train'", "1 of 4 records", "record 3"]),
+        ({"label": 1}, 1, ["no feature 'image'"]),
+        ({"image": b"text", "label": 1}, 1, ["0x74657874"]),
+        ({"image": foreign.jpeg(1)[:900], "label": 1}, 1, ["cut short"]),
+        ({"image": foreign.jpeg(1, form="GIF"), "label": 1}, 1, ["GIF", "PNG and JPEG"]),
+        ({"image": foreign.jpeg(1), "label": 0}, 1, ["label -1 (stored as 0, --label_offset=-1)", "0..2"]),
+        ({"image": foreign.jpeg(1), "label": 4}, 1, ["label 3 (stored as 4, --label_offset=-1)", "0..2"]),
+        ({"image": foreign.jpeg(1), "label": -2}, 1, ["label -2"]),
+        ({"image": foreign.jpeg(1), "label": np.array([1, 2])}, 1, ["2 int64s, not 1 int64"]),
+        ({"image": foreign.jpeg(1), "label": 1.0}, 1, ["1 float, not 1 int64"]),
+    ],
+)  # fmt: skip
+def test_a_bad_record_is_named(tmp_path, second, where, facts):
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    foreign.write(tmp_path / "train-0", [GOOD, GOOD])
+    foreign.write(tmp_path / "train-1", [GOOD, second])
+    with pytest.raises(DataError, check=at("" if where is None else "train-1", *facts, record=where)):
+        run(tmp_path, "--split=train:train-*", "--feature_map=image:image", "--label_offset=-1")
+    assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("record", "flags", "facts"),
+    [
+        (GOOD, ["--feature_map=image:picture"], ["image:picture", "train-1", "image (1 bytes), key (1 bytes)"]),
+        (GOOD, ["--feature_map=image:label"], ["image:label", "train-1", "must be one value of bytes"]),
+        (GOOD, ["--feature_map=picture:image"], ["'picture'"]),
+        (GOOD, ["--feature_map=image:image,key:label"], ["key:label", "int64", "must be bytes"]),
+        ({**GOOD, "label": 0.5}, ["--feature_map=image:image"], ["train-1", "a float", "regression", "parse="]),
+        ({**GOOD, "label": np.array([0, 1, 1])}, ["--feature_map=image:image"], ["train-1", "3 values", "parse="]),
+        ({**GOOD, "label": b"cat"}, ["--feature_map=image:image"], ["train-1", "text, such as b'cat'", "convert"]),
+        ({"image": GOOD["image"]}, ["--feature_map=image:image"], ["no feature could be the label"]),
+        (GOOD, ["--feature_map=image:image", "--keep_columns=missing"], ["--keep_columns=missing"]),
+        (GOOD, ["--feature_map=image:image", "--class_names=missing.txt"], ["--class_names=missing.txt"]),
+        (GOOD, ["--label_offset=-1"], ["--label_offset=-1", "--feature_map"]),
+        (GOOD, ["--keep_columns=a", "--image_shape=1x1x1"], ["--keep_columns=a", "--feature_map"]),
+    ],
+)
+def test_what_an_index_of_images_cannot_be_made_of(tmp_path, record, flags, facts):
+    foreign.write(tmp_path / "train-1", [record] * 3)
+    with pytest.raises(UsageError, check=said(*facts)):
+        run(tmp_path, "--split=train:train-*", *flags)
+    assert [path.name for path in tmp_path.iterdir()] == ["train-1"]
+
+
+def test_files_of_another_schema_are_named(tmp_path):
+    foreign.write(tmp_path / "train-0", [GOOD])
+    foreign.write(tmp_path / "train-1", [{"image_raw": bytes(12), "label": 1, "height": 2, "width": 2, "depth": 3}])
+    with pytest.raises(DataError, check=at("train-1", "image_raw", "train-0", record=0)):
+        run(tmp_path, "--split=train:train-*", "--feature_map=label:label")
+    foreign.write(tmp_path / "train-1", [GOOD, GOOD])
+    with pytest.raises(DataError, check=said("2 of 3 records have the key of another record")):
+        run(tmp_path, "--split=train:train-*", "--feature_map=image:image,key:key")
+
+
+def test_shards_that_change_afterwards_are_noticed_at_the_start(imagenet, tmp_path):
+    folder = pathlib.Path(tmp_path / "copy")
+    folder.mkdir()
+    for path in imagenet.glob("**/*"):
+        if path.is_file():
+            (folder / path.relative_to(imagenet)).parent.mkdir(exist_ok=True)
+            (folder / path.relative_to(imagenet)).write_bytes(path.read_bytes())
+    shard = folder / "train-00002-of-00003"
+    options = {"global_batch_size": 4, "training": False, "resize": (8, 8)}
+    data = shard.read_bytes()
+    shard.write_bytes(data + data[:50])
+    with pytest.raises(DataError, check=at("train-00002-of-00003", str(len(data) + 50))):
+        list(input_fn(folder, **options))
+    other = foreign.tf_slim(tmp_path / "other", {"train": [7, 0, 6]}, classes=4) / "train-00002-of-00003"
+    shard.write_bytes(other.read_bytes())
+    assert len(data) == len(other.read_bytes())
+    with pytest.raises(DataError, check=at("train-00002-of-00003", "CRC")):
+        list(input_fn(folder, **options))
+
+
+def test_an_index_without_a_feature_map_still_describes_no_images(imagenet):
+    made = run(imagenet, *TF_SLIM[:2], "--overwrite")
+    assert (made.features, made.format_version) == ({}, 2)
+    assert not list((imagenet / "columns").glob("*"))
+    made = run(imagenet, *TF_SLIM, "--overwrite")
+    assert json.loads(made.to_bytes())["features"]["label"]["offset"] == -1
