@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import PIL.Image
 import pytest
 
@@ -180,23 +181,48 @@ Mnist(data_dir="tfds").download_and_prepare()
 """
 
 
+def ported(folder, page, names):
+    """Runs the scripts of a page; checks what it says of their lines; returns what they print, by name."""
+    printed, counts = {}, []
+    for name in names:
+        before, after = ((folder / f"{kind}_{name}.py").read_text().splitlines()[1:] for kind in ("before", "after"))
+        changes = [line[0] for line in difflib.ndiff(before, after) if line[2:].strip()]
+        counts.append((str(changes.count("-")), str(changes.count("+"))))
+        for kind in ("before", "after"):
+            done = forked.run([f"{kind}_{name}.py"], cwd=folder)
+            assert done.returncode == 0, done.stderr
+            printed[f"{kind}_{name}"] = done.stdout
+    assert re.findall(r"^(\d+) lines become (\d+)", page_text(page), re.MULTILINE) == counts
+    return printed
+
+
 @pytest.mark.slow
 def test_a_script_is_ported_in_as_few_lines_as_the_page_says(folder, follow):
     done = forked.run(["-c", MNIST], cwd=folder)  # the digits, where TFDS would have MNIST
     assert done.returncode == 0, done.stderr
+    foreign.flowers(folder / "flowers", labelled=57, unlabelled=5)
     assert any("1,797 examples" in said for said in follow("porting.md").values())
-    counts = []
-    for more in ("", "_tfds"):
-        before, after = ((folder / f"{name}{more}.py").read_text().splitlines()[1:] for name in ("before", "after"))
-        changes = [line[0] for line in difflib.ndiff(before, after) if line[2:].strip()]
-        counts.append((str(changes.count("-")), str(changes.count("+"))))
-        for script in ("before", "after"):
-            done = forked.run([f"{script}{more}.py"], cwd=folder)
-            assert done.returncode == 0, done.stderr
-            accuracy = float(re.findall(r"val_accuracy: (\d\.\d+)", done.stdout)[-1])
-            assert accuracy > 0.4, script  # of ten classes, after two epochs
-    said = re.findall(r"^(\d+) lines go and (\d+) come", page_text("porting.md"), re.MULTILINE)
-    assert said == counts
+    printed = ported(folder, "porting.md", ["photos", "tfds"])
+    for said in (printed["before_tfds"], printed["after_tfds"]):
+        assert float(re.findall(r"val_accuracy: (\d\.\d+)", said)[-1]) > 0.4  # of ten classes, after two epochs
+    assert "8/8" in printed["after_photos"]  # batches of 8, the last one with 1 row
+    assert "val_accuracy" in printed["after_photos"]
+
+
+@pytest.mark.slow
+def test_loops_and_channels_are_ported_in_as_few_lines_as_the_page_says(folder, follow):
+    foreign.flowers(folder / "flowers", labelled=57, unlabelled=5)
+    (index,) = re.findall(r"^(stepfeed index flowers .*)$", page_text("porting.md"), re.MULTILINE)
+    done = forked.run(["-m", *shlex.split(index), "--overwrite"], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    for channel, count in (("train", 44), ("validation", 20)):
+        images = (np.random.default_rng(i).integers(0, 256, 3 * 32 * 32, np.uint8).tobytes() for i in range(count))
+        records = [{"image": image, "label": number % 10} for number, image in enumerate(images)]
+        foreign.write(folder / "channels" / channel / f"{channel}.tfrecords", records)
+    follow("porting_more.md")
+    printed = ported(folder, "porting_more.md", ["loop", "channels"])
+    assert [printed[f"{kind}_loop"].split(":")[0] for kind in ("before", "after")] == ["step 13", "step 15"]
+    assert [re.findall(r"(\d)/\1\b", printed[f"{kind}_channels"])[-1] for kind in ("before", "after")] == ["5", "6"]
 
 
 @pytest.mark.slow
@@ -204,7 +230,7 @@ def test_the_towers_of_cifar10_are_ported_in_two_commands(folder):
     """With less data and fewer steps: what the first line says, and the flags of which the page's table speaks."""
     page = page_text("porting.md").partition("## `cifar10_multi_gpu_train.py`")[2]
     convert, train = re.findall(r"^    (stepfeed (?:.*\\\n)*.*)$", page, re.MULTILINE)
-    assert f"and {len([convert, train])} commands come" in page
+    assert f"become {len([convert, train])} commands" in page
     write_dataset(folder / "cifar10", (300, 220), (32, 32, 3), (64,))
     words = shlex.split(train.replace("\\\n", " ").replace("--train_steps=1000000", "--train_steps=2"))
     assert set(words) > {"--fresh", "--strategy=central_storage", "--num_replicas=2"}
