@@ -8,6 +8,7 @@ from tests import forked
 
 LIMITED = """
 import resource, runpy, sys
+sys.dont_write_bytecode = True  # half of what Python compiles would be left in __pycache__
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
 """

@@ -605,7 +605,8 @@ def test_a_full_disk_in_a_worker_is_one_line(mode, mnist_folder, tmp_path, refus
     workers = "1" if mode == "in_memory" else "2"
     more = ["--num_shards=train:8,test:1", f"--direct_running_mode={mode}", f"--direct_num_workers={workers}"]
     command = [sys.executable, "-m", "beam_jobs.convert", *flags(mnist_folder(), out, *more)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limit)
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # half of what Python compiles would be left in __pycache__
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, preexec_fn=limit)
     outcome = types.SimpleNamespace(code=done.returncode, err=done.stderr)
     refused(outcome, 1, out / "test-00000-of-00001.tfrecord: cannot be written: File too large", data_dir=out)
     (folder,) = out.glob(".converting.tmp-*")

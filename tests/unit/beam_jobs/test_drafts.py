@@ -38,7 +38,7 @@ except Exception as error:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
     done = subprocess.run(
-        [sys.executable, "-c", program, str(path)], preexec_fn=limit, capture_output=True, text=True, check=True
+        [sys.executable, "-B", "-c", program, str(path)], preexec_fn=limit, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith(f"TransientError {path}: cannot be written: File too large: ")
     assert "50,000 bytes" in done.stdout

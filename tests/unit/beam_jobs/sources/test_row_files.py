@@ -106,7 +106,7 @@ from beam_jobs.sources import streams
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 streams.spool([bytes(1 << 20), b"and more"])
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-B", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     said = "cannot hold the unpacked source: File too large: .*; make room, or set TMPDIR to a folder"
     assert re.search(said, done.stderr)
 
