@@ -267,6 +267,7 @@ def contents(tmp_path_factory):
         ("jpeg", [], "of shards: image, key, label"),
     ],
 )
+@pytest.mark.quick(2)
 def test_values_that_are_fed_are_those_of_the_records(form, flags, said, contents, capsys):
     main([str(contents / form), *CONTENT, *flags])
     lines = capsys.readouterr().out.splitlines()
@@ -285,6 +286,7 @@ def test_values_that_are_fed_are_those_of_the_records(form, flags, said, content
         ("png", "box", r"[\d.]+", r"[\d.]+"),
     ],
 )
+@pytest.mark.quick(1)
 def test_an_input_that_gives_a_row_the_value_of_another_fails(form, what, fed, stored, contents):
     """The process feeds the neighbour's value, and exits with 1 and one line that says where."""
     size = ["--resize=6x6"] if form == "png" else []

@@ -69,6 +69,7 @@ def model_of(kind, last=CLASSES):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.quick(2)
 def test_fit_makes_the_update_of_keras_with_its_class_weight(folder, kind):
     """13 rows in a batch of 16: the loss divides by the rows, not by the factors; weighted metrics see the factors."""
     ours, theirs = model_of(kind), model_of(kind)

@@ -167,6 +167,7 @@ def test_mistakes_are_named_by_their_keys(trained, digits):
         "--task=models:Subclassed",
     ],
 )
+@pytest.mark.quick(1)
 def test_a_model_of_the_users(model, digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
     flags = ["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", model, "--train_steps=30"]

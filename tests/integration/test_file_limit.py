@@ -30,6 +30,7 @@ SAYS = "File too large: this process may write files of {limit:,} bytes at most;
     ],
     ids=["shard", "checkpoint", "log", "picture"],
 )
+@pytest.mark.quick(2)
 def test_the_file_and_the_limit_are_named(module, arguments, limit, file, digits, tmp_path):
     words = arguments.format(data=digits, tmp=tmp_path).split()
     program = LIMITED.replace("sys.argv[1]", "sys.argv.pop(1)").format(limit=limit)

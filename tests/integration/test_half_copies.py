@@ -153,6 +153,7 @@ def ranked(digits, folder, *more, every=5, last=15):
 
 
 @pytest.mark.parametrize("is_copy", [False, True], ids=["the others deleted", "a copy of best/ alone"])
+@pytest.mark.quick(1)
 def test_where_only_the_best_are_left_no_run_begins_that_would_replace_them(is_copy, digits, tmp_path, capfd):
     folder = tmp_path / "run"
     ranked(digits, folder)
@@ -178,6 +179,7 @@ def test_where_only_the_best_are_left_no_run_begins_that_would_replace_them(is_c
 
 
 @pytest.mark.parametrize("flags", [(), ("--fresh",)])
+@pytest.mark.quick(1)
 def test_a_run_that_was_killed_after_its_first_evaluation_begins_anew(flags, digits, tmp_path):
     """It has one of the best, and has saved no other: nothing is lost."""
     folder = tmp_path / "run"

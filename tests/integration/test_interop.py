@@ -85,6 +85,7 @@ def examples(folder, split):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.quick(3)
 def test_tf_data_reads_them(converted, truth, split):
     assert examples(converted, split) == truth[split]
 

@@ -278,6 +278,7 @@ convert.main(sys.argv[3:])
         [("manifest.json", "after"), (".tfrecord", "before")],
     ),
 )
+@pytest.mark.quick(1)
 def test_overwritten_data_is_gone_even_if_the_command_was_killed(what: str, when: str, bucket: RemotePath) -> None:
     convert.main(digits(bucket))
     new = ["--dataset=digits", f"--data_dir={bucket}", "--num_shards=1", "--image_encoding=png", "--columns=none"]

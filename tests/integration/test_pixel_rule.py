@@ -218,6 +218,7 @@ def as_trained(data_dir, predictor):
     ("form", "exported"),
     some_slow(itertools.product(("new", "old"), (False, True)), [("new", False), ("old", False)]),
 )
+@pytest.mark.quick(1)
 def test_files_are_predicted_as_the_split_is_evaluated(form, exported, request, photographs, tmp_path):
     data_dir, run = (request.getfixturevalue(name) for name in (form, f"{form}_run"))
     predictor = of_run = Predictor.of_run(run)

@@ -50,6 +50,7 @@ def records(dataset):
 
 @pytest.mark.parametrize("portable", [pytest.param(False, marks=pytest.mark.slow), True])
 @SIZES
+@pytest.mark.quick(1)
 def test_a_checkpoint_of_the_iterator_continues_in_another_process(folder, tmp_path, shuffle_bytes, portable):
     arguments = ARGUMENTS | {"shuffle_bytes": shuffle_bytes, "portable": portable}
     iterator = iter(input_fn(folder, **arguments))

@@ -94,6 +94,7 @@ def test_the_table_of_a_step(trained, capsys):
 
 
 @pytest.mark.parametrize(("flags", "step"), [(["--from_start"], 3), ([], 20), ([], 10)])
+@pytest.mark.quick(1)
 def test_any_step_has_the_losses_that_the_run_has_logged(flags, step, trained, capsys):
     """Before the first checkpoint; padding; at the step of a checkpoint, where the one before it is taken."""
     batch = ids_of(trained / "data", step)

@@ -103,6 +103,7 @@ def check(case, folder, steps=None):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if case.few], ids=[k for k in CASES if CASES[k].few])
+@pytest.mark.quick(2)
 def test_restored_in_the_middle_of_an_epoch_a_run_goes_on_alike(tmp_path, case):
     check(case, tmp_path, steps=[6])
 

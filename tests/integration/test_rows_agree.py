@@ -220,6 +220,7 @@ def check(form: Form, rows: Rows, numbers: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("form", "memory", "way"), [pytest.param(*case, marks=lane(*case)) for case in FED])
+@pytest.mark.quick(8)
 def test_every_component_of_a_row_is_of_one_record(form, memory, way, folder_of):
     form, where = FORMS[form], {"memory": MEMORY, "windows": WINDOWS}[memory]
     options = {"global_batch_size": G, "training": True, "epochs": 2, "record_ids": True} | where | form.options

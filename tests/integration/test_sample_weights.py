@@ -116,6 +116,7 @@ def test_fit_of_a_triple_makes_the_update_of_keras_on_the_arrays(folder):
 
 @pytest.mark.parametrize("weights", ["mask", pytest.param("mean", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", some_slow([*PAIRS, *TRIPLES, *OTHERS], ["a list of two", "three columns", "a dict"]))
+@pytest.mark.quick(1)
 def test_loops_get_as_many_parts_however_they_are_fed(folder, shape, weights):
     given = {"global_batch_size": SIZE, "training": True, "parse": parser(shape), "weights": weights}
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(2)])
@@ -219,6 +220,7 @@ def looking_up(outputs, targets):
 @pytest.mark.parametrize(
     "name", some_slow(DENSE, ["masks (rows, h, w, 1)", "classes (rows, h, w)", "numbers (rows, time, values)"])
 )
+@pytest.mark.quick(1)
 def test_weights_of_dense_targets_weigh_rows_where_they_are_as_many_as_columns(folder, name):
     """The padded last step of `fit` and of `evaluate`: losses and metrics are those of the 13 rows."""
     targets, outputs = dense(name)

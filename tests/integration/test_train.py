@@ -527,6 +527,7 @@ def run_beside(digits, tmp_path):
         (("--model=layers:clock", *TWO, "--deterministic"), "Timestamp cannot be called when determinism is enabled"),
     ],
 )
+@pytest.mark.quick(1)
 def test_an_error_in_a_step_of_two_replicas_is_the_line_that_says_it(flags, said, run_beside):
     code, out, error = run_beside("trainer.run", "--train_steps=2", "--eval_split=none", *flags)
     assert (code, "2 replicas, here CPU:0, CPU:1" in out) == (1, True)

@@ -139,6 +139,7 @@ def take(batches, epochs=3):
 
 
 @WAYS
+@pytest.mark.quick(5)
 def test_the_record_is_named(options, data):
     folder, shard, record = data
     with pytest.raises(DataError, match=f"{shard}, record {record}: (its image|parse: )") as caught:
@@ -172,6 +173,7 @@ def number_of(folder, shard, record):
 
 
 @WAYS
+@pytest.mark.quick(5)
 def test_the_record_is_skipped(options, data):
     folder, shard, record = data
     options = {**TRAINING, **options, "on_corrupt": "skip", "max_corrupt": 1, "record_ids": True}
@@ -213,6 +215,7 @@ def test_a_parser_that_needs_different_records_blames_none(shuffle_bytes, tmp_pa
 
 
 @WAYS
+@pytest.mark.quick(5)
 def test_one_more_than_may_be_skipped_is_an_error(options, data):
     folder, shard, record = data
     with pytest.raises(DataError, match=f"{shard}, record {record}, .*which is max_corrupt"):
@@ -220,6 +223,7 @@ def test_one_more_than_may_be_skipped_is_an_error(options, data):
 
 
 @pytest.mark.parametrize("flags", [["--shuffle_bytes=60000"], ["--shuffle_bytes=60000", f"--augment={CROP}"]])
+@pytest.mark.quick(1)
 def test_training_names_it_and_skips_it(flags, data, tmp_path):
     folder, shard, record = data
     flags = [

@@ -50,6 +50,7 @@ def run(capfd):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("deep", some_slow([(), ("--deep",)], [("--deep",)], together=True))
+@pytest.mark.quick(1)
 def test_a_data_set_as_it_was_written_is_said_to_be_so(kind, deep, tmp_path, run):
     made = write(tmp_path, kind)
     code, lines, error = run(*deep, tmp_path)

@@ -68,6 +68,7 @@ def refused(path):
 
 
 @pytest.mark.parametrize("split", ["train", "train[:60%]"])
+@pytest.mark.quick(4)
 def test_no_window_and_no_slice_of_it_is_fed(swapped, split):
     folder, path = swapped
     policy = "raise" if path.suffix == ".gz" else "skip"  # which skips corrupt records, not wrong ones
