@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline import manifest as manifests
 from pipeline.audit.config import AuditConfig
 from pipeline.commands import commandline
 from pipeline.errors import UsageError
+from pipeline.manifest.sources import parse_sources, sources_of
 
 COMMAND = "pipeline.audit"
 
@@ -22,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = commandline.parse(COMMAND, description, AuditConfig, argv)
     # Not in the config: a misspelt --global_batch_size would be named as missing, too.
     if config.order.global_batch_size is None and config.observed is None and config.model_dir is None:
+        for source in sources_of(parse_sources(str(config.data_dir), "DATA_DIR"), "train"):
+            manifests.load(source.data_dir)  # what is no data set is the first mistake
         raise UsageError("--global_batch_size: needed, the rows per step over all replicas (or give --observed)")
     from pipeline.audit import command  # noqa: PLC0415, here because --help must be fast
 

@@ -67,6 +67,12 @@ def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large
     assert png.stat().st_size > 10_000
 
 
+def test_a_folder_that_is_no_data_set_is_said_before_flags_that_are_missing(tmp_path):
+    done = audit(tmp_path / "nowhere")
+    assert done.returncode == 1
+    assert re.match(r"\S+ ?\S*: \S+nowhere/manifest.json: no manifest, so .* is not a data set", done.stderr)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
