@@ -108,10 +108,14 @@ def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> di
       values: what `decode` returned of the whole record.
       features: the manifest's.
     """
-    theirs = {feature.stored_as: name for name, feature in features.items() if feature.stored_as is not None}
-    if not theirs:
+    stored_as = {name: feature.stored_as for name, feature in features.items() if feature.stored_as is not None}
+    if not stored_as:
         return dict(values)
-    found = {theirs.get(name, name): value for name, value in values.items()}
+    kept = {name for name, feature in features.items() if feature.stored_as is None}
+    # A record may have a feature with one of our names beside the one that is mapped: that is none of ours.
+    taken = {*stored_as, *stored_as.values()} - kept
+    found = {name: value for name, value in values.items() if name not in taken}
+    found |= {name: values[theirs] for name, theirs in stored_as.items() if theirs in values}
     stored = found.get("label", [])
     if not len(stored):
         found["label"] = np.array([NO_LABEL])

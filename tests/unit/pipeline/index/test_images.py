@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from beam_jobs import validate
 from pipeline import RandomAccess, input_fn, operations
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
@@ -162,6 +163,22 @@ def test_columns_added_later_have_the_labels_after_the_offset(imagenet, tmp_path
     assert made.columns["label"] == before.columns["label"]
     assert made.columns["image_width"].files == made.columns["width"].files == before.columns["width"].files
     assert made.digest == before.digest
+
+
+def test_features_with_our_names_beside_those_that_are_mapped_are_none_of_ours(tmp_path):
+    taken = {"image": b"a thumbnail", "label": 9, "key": b"one for all"}
+    records = [{"file": foreign.jpeg(i), "class": i + 1, "id": b"%d" % i, **taken} for i in range(3)]
+    foreign.write(tmp_path / "train", records)
+    names = "--feature_map=image:file,label:class,key:id"
+    run(tmp_path, "--split=train:train", names, "--label_offset=-1", "--keep_columns=class")
+    assert [(e["key"], e["label"], e["class"]) for e in RandomAccess(tmp_path)] == [
+        (b"0", 0, 1),
+        (b"1", 1, 2),
+        (b"2", 2, 3),
+    ]
+    before = manifests.load(tmp_path)
+    assert run(tmp_path, "--add_columns=records:label").columns["label"] == before.columns["label"]
+    validate.main([str(tmp_path), "--deep"])
 
 
 def test_a_kept_feature_takes_precedence_over_the_size_of_that_name(tmp_path):
