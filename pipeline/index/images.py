@@ -61,7 +61,7 @@ class ImageFlags:
           DataError: the file is no list of names.
         """
         path = path_of(self.class_names) if self.class_names else folder / LABELS_FILE
-        names = schema.read_labels(path)
+        names = schema.read_labels(path, self.label_offset)
         if self.class_names and not names:
             raise UsageError(f"--class_names={self.class_names}: there is no such file")
         if twice := next((name for name, count in Counter(names).items() if count > 1), None):
@@ -395,6 +395,11 @@ def lines(made: Manifest, turned: int) -> Iterator[str]:
     yield f"  {count_of(len(made.class_names), 'class', 'classes')}: {made.class_names[0]} to {made.class_names[-1]}"
     if empty == [0] and not label.offset:
         yield "  note: no label is 0; if the first class has the label 1, --label_offset=-1 makes it 0"
+    if label.offset < 0 and empty[-1:] == [len(made.class_names) - 1]:
+        yield (
+            f"  note: no record is of the last class, {made.class_names[-1]}; if the list of names begins with one for "
+            "the stored label 0, such as a background, remove that"
+        )
     for name in unlabelled:
         yield f"  {name}: no labels (label {NO_LABEL}), so it can be predicted, but neither trained nor evaluated on"
     if turned:

@@ -155,6 +155,30 @@ def test_class_names_are_those_of_the_file(tmp_path):
     assert RandomAccess(folder)[1]["key"] == b"ISIC_0000017"
 
 
+@pytest.mark.parametrize(
+    ("content", "offset", "names"),
+    [
+        ("\ufeffno\nyes\n", 0, ("no", "yes")),  # as Windows writes it
+        ("1:yes\n0:no\n", 0, ("no", "yes")),  # as TF-Slim does
+        ("0:background\n1:no\n2:yes\n", -1, ("no", "yes")),
+        ("1:no\n2:yes\n", 0, ("1:no", "2:yes")),  # names, for all that is known
+    ],
+)
+def test_numbered_class_names_are_those_of_stored_labels(tmp_path, content, offset, names):
+    records = [{"image": foreign.jpeg(i), "label": i - offset} for i in range(2)]
+    foreign.write(tmp_path / "train", records)
+    (tmp_path / "labels.txt").write_text(content, encoding="utf-8")
+    made = run(tmp_path, "--split=train:train", "--feature_map=image:image", f"--label_offset={offset}")
+    assert (made.class_names, made.splits["train"].label_histogram) == (names, (1, 1))
+
+
+def test_a_class_without_records_at_the_end_of_shifted_names_is_said(tmp_path, capsys):
+    foreign.write(tmp_path / "train", [{"image": foreign.jpeg(i), "label": 1 + i} for i in range(2)])
+    (tmp_path / "labels.txt").write_text("background\nno\nyes\n")
+    run(tmp_path, "--split=train:train", "--feature_map=image:image", "--label_offset=-1")
+    assert "note: no record is of the last class, yes; " in capsys.readouterr().out
+
+
 def test_columns_added_later_have_the_labels_after_the_offset(imagenet, tmp_path):
     folder = foreign.tf_slim(tmp_path / "data", {"train": [5]})
     run(folder, "--split=train:train-*", foreign.TF_SLIM, "--label_offset=-1")
