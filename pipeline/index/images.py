@@ -143,13 +143,13 @@ def _check_label(records: Sequence[Mapping[str, Any]], name: str, file: str) -> 
 
 def _check_alike(found: Mapping[str, Schema]) -> None:
     """Raises DataError if the records of two files are not alike."""
-    (one, usual), *others = found.items()
-    for file, other in others:
-        for field in ("image", "key", "image_shape"):
-            own, theirs = getattr(usual, field), getattr(other, field)
-            if own != theirs:
+    for field in ("image", "label", "key", "image_shape", "sizes"):
+        known = {file: getattr(one, field) for file, one in found.items() if field != "label" or one.label}
+        (first, usual), *others = known.items()
+        for file, theirs in others:
+            if theirs != usual:
                 raise DataError(
-                    f"its records have {field} {theirs!r}, those of {os.path.basename(one)} have {own!r}",
+                    f"its records have {field} {theirs!r}, those of {os.path.basename(first)} have {usual!r}",
                     path=file,
                     record=0,
                     advice="index files of one schema together: choose them with --split",

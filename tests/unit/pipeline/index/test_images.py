@@ -310,6 +310,13 @@ def test_files_of_another_schema_are_named(tmp_path):
     foreign.write(tmp_path / "train-1", [{"image_raw": bytes(12), "label": 1, "height": 2, "width": 2, "depth": 3}])
     with pytest.raises(DataError, check=at("train-1", "image_raw", "train-0", record=0)):
         run(tmp_path, "--split=train:train-*", "--feature_map=label:label")
+    foreign.write(tmp_path / "train-1", [{"image": GOOD["image"], "image/class/label": 1}])
+    foreign.write(tmp_path / "test", [{"image": GOOD["image"]}])
+    splits = ("--split=test:test", "--split=train:train-0", "--split=val:train-1")  # those would be without labels
+    with pytest.raises(
+        DataError, check=at("train-1", "label 'image/class/label', those of train-0 have 'label'", record=0)
+    ):
+        run(tmp_path, *splits, "--feature_map=image:image")
     foreign.write(tmp_path / "train-1", [GOOD, GOOD])
     with pytest.raises(DataError, check=said("2 of 3 records have the key of another record")):
         run(tmp_path, "--split=train:train-*", "--feature_map=image:image,key:key")
