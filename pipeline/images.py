@@ -193,8 +193,12 @@ def kept_as(image: PIL.Image.Image, data: bytes) -> str | None:
       data: the file.
     """
     kind = _KEPT_FORMATS.get(image.format or "")
-    # Lossless and arithmetic JPEG, which this Pillow may read, TensorFlow does not.
-    return None if kind == "jpeg" and _jpeg_frame(data)[0] not in (None, *_USUAL_FRAMES) else kind
+    # Lossless and arithmetic JPEG, which this Pillow may read, TensorFlow does not. Inks that no marker of Adobe's says
+    # to be stored inverted, Pillow takes for inverted all the same, TensorFlow does not.
+    is_unusual = _jpeg_frame(data)[0] not in (None, *_USUAL_FRAMES) or (
+        image.mode == "CMYK" and "adobe" not in image.info
+    )
+    return None if kind == "jpeg" and is_unusual else kind
 
 
 def channels_of(image: PIL.Image.Image) -> int:
@@ -256,7 +260,7 @@ def pixels(image: PIL.Image.Image, channels: int = 0, upright: bool = False) -> 
     channels = channels or channels_of(image)
     try:
         with warnings.catch_warnings(action="ignore"):
-            decoded = _eight_bits(image).convert(_MODE_OF_CHANNELS[channels])
+            decoded = eight_bits(image).convert(_MODE_OF_CHANNELS[channels])
             turn = _TURNS.get(orientation(image)) if upright else None
             decoded = decoded if turn is None else decoded.transpose(turn)
     except Exception as error:
@@ -288,7 +292,7 @@ def upright_file(image: PIL.Image.Image) -> bytes:
     stream = io.BytesIO()
     try:
         with warnings.catch_warnings(action="ignore"):
-            decoded = _eight_bits(image).transpose(_TURNS[orientation(image)])
+            decoded = eight_bits(image).transpose(_TURNS[orientation(image)])
             options = {} if image.format == "PNG" else _encoding_of(image)
             kind = "PNG" if image.format == "PNG" else "JPEG"
             decoded.save(stream, kind, icc_profile=image.info.get("icc_profile"), **options)
@@ -311,7 +315,7 @@ def _encoding_of(image: PIL.Image.Image) -> dict[str, Any]:
     return {"qtables": tables, "subsampling": max(0, subsampling), "progressive": progressive}
 
 
-def _eight_bits(image: PIL.Image.Image) -> PIL.Image.Image:
+def eight_bits(image: PIL.Image.Image) -> PIL.Image.Image:
     """Returns an image reduced to the upper eight bits if it has 16."""
     if _is_deep_grey(image):
         return PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

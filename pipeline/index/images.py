@@ -168,7 +168,7 @@ class ShardImages:
 
     def __init__(self, found: Schema, flags: ImageFlags, classes: int, decodes: bool) -> None:
         self.schema, self._offset, self._classes, self._decodes = found, flags.label_offset, classes, decodes
-        self._names = [name for name in (found.image, found.label, found.key, *found.extra) if name]
+        self._names = [name for name in (found.image, found.label, found.key, *found.sizes, *found.extra) if name]
         scalars = [name for name, feature in found.extra.items() if not feature.shape]
         self._columns = column_names(scalars, "--keep_columns")
         self.kept = {*self._columns.values()}  # of features; they take precedence over what is made
@@ -194,6 +194,10 @@ class ShardImages:
                 raise ValueError(f"feature {self.schema.key!r}, the key, is empty")
             self.keys.append(hashlib.blake2b(key, digest_size=8).digest())
         height, width = self._image(_one(features, self.schema.image, "bytes"))
+        said = tuple(int(_one(features, name, "int64")) for name in self.schema.sizes)
+        if said and said != self.schema.image_shape:
+            usual = shape_of(self.schema.image_shape or ())
+            raise ValueError(f"{', '.join(self.schema.sizes)} say {shape_of(said)}, those of the first record {usual}")
         for name, value in zip(_MADE, (len(record), height, width), strict=True):
             if name not in self.kept:
                 self.columns[name].append(value)
@@ -223,7 +227,9 @@ class ShardImages:
         opened = images.open_file(data)
         form = images.kept_as(opened, data)
         if form is None:
-            raise ValueError(f"its image is of format {opened.format}; only PNG and JPEG can stay as they are")
+            unusual = f"a {opened.format} file of a kind that TensorFlow reads otherwise or not at all"
+            found = unusual if opened.format in ("JPEG", "MPO") else f"of format {opened.format}"
+            raise ValueError(f"its image is {found}; only usual PNG and JPEG files can stay as they are")
         self.turned += images.orientation(opened) != 1
         shape = opened.height, opened.width, images.channels_of(opened)
         self._count(shape, form, images.pixels(opened) if self._decodes else None)

@@ -285,11 +285,13 @@ def _decoded(data: bytes, channels: int) -> NDArray[np.uint8]:
     import PIL  # noqa: PLC0415, raw images do not need it
     import PIL.Image  # noqa: PLC0415
 
+    from pipeline import images  # noqa: PLC0415, like Pillow
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with PIL.Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as file:
-                pixels = np.array(file.convert(_MODES.get(channels, "RGB")), np.uint8)
+                pixels = np.array(images.eight_bits(file).convert(_MODES.get(channels, "RGB")), np.uint8)
     except PIL.UnidentifiedImageError:
         raise BadExampleError(f"its image is not a PNG or JPEG; it begins with 0x{data[:4].hex()}") from None
     except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError

@@ -332,6 +332,15 @@ def test_a_jpeg_file_that_tensorflow_does_not_decode_is_not_kept():
     assert images.kept_as(images.open_file(data), lossless) is None
 
 
+def test_a_jpeg_file_of_inks_that_may_be_inverted_or_not_is_not_kept():
+    stream = io.BytesIO()
+    PIL.Image.fromarray(photograph(32, 32)).convert("CMYK").save(stream, "JPEG")
+    data = stream.getvalue()
+    unsaid = data.replace(b"Adobe", b"Other")
+    assert images.kept_as(images.open_file(data), data) == "jpeg"
+    assert images.kept_as(images.open_file(unsaid), unsaid) is None
+
+
 def test_of_12_bits_the_upper_eight_are_taken():
     tags = ((256, 2), (257, 1), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 3))
     entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags)

@@ -1,10 +1,12 @@
 """Images in the records of other writers: what the index says of them, what is fed, and what it refuses."""
 
 import gzip
+import io
 import json
 import pathlib
 
 import numpy as np
+import PIL.Image
 import pytest
 import tensorflow as tf
 
@@ -235,6 +237,26 @@ def test_raw_pixels_in_place(tmp_path):
     assert np.array_equal(RandomAccess(tmp_path)[5]["image"], images[5])
 
 
+def test_raw_pixels_of_another_shape_in_as_many_bytes_are_named(tmp_path):
+    records = [{"image_raw": bytes(60), "label": 0, "height": h, "width": w, "depth": 3} for h, w in ((4, 5), (5, 4))]
+    foreign.write(tmp_path / "train", records)
+    with pytest.raises(DataError, check=at("train", "say 5x4x3, those of the first record 4x5x3", record=1)):
+        run(tmp_path, "--split=train:train", "--feature_map=image:image_raw")
+
+
+@pytest.mark.parametrize("mode", ["I;16", "LA", "P"])
+def test_pixels_of_png_files_of_every_kind_are_those_of_tensorflow(tmp_path, mode):
+    values = np.random.default_rng(0).integers(0, 1 << 16, (9, 7)).astype(np.uint16)
+    image = PIL.Image.fromarray(values if mode == "I;16" else (values >> 8).astype(np.uint8))
+    stream = io.BytesIO()
+    (image if mode == "I;16" else image.convert(mode)).save(stream, "PNG")
+    foreign.write(tmp_path / "train", [{"image": stream.getvalue(), "label": 0}])
+    made = run(tmp_path, "--split=train:train", "--feature_map=image:image")
+    expected = tf.io.decode_png(stream.getvalue(), channels=made.features["image"].shape[2]).numpy()
+    assert np.array_equal(RandomAccess(tmp_path)[0]["image"], expected)
+    assert made.image_mean == pytest.approx(expected.mean(axis=(0, 1)), abs=1e-9)
+
+
 def test_images_that_exif_data_turn_are_read_as_stored_and_said(tmp_path, capsys):
     files = [foreign.jpeg(i, exif=exif) for i, exif in enumerate((0, 6, 1, 3))]
     foreign.write(tmp_path / "train", [{"image": file, "label": i} for i, file in enumerate(files)])
@@ -254,6 +276,7 @@ def test_grey_and_coloured_png_and_jpeg_files_may_be_mixed(tmp_path):
     assert made.image_mean == pytest.approx(pixels.mean(axis=0), abs=1e-9)
 
 
+INKS = foreign.jpeg(1, mode="CMYK").replace(b"Adobe", b"Other")
 GOOD = {"image": foreign.jpeg(0), "label": 1, "key": b"k", "other": 2.0}
 
 
@@ -265,6 +288,7 @@ GOOD = {"image": foreign.jpeg(0), "label": 1, "key": b"k", "other": 2.0}
         ({"image": b"text", "label": 1}, 1, ["0x74657874"]),
         ({"image": foreign.jpeg(1)[:900], "label": 1}, 1, ["cut short"]),
         ({"image": foreign.jpeg(1, form="GIF"), "label": 1}, 1, ["GIF", "PNG and JPEG"]),
+        ({"image": INKS, "label": 1}, 1, ["a JPEG file of a kind that TensorFlow reads otherwise"]),
         ({"image": foreign.jpeg(1), "label": 0}, 1, ["label -1 (stored as 0, --label_offset=-1)", "0..2"]),
         ({"image": foreign.jpeg(1), "label": 4}, 1, ["label 3 (stored as 4, --label_offset=-1)", "0..2"]),
         ({"image": foreign.jpeg(1), "label": -2}, 1, ["label -2"]),
