@@ -26,7 +26,7 @@ OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
 Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # opens a file by its name, size and CRC32C
 _OFFSETS_NAME, _CRCS_NAME = 0, 1  # indices in `naming.sidecar_names`
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
-_RECOVER = "copy the data set again, or convert it again"
+_RECOVER = "copy the data set again, or convert it again; or index it again with --overwrite, if it was indexed"
 
 
 def parse_offsets(data: bytes | memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
@@ -117,11 +117,11 @@ class Sidecars:
             i = int(wrong[0])
             raise DataError(
                 f"the record is whole, but its CRC is {crcs[i]:08x}, not {listed[i]:08x} as the manifest has "
-                "it: this shard is of another conversion",
+                "it: this shard is of another conversion, or was written again",
                 path=self._shards.file(segment),
                 record=int(numbers[i]),
                 offset=offset_of(i),
-                advice="copy the data set again, or convert it again",
+                advice=_RECOVER,
             )
 
     def _get(self, load: Callable[[str, ShardInfo, Opener], NDArray[Any]], segment: int) -> NDArray[Any]:
