@@ -171,11 +171,11 @@ class Predictor:
         """
         channels = self.image_shape[2]
         for number, picture in enumerate(pictures):
+            wanted = f"pictures[{number}]: must be uint8 of shape (height, width, {channels})"
+            if not isinstance(picture, np.ndarray):
+                raise UsageError(f"{wanted}, not {type(picture).__name__}; files are for `predict`, by their paths")
             if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != channels or not picture.size:
-                raise UsageError(
-                    f"pictures[{number}]: must be uint8 of shape (height, width, {channels}), not {picture.dtype} of "
-                    f"shape {picture.shape}"
-                )
+                raise UsageError(f"{wanted}, not {picture.dtype} of shape {picture.shape}")
         return self._of_fitted([self._fitted(picture) for picture in pictures])
 
     def _of_fitted(self, fitted: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:

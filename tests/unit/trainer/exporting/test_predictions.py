@@ -71,7 +71,7 @@ def test_images_of_one_size_are_computed_at_once_and_answers_keep_their_order():
 
 @pytest.mark.parametrize(
     "picture",
-    [np.zeros((2, 2, 1)), np.zeros((2, 2), np.uint8), np.zeros((2, 2, 3), np.uint8), np.zeros((0, 2, 1), "u1")],
+    [np.zeros((2, 2, 1)), np.zeros((2, 2), "u1"), np.zeros((2, 2, 3), "u1"), np.zeros((0, 2, 1), "u1"), b"a file"],
 )
 def test_pictures_of_another_kind_are_refused_by_their_number(picture):
     with pytest.raises(UsageError) as error:
