@@ -159,26 +159,32 @@ class _Layer:
         known = {id(variable) for variable, _ in weights}
         seeds = [variable for variable in self._layer.variables if id(variable) not in known]
 
-        def of_row(image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-            drawn = [(seed, _keras_seed(key, number, seed.dtype)) for number, seed in enumerate(seeds)]
-            return self._with_state(image[None], weights, drawn, training=True)[0]
+        def row(training: bool) -> Any:
+            def of_row(image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+                drawn = [(seed, _keras_seed(key, number, seed.dtype)) for number, seed in enumerate(seeds)]
+                return self._with_state(image[None], weights, drawn, training)[0][0]
 
-        row = tf.function(of_row, autograph=False).get_concrete_function(
-            tf.TensorSpec(images.shape[1:], images.dtype), tf.TensorSpec([], tf.uint64)
-        )
-        made = row.structured_outputs
+            specs = tf.TensorSpec(images.shape[1:], images.dtype), tf.TensorSpec([], tf.uint64)
+            return tf.function(of_row, autograph=False).get_concrete_function(*specs)
+
+        called = row(training=True)
+        spec = tf.TensorSpec(called.structured_outputs.shape, called.structured_outputs.dtype)
         if not training:
-            whole = self._with_state(images, weights, [], training=False)
-            if (whole.shape[1:], whole.dtype) != (made.shape, made.dtype):
+            unseeded = [(seed, tf.zeros(seed.shape, seed.dtype)) for seed in seeds]
+            whole, draws = self._with_state(images, weights, unseeded, training=False)
+            if (whole.shape[1:], whole.dtype) != (spec.shape, spec.dtype):
                 other = f"in training, and {whole.dtype.name} {whole.shape[1:]} in evaluations"
-                raise _needs_evaluation(self._name, f"{made.dtype.name} {made.shape}", other)
-            return whole
-        spec = tf.TensorSpec(made.shape, made.dtype)
-        augmented = tf.map_fn(lambda given: row(*given), (images, keys), fn_output_signature=spec)
+                raise _needs_evaluation(self._name, f"{spec.dtype.name} {spec.shape}", other)
+            if not draws:
+                return whole
+            called = row(training=False)  # RandomGrayscale and others draw in evaluations, too
+        augmented = tf.map_fn(lambda given: called(*given), (images, keys), fn_output_signature=spec)
         return tf.ensure_shape(augmented, [images.shape[0], *spec.shape])
 
-    def _with_state(self, images: tf.Tensor, weights: _Values, seeds: _Values, training: bool) -> tf.Tensor:
-        """Returns the layer's result, given the values of its weights and of its generators."""
+    def _with_state(
+        self, images: tf.Tensor, weights: _Values, seeds: _Values, training: bool
+    ) -> tuple[tf.Tensor, bool]:
+        """Returns the layer's result, given the values of its weights and of its generators, and whether it drew."""
         import keras  # noqa: PLC0415, as above
 
         weights = [(variable, tf.constant(value, variable.dtype)) for variable, value in weights]
@@ -187,6 +193,7 @@ class _Layer:
             before = [scope.get_current_value(one) for one, _ in weights]
             made = self._called(images, training)
             after = [scope.get_current_value(one) for one, _ in weights]
+            draws = any(scope.get_current_value(seed) is not given for seed, given in seeds)
         changed = [weights[i][0].path for i in range(len(weights)) if before[i] is not after[i]]
         if changed:
             raise UsageError(f"augment: {self._name} changes {', '.join(changed)}: its calls depend on each other")
@@ -197,7 +204,7 @@ class _Layer:
             )
         if not isinstance(made, tf.Tensor) or made.shape[:1] != images.shape[:1]:
             raise UsageError(f"augment: {self._name} must return one image for each; it returned {made}")
-        return made
+        return made, draws
 
     def _called(self, images: tf.Tensor, training: bool) -> Any:
         try:

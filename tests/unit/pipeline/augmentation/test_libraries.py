@@ -95,7 +95,8 @@ def test_rows_are_what_the_layer_makes_of_the_same_state(expected):
 
 @pytest.mark.parametrize("portable", [False, True])
 def test_evaluations_get_the_images_as_they_are(folder, portable):
-    augmentation = augment(keras.layers.Pipeline([layers(), keras.layers.Rescaling(0.5)]))
+    draws_in_evaluations = keras.layers.RandomGrayscale(1.0)
+    augmentation = augment(keras.layers.Pipeline([layers(), draws_in_evaluations, keras.layers.Rescaling(0.5)]))
     made = input_fn(folder, global_batch_size=6, training=False, augment=augmentation, portable=portable)
     images = np.concatenate([images for images, *_ in made.as_numpy_iterator()])
     np.testing.assert_array_equal(images, images_of(0, sum(COUNTS), SHAPE).astype(np.float32) / 2)
@@ -112,6 +113,24 @@ def test_a_parser_augments_by_the_keys_it_gets(folder, expected):
     for at, (images, _, records) in enumerate(made.as_numpy_iterator()):
         for image, record in zip(images, records, strict=True):
             np.testing.assert_array_equal(image, expected[at // 2, record])
+
+
+class Scales(keras.layers.Layer):
+    """Draws whether it trains or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.random.SeedGenerator()
+
+    def call(self, images, training=False):
+        return tf.cast(images, tf.float32) * keras.random.uniform((), seed=self.generator) * (1 if training else 2)
+
+
+def test_what_a_layer_draws_in_evaluations_depends_on_the_key():
+    own, images = augment(Scales()), tf.constant(images_of(0, 1, SHAPE)[[0] * 4])
+    trained, judged = (own(images, keys_of(0, np.arange(4)), training) for training in (True, False))
+    np.testing.assert_allclose(judged, trained * 2)
+    assert len(np.unique(judged[:, -1, -1, -1])) == 4
 
 
 class Unseeded(keras.layers.Layer):
