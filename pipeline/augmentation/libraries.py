@@ -336,7 +336,7 @@ class _Torchvision:
         parts = list(_parts(transform))
         _check_parts(_TORCHVISION, parts)
         self._takes_pil = any(type(part).__name__ in _TAKE_PIL for part in parts)
-        self._has_own = _has_own(parts, "torchvision.transforms.v2.", "torch.")
+        self._has_own = _has_own(parts, "torchvision.transforms.v2.", "torch.nn.modules.container")
         self._transform = transform
 
     def seeding(self) -> contextlib.AbstractContextManager[Callable[[np.ndarray, int], np.ndarray]]:
@@ -416,7 +416,10 @@ def _parts(transform: Any) -> Iterator[Any]:
 
 
 def _has_own(parts: list[Any], *modules: str) -> bool:
-    """Returns whether a part is the user's own code, which may draw from any generator of the process."""
+    """Returns whether a part is not of these modules, so that it may draw from any generator of the process.
+
+    That is the user's own code, but also PyTorch's Dropout, whose function takes no generator.
+    """
     return any(type(part).__name__ == "Lambda" or not type(part).__module__.startswith(modules) for part in parts)
 
 

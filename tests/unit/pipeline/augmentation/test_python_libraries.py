@@ -103,13 +103,14 @@ def drawn_from_everywhere(image, **_):
     return image * (np.random.rand() + random.random() + float(torch.rand(()))) / 3
 
 
-def test_functions_of_ones_own_may_draw_from_the_process():
+def test_what_draws_from_the_process_is_seeded():
     image, keys = images_of(0, 1, SHAPE)[[0] * 8], keys_of(0, np.arange(8))
-    lambdas = (
+    transforms = (
         v2.Compose([drawn_from_everywhere]),
         albumentations.Compose([albumentations.Lambda(image=drawn_from_everywhere)]),
+        torch.nn.Sequential(v2.ToDtype(torch.float32), torch.nn.Dropout()),
     )
-    for transform in lambdas:
+    for transform in transforms:
         first, second = (augment(transform)(tf.constant(image), tf.constant(keys)).numpy() for _ in range(2))
         np.testing.assert_array_equal(first, second)
         assert len({row.tobytes() for row in first}) == 8
