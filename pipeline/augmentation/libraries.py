@@ -59,13 +59,14 @@ class Augment:
         self._evaluation = self._training if evaluation is None else _wrapped(evaluation)
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(self, images: tf.Tensor, keys: tf.Tensor, training: bool = True) -> tf.Tensor:
+    def __call__(self, images: tf.Tensor, keys: tf.Tensor, training: bool) -> tf.Tensor:
         """Returns the augmented images, (rows, height, width, channels); in evaluation, as `augment` says.
 
         Args:
           images: (rows, height, width, channels).
           keys: uint64 (rows,), one per image. Equal keys give equal draws, so that an image and its mask stay together.
-          training: whether to augment.
+          training: whether to augment. No default, so that `lambda images, keys: own(images, keys)` cannot augment
+            evaluations unnoticed.
         """
         if training:
             return self._training(images, keys, training=True)

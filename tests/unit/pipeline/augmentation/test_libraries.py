@@ -184,6 +184,12 @@ def test_evaluations_of_another_size_need_a_transform_of_their_own(folder):
     np.testing.assert_array_equal(images, images_of(0, 6, SHAPE)[:, 2:6])
 
 
+def test_a_function_that_drops_training_does_not_augment_evaluations(folder):
+    own = augment(layers())
+    with pytest.raises(UsageError, match=r"missing 1 required positional argument: 'training'"):
+        input_fn(folder, global_batch_size=6, training=False, augment=lambda images, keys: own(images, keys))
+
+
 def test_a_layer_that_is_not_wrapped_is_told_how(folder):
     with pytest.raises(UsageError, match=r"augment: RandomFlip of Keras draws by itself; .*pipeline.augment\("):
         input_fn(folder, **TRAIN, augment=keras.layers.RandomFlip())
