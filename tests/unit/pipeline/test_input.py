@@ -201,6 +201,8 @@ def test_arguments_are_given_by_name_or_have_defaults():
     ]
     found = [called_by(function).numpy().tolist() for function in functions]
     assert found == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [1, 0, 0], [1, 0, 0]]
+    bound = functools.partial(lambda records, keys, training: tf.constant([keys, training]), keys=7, training=False)
+    assert called_by(bound).numpy().tolist() == called_by(bound, "augment").numpy().tolist() == [7, 0]
     of_images = [lambda images, key: shown(images, key, 0), lambda images, size=3: shown(images), shown]
     assert [int(called_by(function, "augment")[0]) for function in of_images] == [3, 1, 2]
 

@@ -187,7 +187,7 @@ def test_evaluations_of_another_size_need_a_transform_of_their_own(folder):
 def test_a_function_that_drops_training_does_not_augment_evaluations(folder):
     own = augment(layers())
     with pytest.raises(UsageError, match=r"missing 1 required positional argument: 'training'"):
-        input_fn(folder, global_batch_size=6, training=False, augment=lambda images, keys: own(images, keys))
+        input_fn(folder, global_batch_size=6, training=False, augment=lambda i, k: own(i, keys=k))
 
 
 def test_a_layer_that_is_not_wrapped_is_told_how(folder):
