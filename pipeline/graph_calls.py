@@ -132,6 +132,8 @@ def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[boo
             asked.append(one.name)
         elif is_first and (one.name == KEYS or (any_keys and is_needed and not _NOT_KEYS.fullmatch(one.name))):
             by_position = True
+        elif is_needed and parameters[0].name == "self":
+            raise UsageError(f"{name}: the function takes 'self', but gets none; decorate it with @staticmethod")
         elif is_needed:
             raise UsageError(
                 f"{name}: the function needs {one.name!r}, but gets a batch and, by their names, keys (uint64, one per "

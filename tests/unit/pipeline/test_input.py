@@ -259,6 +259,7 @@ def test_the_users_own_function_may_branch_on_tensors(folder, what):
         ({"augment": lambda images, keys: tf.random.normal(images.shape)}, "RandomStandardNormal.*pipeline.uniform"),
         ({"augment": lambda image, label: image}, "augment: the function needs 'label', .*keys .*training"),
         ({"parse": lambda records, size: records}, "parse: the function needs 'size', .*functools.partial"),
+        ({"parse": lambda self, records, training: records}, "parse: the function takes 'self', .*@staticmethod"),
         (
             {"parse": lambda r: tf.numpy_function(lambda v: v, [r], tf.string), "portable": True},
             r"parse: the function calls Python \(the op PyFunc\), which is not there .*portable=True",
