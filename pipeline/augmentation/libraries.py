@@ -23,6 +23,7 @@ from pipeline.errors import UsageError, of_user
 from pipeline.order import hashing, tensors
 
 _FIRST_DRAW = 1 << 32  # of a key, for seeds; `pipeline.uniform` of a user's function has those before it
+_CHANNELS = (1, 3, 4)  # of images
 _KERAS, _TORCHVISION, _ALBUMENTATIONS = "Keras", "torchvision", "Albumentations"
 _MIXES = "mixes the rows of a batch, of which it gets one at a time here; use the recipe mixup, cutmix or their choice"
 _TRACED = (
@@ -152,6 +153,7 @@ class _Layer:
         _check_parts(_KERAS, layer._flatten_layers())
 
     def __call__(self, images: tf.Tensor, keys: tf.Tensor, training: bool) -> tf.Tensor:
+        self._check_axes(images)
         with tf.init_scope():
             if not self._layer.built:
                 self._called(tf.zeros([1, *images.shape[1:]], images.dtype), training=False)
@@ -181,6 +183,16 @@ class _Layer:
             called = row(training=False)  # RandomGrayscale and others draw in evaluations, too
         augmented = tf.map_fn(lambda given: called(*given), (images, keys), fn_output_signature=spec)
         return tf.ensure_shape(augmented, [images.shape[0], *spec.shape])
+
+    def _check_axes(self, images: tf.Tensor) -> None:
+        """Raises UsageError if the layer would take the height for channels, as it would without a word."""
+        first = next(one for one in self._layer._flatten_layers() if not one._layers)
+        is_last = images.shape[-1] in _CHANNELS and images.shape[1] not in _CHANNELS
+        if is_last and getattr(first, "data_format", None) == "channels_first":
+            raise UsageError(
+                f"augment: {self._name} has data_format='channels_first', but gets images (rows, height, width, "
+                f"channels), {images.shape}; make its layers with data_format='channels_last'"
+            )
 
     def _with_state(
         self, images: tf.Tensor, weights: _Values, seeds: _Values, training: bool

@@ -163,6 +163,10 @@ class Fails(keras.layers.Layer):
         (keras.layers.MixUp, "MixUp of Keras mixes the rows .*recipe mixup"),
         (lambda: keras.Sequential([keras.layers.RandomFlip(), keras.layers.CutMix()]), "CutMix of Keras mixes"),
         (keras.layers.AugMix, "AugMix of Keras draws from Python's generator"),
+        (
+            lambda: keras.Sequential([keras.layers.RandomFlip(data_format="channels_first")]),
+            r"Sequential has data_format='channels_first', .*\(2, 8, 6, 3\)",
+        ),
         (lambda: len, "no layer of Keras 3.* function of .*as it is"),
         (Unseeded, "Unseeded draws from a generator that is not its own.*SeedGenerator"),
         (Counts, "Counts changes .*calls"),
