@@ -44,7 +44,8 @@ def _by_keys(transform: Any, images: np.ndarray) -> Take:
 
     from pipeline import augment  # noqa: PLC0415, likewise
 
-    call = tf.function(augment(transform), autograph=False)
+    own = augment(transform)
+    call = tf.function(lambda rows, keys: own(rows, keys, training=True), autograph=False)
     rows, keys = tf.constant(images), tf.range(len(images), dtype=tf.int64)
     keys = tf.bitcast(keys, tf.uint64)
     return _taking(lambda: call(rows, keys), len(images))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging
 import re
@@ -117,6 +118,8 @@ def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[boo
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin, of which Python does not know the arguments
         return any_keys, ()
+    if isinstance(function, functools.partial):  # what it binds by name is a default to a signature, but not to us
+        parameters = [one for one in parameters if one.name not in function.keywords]
     at = next((i for i, one in enumerate(parameters) if one.kind is one.VAR_POSITIONAL), None)
     if at is not None and at < 2:  # *arguments
         return any_keys, tuple(one.name for one in parameters[at:] if one.name == TRAINING)
@@ -129,6 +132,8 @@ def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[boo
             asked.append(one.name)
         elif is_first and (one.name == KEYS or (any_keys and is_needed and not _NOT_KEYS.fullmatch(one.name))):
             by_position = True
+        elif is_needed and parameters[0].name == "self":
+            raise UsageError(f"{name}: the function takes 'self', but gets none; decorate it with @staticmethod")
         elif is_needed:
             raise UsageError(
                 f"{name}: the function needs {one.name!r}, but gets a batch and, by their names, keys (uint64, one per "

@@ -23,6 +23,7 @@ from pipeline.errors import UsageError, of_user
 from pipeline.order import hashing, tensors
 
 _FIRST_DRAW = 1 << 32  # of a key, for seeds; `pipeline.uniform` of a user's function has those before it
+_CHANNELS = (1, 3, 4)  # of images
 _KERAS, _TORCHVISION, _ALBUMENTATIONS = "Keras", "torchvision", "Albumentations"
 _MIXES = "mixes the rows of a batch, of which it gets one at a time here; use the recipe mixup, cutmix or their choice"
 _TRACED = (
@@ -59,13 +60,14 @@ class Augment:
         self._evaluation = self._training if evaluation is None else _wrapped(evaluation)
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(self, images: tf.Tensor, keys: tf.Tensor, training: bool = True) -> tf.Tensor:
+    def __call__(self, images: tf.Tensor, keys: tf.Tensor, training: bool) -> tf.Tensor:
         """Returns the augmented images, (rows, height, width, channels); in evaluation, as `augment` says.
 
         Args:
           images: (rows, height, width, channels).
           keys: uint64 (rows,), one per image. Equal keys give equal draws, so that an image and its mask stay together.
-          training: whether to augment.
+          training: whether to augment. No default, so that `lambda images, keys: own(images, keys)` cannot augment
+            evaluations unnoticed.
         """
         if training:
             return self._training(images, keys, training=True)
@@ -151,6 +153,7 @@ class _Layer:
         _check_parts(_KERAS, layer._flatten_layers())
 
     def __call__(self, images: tf.Tensor, keys: tf.Tensor, training: bool) -> tf.Tensor:
+        self._check_axes(images)
         with tf.init_scope():
             if not self._layer.built:
                 self._called(tf.zeros([1, *images.shape[1:]], images.dtype), training=False)
@@ -159,26 +162,42 @@ class _Layer:
         known = {id(variable) for variable, _ in weights}
         seeds = [variable for variable in self._layer.variables if id(variable) not in known]
 
-        def of_row(image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-            drawn = [(seed, _keras_seed(key, number, seed.dtype)) for number, seed in enumerate(seeds)]
-            return self._with_state(image[None], weights, drawn, training=True)[0]
+        def row(training: bool) -> Any:
+            def of_row(image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+                drawn = [(seed, _keras_seed(key, number, seed.dtype)) for number, seed in enumerate(seeds)]
+                return self._with_state(image[None], weights, drawn, training)[0][0]
 
-        row = tf.function(of_row, autograph=False).get_concrete_function(
-            tf.TensorSpec(images.shape[1:], images.dtype), tf.TensorSpec([], tf.uint64)
-        )
-        made = row.structured_outputs
+            specs = tf.TensorSpec(images.shape[1:], images.dtype), tf.TensorSpec([], tf.uint64)
+            return tf.function(of_row, autograph=False).get_concrete_function(*specs)
+
+        called = row(training=True)
+        spec = tf.TensorSpec(called.structured_outputs.shape, called.structured_outputs.dtype)
         if not training:
-            whole = self._with_state(images, weights, [], training=False)
-            if (whole.shape[1:], whole.dtype) != (made.shape, made.dtype):
+            unseeded = [(seed, tf.zeros(seed.shape, seed.dtype)) for seed in seeds]
+            whole, draws = self._with_state(images, weights, unseeded, training=False)
+            if (whole.shape[1:], whole.dtype) != (spec.shape, spec.dtype):
                 other = f"in training, and {whole.dtype.name} {whole.shape[1:]} in evaluations"
-                raise _needs_evaluation(self._name, f"{made.dtype.name} {made.shape}", other)
-            return whole
-        spec = tf.TensorSpec(made.shape, made.dtype)
-        augmented = tf.map_fn(lambda given: row(*given), (images, keys), fn_output_signature=spec)
+                raise _needs_evaluation(self._name, f"{spec.dtype.name} {spec.shape}", other)
+            if not draws:
+                return whole
+            called = row(training=False)  # RandomGrayscale and others draw in evaluations, too
+        augmented = tf.map_fn(lambda given: called(*given), (images, keys), fn_output_signature=spec)
         return tf.ensure_shape(augmented, [images.shape[0], *spec.shape])
 
-    def _with_state(self, images: tf.Tensor, weights: _Values, seeds: _Values, training: bool) -> tf.Tensor:
-        """Returns the layer's result, given the values of its weights and of its generators."""
+    def _check_axes(self, images: tf.Tensor) -> None:
+        """Raises UsageError if the layer would take the height for channels, as it would without a word."""
+        first = next(one for one in self._layer._flatten_layers() if not one._layers)
+        is_last = images.shape[-1] in _CHANNELS and images.shape[1] not in _CHANNELS
+        if is_last and getattr(first, "data_format", None) == "channels_first":
+            raise UsageError(
+                f"augment: {self._name} has data_format='channels_first', but gets images (rows, height, width, "
+                f"channels), {images.shape}; make its layers with data_format='channels_last'"
+            )
+
+    def _with_state(
+        self, images: tf.Tensor, weights: _Values, seeds: _Values, training: bool
+    ) -> tuple[tf.Tensor, bool]:
+        """Returns the layer's result, given the values of its weights and of its generators, and whether it drew."""
         import keras  # noqa: PLC0415, as above
 
         weights = [(variable, tf.constant(value, variable.dtype)) for variable, value in weights]
@@ -187,6 +206,7 @@ class _Layer:
             before = [scope.get_current_value(one) for one, _ in weights]
             made = self._called(images, training)
             after = [scope.get_current_value(one) for one, _ in weights]
+            draws = any(scope.get_current_value(seed) is not given for seed, given in seeds)
         changed = [weights[i][0].path for i in range(len(weights)) if before[i] is not after[i]]
         if changed:
             raise UsageError(f"augment: {self._name} changes {', '.join(changed)}: its calls depend on each other")
@@ -197,7 +217,7 @@ class _Layer:
             )
         if not isinstance(made, tf.Tensor) or made.shape[:1] != images.shape[:1]:
             raise UsageError(f"augment: {self._name} must return one image for each; it returned {made}")
-        return made
+        return made, draws
 
     def _called(self, images: tf.Tensor, training: bool) -> Any:
         try:
@@ -329,7 +349,7 @@ class _Torchvision:
         parts = list(_parts(transform))
         _check_parts(_TORCHVISION, parts)
         self._takes_pil = any(type(part).__name__ in _TAKE_PIL for part in parts)
-        self._has_own = _has_own(parts, "torchvision.transforms.v2.", "torch.")
+        self._has_own = _has_own(parts, "torchvision.transforms.v2.", "torch.nn.modules.container")
         self._transform = transform
 
     def seeding(self) -> contextlib.AbstractContextManager[Callable[[np.ndarray, int], np.ndarray]]:
@@ -409,7 +429,10 @@ def _parts(transform: Any) -> Iterator[Any]:
 
 
 def _has_own(parts: list[Any], *modules: str) -> bool:
-    """Returns whether a part is the user's own code, which may draw from any generator of the process."""
+    """Returns whether a part is not of these modules, so that it may draw from any generator of the process.
+
+    That is the user's own code, but also PyTorch's Dropout, whose function takes no generator.
+    """
     return any(type(part).__name__ == "Lambda" or not type(part).__module__.startswith(modules) for part in parts)
 
 

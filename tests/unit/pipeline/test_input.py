@@ -201,6 +201,8 @@ def test_arguments_are_given_by_name_or_have_defaults():
     ]
     found = [called_by(function).numpy().tolist() for function in functions]
     assert found == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [1, 0, 0], [1, 0, 0]]
+    bound = functools.partial(lambda records, keys, training: tf.constant([keys, training]), keys=7, training=False)
+    assert called_by(bound).numpy().tolist() == called_by(bound, "augment").numpy().tolist() == [7, 0]
     of_images = [lambda images, key: shown(images, key, 0), lambda images, size=3: shown(images), shown]
     assert [int(called_by(function, "augment")[0]) for function in of_images] == [3, 1, 2]
 
@@ -257,6 +259,7 @@ def test_the_users_own_function_may_branch_on_tensors(folder, what):
         ({"augment": lambda images, keys: tf.random.normal(images.shape)}, "RandomStandardNormal.*pipeline.uniform"),
         ({"augment": lambda image, label: image}, "augment: the function needs 'label', .*keys .*training"),
         ({"parse": lambda records, size: records}, "parse: the function needs 'size', .*functools.partial"),
+        ({"parse": lambda self, records, training: records}, "parse: the function takes 'self', .*@staticmethod"),
         (
             {"parse": lambda r: tf.numpy_function(lambda v: v, [r], tf.string), "portable": True},
             r"parse: the function calls Python \(the op PyFunc\), which is not there .*portable=True",

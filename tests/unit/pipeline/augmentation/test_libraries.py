@@ -95,7 +95,8 @@ def test_rows_are_what_the_layer_makes_of_the_same_state(expected):
 
 @pytest.mark.parametrize("portable", [False, True])
 def test_evaluations_get_the_images_as_they_are(folder, portable):
-    augmentation = augment(keras.layers.Pipeline([layers(), keras.layers.Rescaling(0.5)]))
+    draws_in_evaluations = keras.layers.RandomGrayscale(1.0)
+    augmentation = augment(keras.layers.Pipeline([layers(), draws_in_evaluations, keras.layers.Rescaling(0.5)]))
     made = input_fn(folder, global_batch_size=6, training=False, augment=augmentation, portable=portable)
     images = np.concatenate([images for images, *_ in made.as_numpy_iterator()])
     np.testing.assert_array_equal(images, images_of(0, sum(COUNTS), SHAPE).astype(np.float32) / 2)
@@ -112,6 +113,24 @@ def test_a_parser_augments_by_the_keys_it_gets(folder, expected):
     for at, (images, _, records) in enumerate(made.as_numpy_iterator()):
         for image, record in zip(images, records, strict=True):
             np.testing.assert_array_equal(image, expected[at // 2, record])
+
+
+class Scales(keras.layers.Layer):
+    """Draws whether it trains or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.random.SeedGenerator()
+
+    def call(self, images, training=False):
+        return tf.cast(images, tf.float32) * keras.random.uniform((), seed=self.generator) * (1 if training else 2)
+
+
+def test_what_a_layer_draws_in_evaluations_depends_on_the_key():
+    own, images = augment(Scales()), tf.constant(images_of(0, 1, SHAPE)[[0] * 4])
+    trained, judged = (own(images, keys_of(0, np.arange(4)), training) for training in (True, False))
+    np.testing.assert_allclose(judged, trained * 2)
+    assert len(np.unique(judged[:, -1, -1, -1])) == 4
 
 
 class Unseeded(keras.layers.Layer):
@@ -144,6 +163,10 @@ class Fails(keras.layers.Layer):
         (keras.layers.MixUp, "MixUp of Keras mixes the rows .*recipe mixup"),
         (lambda: keras.Sequential([keras.layers.RandomFlip(), keras.layers.CutMix()]), "CutMix of Keras mixes"),
         (keras.layers.AugMix, "AugMix of Keras draws from Python's generator"),
+        (
+            lambda: keras.Sequential([keras.layers.RandomFlip(data_format="channels_first")]),
+            r"Sequential has data_format='channels_first', .*\(2, 8, 6, 3\)",
+        ),
         (lambda: len, "no layer of Keras 3.* function of .*as it is"),
         (Unseeded, "Unseeded draws from a generator that is not its own.*SeedGenerator"),
         (Counts, "Counts changes .*calls"),
@@ -163,6 +186,12 @@ def test_evaluations_of_another_size_need_a_transform_of_their_own(folder):
     made = input_fn(folder, **arguments, augment=augment(Cuts(), evaluation=judged))
     images, *_ = next(made.as_numpy_iterator())
     np.testing.assert_array_equal(images, images_of(0, 6, SHAPE)[:, 2:6])
+
+
+def test_a_function_that_drops_training_does_not_augment_evaluations(folder):
+    own = augment(layers())
+    with pytest.raises(UsageError, match=r"missing 1 required positional argument: 'training'"):
+        input_fn(folder, global_batch_size=6, training=False, augment=lambda i, k: own(i, keys=k))
 
 
 def test_a_layer_that_is_not_wrapped_is_told_how(folder):

@@ -103,14 +103,15 @@ def drawn_from_everywhere(image, **_):
     return image * (np.random.rand() + random.random() + float(torch.rand(()))) / 3
 
 
-def test_functions_of_ones_own_may_draw_from_the_process():
+def test_what_draws_from_the_process_is_seeded():
     image, keys = images_of(0, 1, SHAPE)[[0] * 8], keys_of(0, np.arange(8))
-    lambdas = (
+    transforms = (
         v2.Compose([drawn_from_everywhere]),
         albumentations.Compose([albumentations.Lambda(image=drawn_from_everywhere)]),
+        torch.nn.Sequential(v2.ToDtype(torch.float32), torch.nn.Dropout()),
     )
-    for transform in lambdas:
-        first, second = (augment(transform)(tf.constant(image), tf.constant(keys)).numpy() for _ in range(2))
+    for transform in transforms:
+        first, second = (augment(transform)(tf.constant(image), tf.constant(keys), True).numpy() for _ in range(2))
         np.testing.assert_array_equal(first, second)
         assert len({row.tobytes() for row in first}) == 8
 
@@ -134,7 +135,7 @@ def test_a_pipeline_for_evaluations():
 
 def test_a_pipeline_that_begins_with_pil_images_gets_them():
     images, keys = tf.constant(images_of(0, 2, SHAPE)), tf.constant(keys_of(0, [0, 1]))
-    found = augment(v2.Compose([v2.RandomHorizontalFlip(0.0), v2.PILToTensor()]))(images, keys)
+    found = augment(v2.Compose([v2.RandomHorizontalFlip(0.0), v2.PILToTensor()]))(images, keys, training=True)
     np.testing.assert_array_equal(found, images)
 
 
@@ -149,7 +150,7 @@ def test_a_pipeline_that_begins_with_pil_images_gets_them():
 )
 def test_what_cannot_be_seeded_is_refused_by_name(make, facts):
     with pytest.raises(UsageError, match=f"augment: {facts}"):
-        augment(make())(tf.zeros([2, *SHAPE], tf.uint8), keys_of(0, [0, 1]))
+        augment(make())(tf.zeros([2, *SHAPE], tf.uint8), keys_of(0, [0, 1]), training=True)
 
 
 def test_images_of_several_sizes_are_one_clear_error(folder):
