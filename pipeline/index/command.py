@@ -8,7 +8,6 @@ from __future__ import annotations
 import array
 import contextlib
 import dataclasses
-import fnmatch
 import os
 import pathlib
 import threading
@@ -23,10 +22,10 @@ from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError, name_of, named, to_run
+from pipeline.errors import DataError, UsageError, name_of, to_run
 from pipeline.files.paths import StoragePath, alone_in, folder
 from pipeline.files.write import Drafts, drafts_in
-from pipeline.index import images
+from pipeline.index import choice, images
 from pipeline.index.images import ImageFlags, ShardImages
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.read import sidecars
@@ -62,9 +61,11 @@ def _make_index(
     data_dir: str, splits: Sequence[str], compression: str, overwrite: bool, flags: ImageFlags | None
 ) -> None:
     place = pathlib.Path(data_dir)
-    chosen = _choose(data_dir, splits)
+    chosen = choice.of_flags(data_dir, splits) if splits else choice.of_names(data_dir)
     earlier = _earlier(place, overwrite)
     _check_sidecars_are_ours(place, chosen, earlier)
+    if not splits:
+        print(choice.line(chosen))
     began = time.monotonic()
     with drafts_in(place) as drafts:
         made, notes = _manifest(data_dir, compression, chosen, drafts, flags)
@@ -263,66 +264,6 @@ def _sidecars_of(made: Manifest | None) -> set[str]:
     shards = made.shards if made else ()
     places = (naming.sidecar_names, naming.beside_names)
     return {name for shard in shards for names in places for name in names(shard.file)}
-
-
-def _choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
-    """Returns each split's files: base names in the order of its patterns, sorted within each.
-
-    Hidden files, manifests and sidecars are never chosen.
-
-    Args:
-      data_dir: the folder.
-      splits: `<name>:<pattern>`, in any number; patterns of one name add up.
-
-    Raises:
-      DataError: the folder cannot be listed.
-      UsageError: `splits` is empty, a text is malformed, a pattern matches nothing, or a file is chosen twice.
-    """
-    if not splits:
-        raise UsageError("--split is missing: a name and a pattern of files, such as --split=train:'train-*.tfrecord'")
-    names = _files(data_dir)
-    chosen: dict[str, list[str]] = {}
-    for text in splits:
-        split, pattern = _parsed(text)
-        found = fnmatch.filter(names, pattern)
-        if not found:
-            some = f", such as {', '.join(names[:_MOST_NAMED])}" if names else ""
-            count = count_of(len(names), "file")
-            raise UsageError(f"--split={text}: no file in {data_dir} matches {pattern!r}; it has {count}{some}")
-        for name in found:
-            _check(name, text, chosen)
-        chosen.setdefault(split, []).extend(found)
-    return chosen
-
-
-def _files(data_dir: str) -> list[str]:
-    with named(data_dir, "cannot be listed"), os.scandir(data_dir) as entries:
-        names = [entry.name for entry in entries if entry.is_file()]
-    beside = {naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES}
-    beside |= {beside_one for name in names for beside_one in naming.beside_names(name)}
-    return sorted(name for name in names if not name.startswith(".") and name not in beside)
-
-
-def _parsed(text: str) -> tuple[str, str]:
-    split, colon, pattern = text.partition(":")
-    if not colon or not pattern:
-        raise UsageError(f"--split={text}: must be a name and a pattern of files, such as train:'train-*.tfrecord'")
-    if not naming.is_split_name(split):
-        raise UsageError(f"--split={text}: {split!r} must be letters, digits and _, and begin with a letter")
-    if "/" in pattern:
-        raise UsageError(
-            f"--split={text}: {pattern!r} contains a folder; the files must be in DATA_DIR itself: index each folder, "
-            f"or convert all: {name_of('beam_jobs.convert')} --dataset=tfrecord --source='DIR/*/*'"
-        )
-    return split, pattern
-
-
-def _check(name: str, text: str, chosen: dict[str, list[str]]) -> None:
-    if not naming.is_base_name(name):
-        raise UsageError(f"--split={text}: {name!r} cannot be listed in a manifest: rename it, without : and \\")
-    for split, files in chosen.items():
-        if name in files:
-            raise UsageError(f"--split={text}: {name} is already a file of {split}; a file belongs to one split, once")
 
 
 def _scanned(

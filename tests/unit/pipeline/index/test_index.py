@@ -17,13 +17,16 @@ import pytest
 from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import path_of
 from pipeline.index import __main__ as index
 from pipeline.index import command
 from pipeline.index.__main__ import IndexConfig
+from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members, shard_offsets
-from pipeline.records import framing
+from pipeline.records import framing, splits
+from tests import foreign
 from tests.datasets import as_earlier_releases, write_dataset, write_shard
-from tests.raised import at
+from tests.raised import at, said
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 UNEQUAL = [b"", b"one", b"twenty-two", b"x" * 300]
@@ -243,7 +246,7 @@ def test_a_file_that_is_not_of_an_index_is_not_replaced(folder):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ([], UsageError, "--split"),
+        ([], UsageError, "no file like .* it has 3 files.*--split=NAME:PATTERN"),
         (["--split=train"], UsageError, "--split=train:"),
         (["--split=train:"], UsageError, "--split=train::"),
         (["--split=my split:*"], UsageError, "'my split'"),
@@ -387,3 +390,63 @@ def test_a_file_that_is_written_to_meanwhile_is_named(folder, monkeypatch):
     ):
         run(folder, "--split=train:verses.rec")
     assert not (folder / "manifest.json").exists()
+
+
+class TestSplitsByNames:
+    """Without --split, names of files tell the splits as they do for conversions."""
+
+    @staticmethod
+    def of(folder, names, *arguments):
+        for name in names:
+            (folder / name).write_bytes(file_of(EQUAL))
+        made = run(folder, *arguments)
+        return {name: [shard.file for shard in split.shards] for name, split in made.splits.items()}
+
+    @pytest.mark.parametrize(
+        ("names", "wanted"),
+        [
+            (
+                ("train-00000-of-00002", "train-00001-of-00002", "val-00000-of-00001", "labels.txt.bak"),
+                {"train": ["train-00000-of-00002", "train-00001-of-00002"], "validation": ["val-00000-of-00001"]},
+            ),
+            (
+                ("Val.tfrecords", "cifar10_eval.tfrecord", "train-0-491.tfrec", "README.md"),
+                {"train": ["train-0-491.tfrec"], "validation": ["Val.tfrecords"], "test": ["cifar10_eval.tfrecord"]},
+            ),
+            (("data_tfrecord-00000-of-00001", "b.tfrec"), {"train": ["b.tfrec", "data_tfrecord-00000-of-00001"]}),
+            (("train.tfrecord", "holdout-00000-of-00001.tfrecord"), {
+                "train": ["train.tfrecord"], "holdout": ["holdout-00000-of-00001.tfrecord"],
+            }),
+        ],
+    )  # fmt: skip
+    def test_they_are_those_of_a_conversion_and_said(self, tmp_path, capsys, names, wanted):
+        assert self.of(tmp_path, names) == wanted
+        said = capsys.readouterr().out.splitlines()[0]
+        assert said.startswith("splits by the names of the files: train (")
+        assert all(f"{split} (" in said and files[-1] in said for split, files in wanted.items())
+        conversion = splits.by_files(path_of(str(tmp_path)), [*filter(naming.is_foreign_file, names)])
+        assert {split: sorted(files) for split, files in conversion.items()} == wanted
+
+    @pytest.mark.parametrize(
+        ("names", "facts"),
+        [
+            (("train.tfrec", "more.tfrec"), ("more.tfrec", "'train'")),
+            (("train-test.tfrec",), ("train-test.tfrec", "test or train")),
+            (("val.tfrec", "dev.tfrec"), ("'dev' and of 'val'",)),
+            (("x-00000-of-00003", "x-00002-of-00003"), ("x-00001-of-00003", "is missing; the folder has 2 of 3 files")),
+            (("a.records",), ("no file like", "1 file, such as a.records")),
+        ],
+    )
+    def test_what_they_do_not_tell_is_refused_with_the_flag_that_decides(self, tmp_path, names, facts):
+        with pytest.raises(UsageError, check=said(*facts, "--split=NAME:PATTERN")) as error:
+            self.of(tmp_path, names)
+        assert "glob" not in str(error.value)
+        assert "--splits" not in str(error.value)
+        assert not (tmp_path / "manifest.json").exists()
+        assert self.of(tmp_path, names, "--split=train:*") == {"train": sorted(names)}
+
+    def test_images_may_get_columns_in_the_same_command(self, tmp_path):
+        foreign.melanoma(tmp_path, 6)
+        made = run(tmp_path, foreign.MELANOMA, "--add_columns=records:diagnosis")
+        assert (made.has_images, made.splits["train"].num_examples) == (True, 6)
+        assert {"label", "diagnosis"} <= made.columns.keys()
