@@ -26,7 +26,7 @@ class IndexConfig:
         metavar="NAME:PATTERN",
         repeated=True,
     )
-    compression: str = flag("", "of the files: GZIP, or none")
+    compression: str = flag("", "of the files: GZIP; default: as the files themselves say")
     overwrite: bool = flag(False, "replace a manifest that this command made")
     feature_map: str = flag("", f"for images: {schema.FEATURE_MAP.text},key:filename")
     label_offset: int = flag(0, "number to add to stored labels: -1 if the first class has the label 1")

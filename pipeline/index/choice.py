@@ -8,9 +8,12 @@ from collections.abc import Sequence
 
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, name_of, named
-from pipeline.files.paths import folder
+from pipeline.files.paths import StoragePath, folder
+from pipeline.index.images import ImageFlags
 from pipeline.manifest import naming
-from pipeline.records import splits
+from pipeline.records import schema, splits
+from pipeline.records.splits import FeatureDoubts
+from pipeline.records.stream import records_of
 
 _MOST_NAMED = 3  # files in a message
 _DECIDES = "--split=NAME:PATTERN, once or more for each split, says which files are whose"
@@ -72,6 +75,20 @@ def line(chosen: dict[str, list[str]]) -> str:
     """Returns a line that says which files `of_names` chose for which split."""
     parts = [f"{split} {_few(names)}" for split, names in chosen.items()]
     return f"splits by the names of the files: {', '.join(parts)}; --split=NAME:PATTERN chooses others"
+
+
+def doubts(files: Sequence[StoragePath], compression: str, flags: ImageFlags | None) -> FeatureDoubts:
+    """Returns the features that may tell splits, by the first Examples in files whose names tell none.
+
+    Raises:
+      DataError: a feature is called `split`.
+    """
+    own = [theirs for _, theirs in flags.feature_map] if flags else []
+    for file in files:
+        records, _ = schema.first_examples(record for _, record in records_of(file, compression))
+        if records:
+            return FeatureDoubts.of(records, str(file), own, f"write a file per split; {_DECIDES}")
+    return FeatureDoubts()
 
 
 def _few(names: Sequence[str]) -> str:

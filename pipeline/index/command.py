@@ -33,6 +33,7 @@ from pipeline.read.shards import LOCAL_THREADS
 from pipeline.read.statistics import STATISTICS_SPLIT
 from pipeline.records import columns, framing, members
 from pipeline.records.framing import Frame, walk
+from pipeline.records.splits import FeatureDoubts
 from pipeline.records.stream import RecordStream, forward
 
 _MOST_NAMED = 3  # files in a message
@@ -68,7 +69,7 @@ def _make_index(
         print(choice.line(chosen))
     began = time.monotonic()
     with drafts_in(place) as drafts:
-        made, notes = _manifest(data_dir, compression, chosen, drafts, flags)
+        made, notes = _manifest(data_dir, compression, chosen, not splits, drafts, flags)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish(naming.MANIFEST)
     if earlier:  # what describes the records as they were
@@ -99,7 +100,7 @@ def _compressed_lines(made: Manifest) -> Iterator[str]:
     yield (
         f"read forward only: {count_of(len(forward), 'file')}, such as {forward[0]}: not GZIP members of up to 16 MiB "
         "that end where records do, so RandomAccess and on_corrupt='skip' do not work. To change that, decompress them "
-        "(gunzip) and index them without --compression; or, if they are images, convert them: "
+        "(gunzip) and index them again; or, if they are images, convert them: "
         f"{to_run('beam_jobs.convert')} --dataset=tfrecord --compression=GZIP"
     )
 
@@ -142,14 +143,21 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
 
 
 def _manifest(
-    data_dir: str, compression: str, chosen: dict[str, list[str]], drafts: Drafts, flags: ImageFlags | None
+    data_dir: str,
+    compression: str,
+    chosen: dict[str, list[str]],
+    is_by_name: bool,
+    drafts: Drafts,
+    flags: ImageFlags | None,
 ) -> tuple[Manifest, list[str]]:
-    """Returns the manifest, and lines that say what is in it."""
+    """Returns the manifest, and lines that say what is in it; `is_by_name`: names of files told the splits."""
     place = folder(data_dir)
     files = [place / name for names in chosen.values() for name in names]
-    _check_packing(files)
+    compression = _found_compression(files, compression)
     counters = _counters(place, compression, chosen, flags) if flags else {}
-    found = _shards(files, compression, drafts, counters)
+    doubts = choice.doubts(files, compression, flags) if is_by_name and len(chosen) == 1 else FeatureDoubts()
+    found = _shards(files, compression, drafts, counters, doubts)
+    doubts.check(place, chosen)
     for split, names in chosen.items():
         if not any(shard.num_examples for shard in found if shard.file in names):
             some = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
@@ -195,25 +203,33 @@ def _with_images(
     return columns.drafted(drafts, made, found.columns), list(images.lines(made, found.turned))
 
 
-def _check_packing(files: Sequence[StoragePath]) -> None:
-    """Raises DataError if files are compressed in a way that a manifest cannot say, or in several ways."""
+def _found_compression(files: Sequence[StoragePath], given: str) -> str:
+    """Returns the compression of the files, `GZIP` or "", as their first bytes say.
+
+    Raises:
+      DataError: they are compressed in a way that a manifest cannot say, or in several ways.
+      UsageError: `given`, the flag, says something else.
+    """
     found: dict[str, list[str]] = {}
     for file in files:
         packing = _packing_of(file)
         if packing is not None and file.identity().num_bytes:
             found.setdefault(packing, []).append(file.name)
+    kinds = [
+        f"{count_of(len(names), 'file')} {f'compressed with {packing}' if packing else 'not compressed'} "
+        f"({', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''})"
+        for packing, names in sorted(found.items())
+    ]
     if len(found) > 1 or "ZLIB" in found:
-        kinds = [
-            f"{count_of(len(names), 'file')} {f'compressed with {packing}' if packing else 'not compressed'} "
-            f"({', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''})"
-            for packing, names in sorted(found.items())
-        ]
         raise DataError(
             f"{', '.join(kinds)}: the files of an index must all be compressed with GZIP, or none of them",
             path=files[0].parent,
-            advice="write them alike, or choose files of one kind with --split; "
-            f"{name_of('beam_jobs.convert')} --dataset=tfrecord reads all kinds of images at once",
+            advice="decompress them or write them alike, or choose files of one kind with --split; if they hold "
+            f"images, {to_run('beam_jobs.convert')} --dataset=tfrecord reads all kinds at once",
         )
+    if given and "" in found:
+        raise UsageError(f"--compression={given}: {kinds[0]}; leave out the flag: the files themselves tell")
+    return next(iter(found), given)
 
 
 def _packing_of(file: StoragePath) -> str | None:
@@ -222,7 +238,11 @@ def _packing_of(file: StoragePath) -> str | None:
 
 
 def _shards(
-    files: list[StoragePath], compression: str, drafts: Drafts, counters: dict[str, ShardImages]
+    files: list[StoragePath],
+    compression: str,
+    drafts: Drafts,
+    counters: dict[str, ShardImages],
+    doubts: FeatureDoubts,
 ) -> list[ShardInfo]:
     """Reads the files in threads; returns their entries in the manifest. The first error stops all threads."""
     stopped, lock = threading.Event(), threading.Lock()
@@ -237,7 +257,9 @@ def _shards(
 
     with bar, ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="index") as pool:
         try:
-            tasks = [pool.submit(_shard, file, compression, drafts, count, counters.get(file.name)) for file in files]
+            tasks = [
+                pool.submit(_shard, file, compression, drafts, count, counters.get(file.name), doubts) for file in files
+            ]
             for task in as_completed(tasks):
                 task.result()
         finally:
@@ -252,8 +274,9 @@ def _shard(
     drafts: Drafts,
     on_bytes: Callable[[int], None],
     counter: ShardImages | None,
+    doubts: FeatureDoubts,
 ) -> ShardInfo:
-    info, beside = _scanned(file, compression, on_bytes, counter)
+    info, beside = _scanned(file, compression, on_bytes, counter, doubts)
     for name, data in beside.items():
         drafts.add(name, data)
     return info
@@ -267,7 +290,11 @@ def _sidecars_of(made: Manifest | None) -> set[str]:
 
 
 def _scanned(
-    file: StoragePath, compression: str, on_bytes: Callable[[int], None], counter: ShardImages | None
+    file: StoragePath,
+    compression: str,
+    on_bytes: Callable[[int], None],
+    counter: ShardImages | None,
+    doubts: FeatureDoubts,
 ) -> tuple[ShardInfo, dict[str, bytes]]:
     """Reads a file to its end; returns its entry in the manifest, and its sidecars: {name: content}.
 
@@ -276,6 +303,7 @@ def _scanned(
       compression: `GZIP`, or empty.
       on_bytes: is called with the number of bytes after each read; what it raises ends the scan.
       counter: counts the images in the records; None: they may be anything.
+      doubts: features that may tell splits; sees each record.
 
     Raises:
       DataError: the file cannot be read, or a record is cut, corrupt or without a usable image.
@@ -293,9 +321,11 @@ def _scanned(
         stream = RecordStream(counted, compression)
         for frame in walk(stream.read):
             if frame.fault is not None:
-                raise _error(file, frame, compression)
+                raise frame.error(file, bool(compression))
             offsets.append(frame.end)
             crcs.append(frame.crc)
+            assert frame.record is not None
+            doubts.see(frame.record)
             if counter is not None:
                 _count(counter, file, frame, compression)
     if file.identity() != before:
@@ -355,13 +385,3 @@ def _member_firsts(stream: RecordStream, begins: NDArray[np.int64]) -> NDArray[n
     if stream.is_padded or not len(records) or not records.all() or (begins[firsts] != member_begins).any():
         return None
     return None if ((sizes > _LARGEST_MEMBER) & (records > 1)).any() else firsts
-
-
-def _error(file: StoragePath, frame: Frame, compression: str) -> DataError:
-    assert frame.fault is not None
-    advice, packing = "", _packing_of(file) if frame.number == 0 else None
-    if not compression and packing == "GZIP":
-        advice = "the file looks compressed: give --compression=GZIP"
-    if compression and packing == "":
-        advice = "the file is not compressed: leave out --compression"
-    return frame.error(file, bool(compression), advice)

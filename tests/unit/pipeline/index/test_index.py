@@ -152,11 +152,9 @@ WHOLE = file_of(UNEQUAL)  # records begin at the bytes 0, 16, 35, 61
         (flipped(WHOLE, 50), [], 2, 35, "CRC"),
         (flipped(WHOLE, 16), [], 1, 16, "length"),
         (WHOLE[:70], [], 3, 61, "9 of 12 bytes"),
-        (gzip.compress(WHOLE), [], 0, 0, "length"),
-        (WHOLE, ["--compression=GZIP"], 0, 0, "decompressed"),
         (gzip.compress(flipped(WHOLE, 50)), ["--compression=GZIP"], 2, 35, "CRC"),
     ],
-    ids=["record", "length", "cut", "packed", "not packed", "packed record"],
+    ids=["record", "length", "cut", "packed record"],
 )
 def test_a_damaged_file_is_named_with_the_record_and_nothing_is_written(folder, data, arguments, record, offset, fact):
     (folder / "x").write_bytes(data)
@@ -183,6 +181,21 @@ def test_files_of_several_compressions_are_refused_with_what_was_found(folder, p
     with pytest.raises(DataError, check=at("poems", *facts)):
         run(folder, "--split=train:[ab]", "--split=test:verses.rec", *arguments)
     assert listing(folder) == before
+
+
+def test_compressed_files_need_no_flag_and_plain_ones_refuse_it(folder, capsys):
+    (folder / "train.tfrecord.gz").write_bytes(gzip.compress(WHOLE) + gzip.compress(file_of(EQUAL)))
+    (folder / "test-00000-of-00001.gz").write_bytes(gzip.compress(file_of(EQUAL)))
+    made = run(folder)
+    assert (made.compression, {name: split.num_examples for name, split in made.splits.items()}) == (
+        "GZIP",
+        {"train": 6, "test": 2},
+    )
+    assert [found["record"] for found in RandomAccess(folder, "test")] == EQUAL
+    assert run(folder, "--compression=GZIP", "--overwrite") == made
+    with pytest.raises(UsageError, check=said("--compression=GZIP", "1 file not compressed (verses.rec)", "leave out")):
+        run(folder, "--split=train:verses.rec", "--compression=GZIP", "--overwrite")
+    assert manifests.load(folder) == made
 
 
 def test_a_file_of_zlib_alone_is_refused(folder):
@@ -450,3 +463,20 @@ class TestSplitsByNames:
         made = run(tmp_path, foreign.MELANOMA, "--add_columns=records:diagnosis")
         assert (made.has_images, made.splits["train"].num_examples) == (True, 6)
         assert {"label", "diagnosis"} <= made.columns.keys()
+
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [("split", (b"train", b"test")), ("is_train", (1, 0)), ("usage", (b"train",) * 150 + (b"test",))],
+        ids=["split", "is_train", "later than the first records"],
+    )
+    def test_a_feature_that_looks_like_splits_is_refused_where_names_tell_none(self, tmp_path, name, values):
+        for file, of_file in (("a.tfrec", values[:1]), ("b.tfrec", values)):
+            foreign.write(tmp_path / file, [{name: value, "x": 1} for value in of_file])
+        with pytest.raises(DataError, check=said(repr(name), "a file per split", "--split=NAME:PATTERN")):
+            run(tmp_path)
+        assert listing(tmp_path).keys() == {"a.tfrec", "b.tfrec"}
+        made = run(tmp_path, "--split=train:*")
+        assert made.splits["train"].num_examples == 1 + len(values)
+        (tmp_path / "a.tfrec").rename(tmp_path / "test-a.tfrec")
+        (tmp_path / "b.tfrec").rename(tmp_path / "train-b.tfrec")
+        assert run(tmp_path, "--overwrite").splits.keys() == {"train", "test"}
