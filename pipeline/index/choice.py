@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, name_of, named
@@ -16,13 +16,16 @@ from pipeline.records.splits import FeatureDoubts
 from pipeline.records.stream import records_of
 
 _MOST_NAMED = 3  # files in a message
+_OURS = (naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES)
+_OTHERS = (naming.SIDECARS, naming.COLUMNS, "lost+found")  # folders that hold no records
+_DEEPEST = 2  # folders of splits are looked into, those in them are not
 _DECIDES = "--split=NAME:PATTERN, once or more for each split, says which files are whose"
 
 
 def of_flags(data_dir: str, flags: Sequence[str]) -> dict[str, list[str]]:
-    """Returns each split's files: base names in the order of its patterns, sorted within each.
+    """Returns each split's files: names in the folder, in the order of its patterns, sorted within each.
 
-    Hidden files, manifests and sidecars are never chosen.
+    Hidden files, manifests and sidecars are never chosen, and links to folders are not followed.
 
     Args:
       data_dir: the folder.
@@ -32,11 +35,11 @@ def of_flags(data_dir: str, flags: Sequence[str]) -> dict[str, list[str]]:
       DataError: the folder cannot be listed.
       UsageError: a text is malformed, a pattern matches nothing, or a file is chosen twice.
     """
-    names = _files(data_dir)
+    parsed = [_parsed(text) for text in flags]
+    names = _files(data_dir, max(pattern.count("/") for _, pattern in parsed) + 1)
     chosen: dict[str, list[str]] = {}
-    for text in flags:
-        split, pattern = _parsed(text)
-        found = fnmatch.filter(names, pattern)
+    for text, (split, pattern) in zip(flags, parsed, strict=True):
+        found = [name for name in names if _matches(name, pattern)]
         if not found:
             some = f", such as {', '.join(names[:_MOST_NAMED])}" if names else ""
             count = count_of(len(names), "file")
@@ -44,19 +47,37 @@ def of_flags(data_dir: str, flags: Sequence[str]) -> dict[str, list[str]]:
         for name in found:
             _check(name, text, chosen)
         chosen.setdefault(split, []).extend(found)
+    _check_folders(data_dir, chosen)
     return chosen
 
 
+def _matches(name: str, pattern: str) -> bool:
+    """Returns whether a name matches a pattern part by part: no `*` matches a `/`."""
+    parts, patterns = name.split("/"), pattern.split("/")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatch, parts, patterns))
+
+
 def of_names(data_dir: str) -> dict[str, list[str]]:
-    """Returns each split's files by the words in their names, as conversions find them; sorted within each.
+    """Returns each split's files by the words in their names and folders, as conversions find them.
+
+    The files are those in the folder itself, or, if it has none, in the folders in it. Those of a split are sorted.
 
     Raises:
       DataError: the folder cannot be listed.
       UsageError: no file is one of records by its name, one of a numbered set is missing, or names do not tell one
         split each.
     """
-    names, root = _files(data_dir), folder(data_dir)
-    found = [name for name in names if naming.is_foreign_file(name)]
+    names, root = _files(data_dir, _DEEPEST), folder(data_dir)
+    records = [name for name in names if naming.is_foreign_file(name.rpartition("/")[2])]
+    found = [name for name in records if "/" not in name] or records
+    folders = {place: splits.in_folder(place) for name in records if (place := name.rpartition("/")[0])}
+    if found != records and any(folders.values()):
+        place = next(place for place, split in folders.items() if split)
+        raise UsageError(f"has records in itself and in {place}/", path=root, advice=_DECIDES)
+    if found == records and len(folders) > 1 and not all(folders.values()):
+        place = next(place for place, split in folders.items() if not split)
+        problem = f"has records in {count_of(len(folders), 'folder')}, and the name of {place}/ tells no split"
+        raise UsageError(problem, path=root, advice=_DECIDES)
     if not found:
         some = f"it has {count_of(len(names), 'file')}" + (f", such as {', '.join(names[:_MOST_NAMED])}" * bool(names))
         raise UsageError(f"holds no {naming.FOREIGN_FILES}; {some}", path=root, advice=_DECIDES)
@@ -68,6 +89,7 @@ def of_names(data_dir: str) -> dict[str, list[str]]:
     for split, files in chosen.items():
         for name in files:
             _check(name, f"{split}:{name}", {})
+    _check_folders(data_dir, chosen)
     return chosen
 
 
@@ -95,12 +117,29 @@ def _few(names: Sequence[str]) -> str:
     return f"({names[0]})" if len(names) == 1 else f"({count_of(len(names), 'file')}, {names[0]} to {names[-1]})"
 
 
-def _files(data_dir: str) -> list[str]:
-    with named(data_dir, "cannot be listed"), os.scandir(data_dir) as entries:
-        names = [entry.name for entry in entries if entry.is_file()]
-    beside = {naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES}
-    beside |= {beside_one for name in names for beside_one in naming.beside_names(name)}
-    return sorted(name for name in names if not name.startswith(".") and name not in beside)
+def _files(data_dir: str, depth: int) -> list[str]:
+    """Returns the names of files that may hold records, sorted.
+
+    Args:
+      data_dir: the folder.
+      depth: 1: files in the folder itself; 2: those in the folders in it, too; and so on.
+    """
+    with named(data_dir, "cannot be listed"):
+        names = [*_walked(data_dir, "", depth)]
+    beside = {beside_one for name in names for beside_one in naming.beside_names(name)}
+    return sorted(name for name in names if name not in beside and name.rpartition("/")[2] not in _OURS)
+
+
+def _walked(data_dir: str, place: str, depth: int) -> Iterator[str]:
+    with os.scandir(os.path.join(data_dir, place)) as entries:
+        for entry in entries:
+            name = f"{place}/{entry.name}" if place else entry.name
+            if entry.name.startswith("."):
+                continue
+            if entry.is_file():
+                yield name
+            elif depth > 1 and entry.is_dir(follow_symlinks=False) and name not in _OTHERS:
+                yield from _walked(data_dir, name, depth - 1)
 
 
 def _parsed(text: str) -> tuple[str, str]:
@@ -109,17 +148,28 @@ def _parsed(text: str) -> tuple[str, str]:
         raise UsageError(f"--split={text}: must be a name and a pattern of files, such as train:'train-*.tfrecord'")
     if not naming.is_split_name(split):
         raise UsageError(f"--split={text}: {split!r} must be letters, digits and _, and begin with a letter")
-    if "/" in pattern:
-        raise UsageError(
-            f"--split={text}: {pattern!r} contains a folder; the files must be in DATA_DIR itself: index each folder, "
-            f"or convert all: {name_of('beam_jobs.convert')} --dataset=tfrecord --source='DIR/*/*'"
-        )
     return split, pattern
 
 
 def _check(name: str, text: str, chosen: dict[str, list[str]]) -> None:
-    if not naming.is_base_name(name):
+    if not naming.is_file_name(name):
         raise UsageError(f"--split={text}: {name!r} cannot be listed in a manifest: rename it, without : and \\")
     for split, files in chosen.items():
         if name in files:
             raise UsageError(f"--split={text}: {name} is already a file of {split}; a file belongs to one split, once")
+
+
+def _check_folders(data_dir: str, chosen: Mapping[str, Sequence[str]]) -> None:
+    """Raises UsageError if a file belongs to another data set, or its sidecars would be those of another file."""
+    names = [name for files in chosen.values() for name in files]
+    for place in dict.fromkeys(name.rpartition("/")[0] for name in names):
+        if place and (folder(data_dir) / place / naming.MANIFEST).exists():
+            raise UsageError(
+                f"{place}/ is a data set of its own, whose labels may mean something else",
+                path=folder(data_dir) / place / naming.MANIFEST,
+                advice=f"use {place}/ as it is, or remove this manifest if {name_of('pipeline.index')} made it",
+            )
+    of_flat: dict[str, str] = {}
+    for name in names:
+        if (other := of_flat.setdefault(naming.flat(name), name)) != name:
+            raise UsageError(f"{other} and {name} differ only in / and ~: rename one", path=folder(data_dir))

@@ -152,17 +152,19 @@ def _manifest(
 ) -> tuple[Manifest, list[str]]:
     """Returns the manifest, and lines that say what is in it; `is_by_name`: names of files told the splits."""
     place = folder(data_dir)
-    files = [place / name for names in chosen.values() for name in names]
-    compression = _found_compression(files, compression)
+    names = [name for of_split in chosen.values() for name in of_split]
+    compression = _found_compression(place, names, compression)
     counters = _counters(place, compression, chosen, flags) if flags else {}
-    doubts = choice.doubts(files, compression, flags) if is_by_name and len(chosen) == 1 else FeatureDoubts()
-    found = _shards(files, compression, drafts, counters, doubts)
+    doubts = FeatureDoubts()
+    if is_by_name and len(chosen) == 1:
+        doubts = choice.doubts([place / name for name in names], compression, flags)
+    found = _shards(place, names, compression, drafts, counters, doubts)
     doubts.check(place, chosen)
-    for split, names in chosen.items():
-        if not any(shard.num_examples for shard in found if shard.file in names):
-            some = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    for split, of_split in chosen.items():
+        if not any(shard.num_examples for shard in found if shard.file in of_split):
+            some = ", ".join(of_split[:_MOST_NAMED]) + (", ..." if len(of_split) > _MOST_NAMED else "")
             raise DataError(
-                f"--split={split}: {count_of(len(names), 'file')} without a record ({some}); a split must have one: "
+                f"--split={split}: {count_of(len(of_split), 'file')} without a record ({some}); a split must have one: "
                 "leave it out, or check what wrote the files"
             )
     shards, has_tables = iter(found), bool(compression) and any(shard.offsets_crc32c for shard in found)
@@ -203,7 +205,7 @@ def _with_images(
     return columns.drafted(drafts, made, found.columns), list(images.lines(made, found.turned))
 
 
-def _found_compression(files: Sequence[StoragePath], given: str) -> str:
+def _found_compression(place: StoragePath, names: Sequence[str], given: str) -> str:
     """Returns the compression of the files, `GZIP` or "", as their first bytes say.
 
     Raises:
@@ -211,19 +213,19 @@ def _found_compression(files: Sequence[StoragePath], given: str) -> str:
       UsageError: `given`, the flag, says something else.
     """
     found: dict[str, list[str]] = {}
-    for file in files:
-        packing = _packing_of(file)
-        if packing is not None and file.identity().num_bytes:
-            found.setdefault(packing, []).append(file.name)
+    for name in names:
+        packing = _packing_of(place / name)
+        if packing is not None and (place / name).identity().num_bytes:
+            found.setdefault(packing, []).append(name)
     kinds = [
-        f"{count_of(len(names), 'file')} {f'compressed with {packing}' if packing else 'not compressed'} "
-        f"({', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''})"
-        for packing, names in sorted(found.items())
+        f"{count_of(len(alike), 'file')} {f'compressed with {packing}' if packing else 'not compressed'} "
+        f"({', '.join(alike[:_MOST_NAMED])}{', ...' if len(alike) > _MOST_NAMED else ''})"
+        for packing, alike in sorted(found.items())
     ]
     if len(found) > 1 or "ZLIB" in found:
         raise DataError(
             f"{', '.join(kinds)}: the files of an index must all be compressed with GZIP, or none of them",
-            path=files[0].parent,
+            path=place,
             advice="decompress them or write them alike, or choose files of one kind with --split; if they hold "
             f"images, {to_run('beam_jobs.convert')} --dataset=tfrecord reads all kinds at once",
         )
@@ -238,7 +240,8 @@ def _packing_of(file: StoragePath) -> str | None:
 
 
 def _shards(
-    files: list[StoragePath],
+    place: StoragePath,
+    names: Sequence[str],
     compression: str,
     drafts: Drafts,
     counters: dict[str, ShardImages],
@@ -246,7 +249,7 @@ def _shards(
 ) -> list[ShardInfo]:
     """Reads the files in threads; returns their entries in the manifest. The first error stops all threads."""
     stopped, lock = threading.Event(), threading.Lock()
-    size = sum(file.identity().num_bytes for file in files)
+    size = sum((place / name).identity().num_bytes for name in names)
     bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False)
 
     def count(num_bytes: int) -> None:
@@ -258,7 +261,8 @@ def _shards(
     with bar, ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="index") as pool:
         try:
             tasks = [
-                pool.submit(_shard, file, compression, drafts, count, counters.get(file.name), doubts) for file in files
+                pool.submit(_shard, place, name, compression, drafts, count, counters.get(name), doubts)
+                for name in names
             ]
             for task in as_completed(tasks):
                 task.result()
@@ -269,16 +273,17 @@ def _shards(
 
 
 def _shard(
-    file: StoragePath,
+    place: StoragePath,
+    name: str,
     compression: str,
     drafts: Drafts,
     on_bytes: Callable[[int], None],
     counter: ShardImages | None,
     doubts: FeatureDoubts,
 ) -> ShardInfo:
-    info, beside = _scanned(file, compression, on_bytes, counter, doubts)
-    for name, data in beside.items():
-        drafts.add(name, data)
+    info, beside = _scanned(place, name, compression, on_bytes, counter, doubts)
+    for sidecar, data in beside.items():
+        drafts.add(sidecar, data)
     return info
 
 
@@ -290,7 +295,8 @@ def _sidecars_of(made: Manifest | None) -> set[str]:
 
 
 def _scanned(
-    file: StoragePath,
+    place: StoragePath,
+    name: str,
     compression: str,
     on_bytes: Callable[[int], None],
     counter: ShardImages | None,
@@ -299,7 +305,8 @@ def _scanned(
     """Reads a file to its end; returns its entry in the manifest, and its sidecars: {name: content}.
 
     Args:
-      file: of records.
+      place: folder of the data set.
+      name: file of records in it.
       compression: `GZIP`, or empty.
       on_bytes: is called with the number of bytes after each read; what it raises ends the scan.
       counter: counts the images in the records; None: they may be anything.
@@ -308,6 +315,7 @@ def _scanned(
     Raises:
       DataError: the file cannot be read, or a record is cut, corrupt or without a usable image.
     """
+    file = place / name
     before = file.identity()
     offsets, crcs = array.array("Q", [0]), array.array("I")
     with file.open_file() as opened:
@@ -330,7 +338,7 @@ def _scanned(
                 _count(counter, file, frame, compression)
     if file.identity() != before:
         raise DataError("changed while it was being read", path=file, advice="stop what writes there and start again")
-    name, begins = file.name, np.frombuffer(offsets, np.uint64).astype(np.int64)
+    begins = np.frombuffer(offsets, np.uint64).astype(np.int64)
     lengths, firsts = np.diff(begins), _member_firsts(stream, begins) if compression else None
     is_even = (firsts is not None or not compression) and len(lengths) > 0 and bool((lengths == lengths[0]).all())
     beside = {}

@@ -52,8 +52,13 @@ def crcs_name(shard: str) -> str:
 
 
 def _sidecar_name(kind: str, shard: str) -> str:
-    # No pattern that finds shards may match it, not even `**/train-*` and `**/*.tfrecord*`.
-    return f"{SIDECARS}/{kind}.{shard.replace('.tfrec', '.tf-rec')}"
+    # No pattern that finds shards may match it, not even `**/train/*`, `**/train-*` and `**/*.tfrecord*`.
+    return f"{SIDECARS}/{kind}.{flat(shard).replace('.tfrec', '.tf-rec')}"
+
+
+def flat(name: str) -> str:
+    """Returns a base name for a file of a data set, which may lie in a folder of it."""
+    return name.replace("/", "~")
 
 
 def beside_names(shard: str) -> tuple[str, str]:
@@ -101,6 +106,6 @@ def is_split_name(name: str) -> bool:
     return _SPLIT.fullmatch(name) is not None
 
 
-def is_base_name(name: str) -> bool:
-    """Returns whether `name` is a plain file name that cannot leave its folder."""
-    return bool(name) and name not in (".", "..") and not any(c in name for c in "/\\\0:")
+def is_file_name(name: str) -> bool:
+    """Returns whether `name` can be a file of a data set, in its folder or below: it cannot leave that."""
+    return all(part not in ("", ".", "..") and not any(c in part for c in "\\\0:") for part in name.split("/"))

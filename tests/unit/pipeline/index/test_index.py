@@ -14,6 +14,7 @@ import crc32c
 import numpy as np
 import pytest
 
+from beam_jobs import validate
 from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
@@ -264,7 +265,8 @@ def test_a_file_that_is_not_of_an_index_is_not_replaced(folder):
         (["--split=train:"], UsageError, "--split=train::"),
         (["--split=my split:*"], UsageError, "'my split'"),
         (["--split=train:*.tfrecord"], UsageError, r"'\*.tfrecord'.* 3"),
-        (["--split=train:a/*"], UsageError, "'a/.'"),
+        (["--split=train:a/*"], UsageError, r"'a/\*'; it has 3"),
+        (["--split=train:../*/verses.rec"], UsageError, r"'../\*/verses.rec'"),
         (["--split=a:*", "--split=b:part*"], UsageError, "--split=b:part.*part=07"),
         (["--split=train:*", "--compression=ZIP"], UsageError, "--compression: .*'ZIP'.*'GZIP'"),
         (["--splits=train:*"], UsageError, "'--splits'.*'--split'"),
@@ -480,3 +482,73 @@ class TestSplitsByNames:
         (tmp_path / "a.tfrec").rename(tmp_path / "test-a.tfrec")
         (tmp_path / "b.tfrec").rename(tmp_path / "train-b.tfrec")
         assert run(tmp_path, "--overwrite").splits.keys() == {"train", "test"}
+
+
+class TestFolders:
+    """Files in folders of the data set's folder."""
+
+    NAMES = ("train/a.tfrec", "train/b.tfrec", "val/a.tfrec")
+
+    @staticmethod
+    def write(folder, *names):
+        for number, name in enumerate(names):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(file_of([b"%d" % number * (1 + row) for row in range(3)]))
+
+    def test_folders_of_splits_need_no_flag_and_are_read_each_as_it_is(self, tmp_path, capsys):
+        self.write(tmp_path, *self.NAMES, "other/deep/train.tfrec", "train/.hidden/x.tfrec")
+        made = run(tmp_path)
+        assert "train (2 files, train/a.tfrec to train/b.tfrec), validation (val/a.tfrec)" in capsys.readouterr().out
+        files = {name: [shard.file for shard in split.shards] for name, split in made.splits.items()}
+        assert files == {"train": ["train/a.tfrec", "train/b.tfrec"], "validation": ["val/a.tfrec"]}
+        sidecars = [f"{kind}.{name}" for kind in ("crcs", "offsets") for name in ("train~a", "train~b", "val~a")]
+        assert sorted(path.name for path in (tmp_path / "sidecars").iterdir()) == [f"{x}.tf-rec" for x in sidecars]
+        train = [b"0", b"00", b"000", b"1", b"11", b"111"]
+        assert [found["record"] for found in RandomAccess(tmp_path, "train")] == train
+        assert [found["record"] for found in RandomAccess(tmp_path, "validation")] == [b"2", b"22", b"222"]
+        validate.main([str(tmp_path)])
+        assert "the data set matches its manifest" in capsys.readouterr().out
+        assert run(tmp_path, "--overwrite") == made
+
+    def test_patterns_may_name_folders_of_any_depth(self, tmp_path):
+        self.write(tmp_path, *self.NAMES, "x/y/c.tfrec", "c.tfrec")
+        made = run(tmp_path, "--split=train:*/a*", "--split=test:x/[y]/*", "--split=mine:*.tfrec")
+        assert {name: [shard.file for shard in split.shards] for name, split in made.splits.items()} == {
+            "train": ["train/a.tfrec", "val/a.tfrec"], "test": ["x/y/c.tfrec"], "mine": ["c.tfrec"],
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("names", "facts"),
+        [
+            (("a.tfrec", "val/a.tfrec"), ("in itself and in val/", "--split=NAME:PATTERN")),
+            (("train/a.tfrec", "more/a.tfrec"), ("2 folders", "more/", "--split=NAME:PATTERN")),
+            (("val/a.tfrec", "dev/a.tfrec"), ("'dev' and of 'val'", "--split=NAME:PATTERN")),
+            (("train/test.tfrec",), ("train/test.tfrec", "--split=NAME:PATTERN")),
+            (("a/b/train.tfrec",), ("no file like", "--split=NAME:PATTERN")),
+            (("train/a.tfrec", "val/a.tfrec", "val/manifest.json"), ("val/ is a data set of its own",)),
+        ],
+    )
+    def test_what_they_do_not_tell_is_refused(self, tmp_path, names, facts):
+        self.write(tmp_path, *names)
+        with pytest.raises(UsageError, check=said(*facts)):
+            run(tmp_path)
+        assert not (tmp_path / "manifest.json").exists()
+
+    def test_two_names_with_one_sidecar_are_refused(self, tmp_path):
+        self.write(tmp_path, "a/b~c.tfrec", "a~b/c.tfrec")
+        with pytest.raises(UsageError, check=said("a/b~c.tfrec and a~b/c.tfrec differ only in / and ~")):
+            run(tmp_path, "--split=train:*/*")
+
+    def test_one_folder_of_another_name_is_the_data_set(self, tmp_path):
+        self.write(tmp_path, "data/train-00000-of-00001", "data/test-00000-of-00001")
+        assert run(tmp_path).splits.keys() == {"train", "test"}
+
+    def test_a_changed_file_is_named_with_its_folder(self, tmp_path):
+        self.write(tmp_path, *self.NAMES)
+        run(tmp_path)
+        with open(tmp_path / "val" / "a.tfrec", "ab") as file:
+            file.write(b"x")
+        with pytest.raises(DataError, check=at("val/a.tfrec", "the manifest says")):
+            RandomAccess(tmp_path, "validation")
+        with pytest.raises(DataError, check=said("1 of 3 shards")):
+            validate.main([str(tmp_path)])
