@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from beam_jobs.sources import base, splits
+from beam_jobs.sources import base
 from pipeline.errors import DataError, UsageError, reason_of, unknown
 from pipeline.files.paths import path_of
 from pipeline.files.remote import is_url
+from pipeline.records import splits
 
 if TYPE_CHECKING:
     from beam_jobs.sources.base import Source, SourceKind, SourceOptions

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, listing, splits, streams
+from beam_jobs.sources import base, listing, streams
 from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
 from beam_jobs.sources.row_files import RowFile
 from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
+from pipeline.records import splits
 from pipeline.records.schema import LABELS_FILE, read_labels
 
 _UINT8 = 0x08

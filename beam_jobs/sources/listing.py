@@ -5,16 +5,14 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.files import paths
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.files.remote import RemotePath
+from pipeline.records import splits
 
-_NUMBERED = re.compile(r"(?P<head>.*-)(?P<index>\d{5,})-of-(?P<count>\d{5,})(?:-[0-9a-f]+)?(?P<tail>.*)")
 GZIP = ".gz"  # follows the name of a compressed file
 _HIDDEN = (".", "_")  # prefixes by which Arrow, Spark and Hive hide what is not data
 
@@ -43,7 +41,7 @@ def find(
         names = sorted(name for name in _files(path, recursive) if is_data(name))
         if not names:
             raise DataError(f"holds no {wanted}", path=path)
-        _check_complete(root, names)
+        splits.check_complete(root, names)
     elif path.exists():
         root, names = path.parent, [path.name]
     else:
@@ -115,18 +113,3 @@ def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     if not parts or (parts[0].startswith(".") and not head.startswith(".")):
         return False
     return fnmatch.fnmatchcase(parts[0], head) and matches(parts[1:], rest)
-
-
-def _check_complete(folder: StoragePath, names: Sequence[str]) -> None:
-    """Checks that no file of a numbered set is missing, as after an interrupted download."""
-    counted: dict[tuple[str, str, str], set[int]] = {}
-    for match in filter(None, map(_NUMBERED.fullmatch, names)):
-        counted.setdefault((match["head"], match["count"], match["tail"]), set()).add(int(match["index"]))
-    for (head, count, tail), found in counted.items():
-        missing = next((index for index in range(min(int(count), len(found) + 1)) if index not in found), None)
-        if missing is not None:
-            raise DataError(
-                f"{folder / head}{missing:0{len(count)}d}-of-{count}{tail}: is missing; the folder "
-                f"has {len(found):,} of "
-                f"{count_of(int(count), 'file')}; get it, or name the files to take with a glob"
-            )

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, listing, parquet_columns, parquet_reader, splits, streams
+from beam_jobs.sources import base, listing, parquet_columns, parquet_reader, streams
 from beam_jobs.sources.base import SOURCES, Block, DealtSource, Files, Source, SourceOptions
 from beam_jobs.sources.parquet_columns import Columns
 from beam_jobs.sources.parquet_reader import BatchedBuilder, OpenFile, ParquetFile
@@ -27,6 +27,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.files import paths
 from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import SourceFile
+from pipeline.records import splits
 
 _SUFFIX = ".parquet"
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs.sources import record_files, splits, streams
+from beam_jobs.sources import record_files, streams
 from beam_jobs.sources.base import SOURCES, SourceOptions
 from beam_jobs.sources.record_files import ARRAY_RECORD, Columns, RecordFile, RecordSource
 from pipeline.commands import commandline
@@ -24,6 +24,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, line_of, unknown
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature, naming
+from pipeline.records import splits
 from pipeline.records.schema import OTHER_DATA, OWN_FEATURES
 
 _DTYPES = {**dict.fromkeys("biu", "int64"), "f": "float32"}  # {kind of NumPy's dtype: dtype of a feature}

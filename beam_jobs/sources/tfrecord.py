@@ -10,11 +10,10 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from beam_jobs.sources import joined, listing, record_files, splits, streams
+from beam_jobs.sources import joined, listing, record_files, streams
 from beam_jobs.sources.base import SOURCES, Source, SourceOptions
 from beam_jobs.sources.labels import SeenLabels
 from beam_jobs.sources.record_files import Columns, RecordFile, RecordSource
@@ -23,15 +22,12 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, name_of
 from pipeline.files.paths import StoragePath, each, path_of
 from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming
-from pipeline.records import schema, tf_example
+from pipeline.records import schema, splits, tf_example
 from pipeline.records.schema import LABELS_FILE, OWN_FEATURES, kind, read_labels
 
 MAX_CLASSES = 1 << 20
 _FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
 _CHOSEN = "shards"  # some of a converted data set, as one entry of the manifest
-# TensorFlow Extended writes data_tfrecord-00000-of-00001.gz.
-_RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz)?)", re.IGNORECASE)
-_BESIDE = (".offsets", ".crcs", ".index", ".idx", ".crc", ".json", ".txt")  # added to the name of a file of records
 
 
 @SOURCES.named("tfrecord", remote=True)
@@ -201,8 +197,9 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
     records, first = _first_records(paths)
     inferred = schema.infer(records, first, options.feature_map, options.image_shape, options.keep_columns)
     columns = Columns(**vars(inferred))
-    doubtful = _doubtful(records, first, columns) if len(by_split) == 1 and not options.split_column else []
-    values: dict[str, set[str | None]] = {name: set() for name in doubtful}
+    own, doubts = (columns.image, columns.label, columns.key), splits.FeatureDoubts()
+    if len(by_split) == 1 and not options.split_column:
+        doubts = splits.FeatureDoubts.of(records, first, own, _FILE_PER_SPLIT)
     names = _class_names(root, paths, columns)
     seen = SeenLabels(
         f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
@@ -211,15 +208,10 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
     def see(record: bytes, path: StoragePath) -> None:
         if not names:
             seen.add(_labels_of(record, columns), path)
-        if doubtful:
-            with contextlib.suppress(ValueError):
-                features = tf_example.decode(record, doubtful)
-                for name in doubtful:
-                    values[name].add(_text(features.get(name, [])))
+        doubts.see(record)
 
-    indexed, entries = _index(root, paths, see if doubtful or not names else None)
-    for name in doubtful:
-        splits.check_suspect(root, name, values[name], by_split, "feature", _FILE_PER_SPLIT)
+    indexed, entries = _index(root, paths, see if doubts.values or not names else None)
+    doubts.check(root, by_split)
     return record_files.source_of(
         dataset=options.dataset,
         class_names=names or seen.class_names(root),
@@ -264,12 +256,9 @@ def _class_names(root: StoragePath, paths: Sequence[StoragePath], columns: Colum
 
 def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
     """Returns the folder that contains all files of a source, and the files, sorted by path."""
-    wanted = "file like *.tfrecord* or *-00000-of-00001; name the files with a glob"
-
-    def is_records(name: str) -> bool:
-        return _RECORD_FILE.fullmatch(name) is not None and not name.endswith(_BESIDE)
-
-    root, names = listing.find(source, is_records, False, wanted, "--source of tfrecord is a folder, a file or a glob")
+    wanted = f"{naming.FOREIGN_FILES}; name the files with a glob"
+    kinds = "--source of tfrecord is a folder, a file or a glob"
+    root, names = listing.find(source, naming.is_foreign_file, False, wanted, kinds)
     listing.check_packed_once(root, names)
     if not root.is_remote:
         names.sort(key=lambda name: name.split("/"))
@@ -314,27 +303,3 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
             return decoded, str(path)
     what = f"of {count_of(seen, 'record')} read, none is a tf.train.Example" if seen else "there is no record in it"
     raise DataError(f"{count_of(len(paths), 'TFRecord file')}, but {what}", path=paths[0].parent)
-
-
-def _doubtful(records: Sequence[Mapping[str, Any]], file: str, columns: Columns) -> list[str]:
-    """Returns the names of features that may have the split of each record, of which only all values can tell.
-
-    Raises:
-      DataError: a feature is called `split`.
-    """
-    kinds = {name: kind(values) for record in records for name, values in record.items()}
-    for name in (columns.image, columns.label, columns.key):
-        kinds.pop(name, None)
-    if name := splits.column_of([*kinds], ""):
-        texts = sorted({text for record in records if (text := _text(record.get(name, []))) is not None})
-        shown = ", ".join(map(repr, texts[:3])) or f"values of {kinds[name]}"
-        problem = f"feature {name!r} has {shown}, which looks like each record's split"
-        raise DataError(problem, path=file, advice=_FILE_PER_SPLIT)
-    return splits.suspects([*kinds], [name for name, found in kinds.items() if found == "bytes"], "")
-
-
-def _text(values: Any) -> str | None:
-    """Returns the only value of a feature as text; None if there is none, or several."""
-    if len(values) != 1:
-        return None
-    return values[0].decode(errors="replace") if isinstance(values[0], bytes) else str(values[0])

@@ -1,4 +1,4 @@
-"""`python -m pipeline.index DATA_DIR --split=train:'train-*.tfrecord'`: makes existing TFRecord files a data set."""
+"""`python -m pipeline.index DATA_DIR`: makes existing TFRecord files a data set."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ class IndexConfig:
 
     data_dir: str = flag(text="the folder of the files", positional=True, metavar="DATA_DIR")
     split: list[str] = flag(
-        text="a split's name and its files: train:'train-*.tfrecord'", metavar="NAME:PATTERN", repeated=True
+        text="a split's name and its files: train:'train-*.tfrecord'; default: as the names of the files say",
+        metavar="NAME:PATTERN",
+        repeated=True,
     )
-    compression: str = flag("", "of the files: GZIP, or none")
+    compression: str = flag("", "of the files: GZIP; default: as the files themselves say")
     overwrite: bool = flag(False, "replace a manifest that this command made")
     feature_map: str = flag("", f"for images: {schema.FEATURE_MAP.text},key:filename")
     label_offset: int = flag(0, "number to add to stored labels: -1 if the first class has the label 1")
@@ -37,7 +39,8 @@ class IndexConfig:
     add_columns: str | None = flag(
         None,
         "of values to choose and weigh records by: FILE.parquet (joined by key), records or records:label,width "
-        "(features in the shards), or FILE.py:FUNCTION (of a record's bytes); alone, or with --split",
+        "(features in the shards), or FILE.py:FUNCTION (of a record's bytes); alone, or with --split or "
+        "--feature_map",
         metavar="WHAT",
     )
 
@@ -85,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = commandline.parse(COMMAND, description, IndexConfig, argv)
     from pipeline.index import command  # noqa: PLC0415, here because --help must be fast
 
-    if config.split or config.add_columns is None:
+    if config.split or config.feature_map or config.add_columns is None:
         command.make_index(config.data_dir, config.split, config.compression, config.overwrite, config.image_flags)
     if config.add_columns is not None:
         from pipeline.records import columns  # noqa: PLC0415, like the other

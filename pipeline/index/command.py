@@ -8,7 +8,6 @@ from __future__ import annotations
 import array
 import contextlib
 import dataclasses
-import fnmatch
 import os
 import pathlib
 import threading
@@ -23,10 +22,10 @@ from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError, name_of, named, to_run
+from pipeline.errors import DataError, UsageError, name_of, to_run
 from pipeline.files.paths import StoragePath, alone_in, folder
 from pipeline.files.write import Drafts, drafts_in
-from pipeline.index import images
+from pipeline.index import choice, images
 from pipeline.index.images import ImageFlags, ShardImages
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.read import sidecars
@@ -34,6 +33,7 @@ from pipeline.read.shards import LOCAL_THREADS
 from pipeline.read.statistics import STATISTICS_SPLIT
 from pipeline.records import columns, framing, members
 from pipeline.records.framing import Frame, walk
+from pipeline.records.splits import FeatureDoubts
 from pipeline.records.stream import RecordStream, forward
 
 _MOST_NAMED = 3  # files in a message
@@ -62,12 +62,14 @@ def _make_index(
     data_dir: str, splits: Sequence[str], compression: str, overwrite: bool, flags: ImageFlags | None
 ) -> None:
     place = pathlib.Path(data_dir)
-    chosen = _choose(data_dir, splits)
+    chosen = choice.of_flags(data_dir, splits) if splits else choice.of_names(data_dir)
     earlier = _earlier(place, overwrite)
     _check_sidecars_are_ours(place, chosen, earlier)
+    if not splits:
+        print(choice.line(chosen))
     began = time.monotonic()
     with drafts_in(place) as drafts:
-        made, notes = _manifest(data_dir, compression, chosen, drafts, flags)
+        made, notes = _manifest(data_dir, compression, chosen, not splits, drafts, flags)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish(naming.MANIFEST)
     if earlier:  # what describes the records as they were
@@ -98,7 +100,7 @@ def _compressed_lines(made: Manifest) -> Iterator[str]:
     yield (
         f"read forward only: {count_of(len(forward), 'file')}, such as {forward[0]}: not GZIP members of up to 16 MiB "
         "that end where records do, so RandomAccess and on_corrupt='skip' do not work. To change that, decompress them "
-        "(gunzip) and index them without --compression; or, if they are images, convert them: "
+        "(gunzip) and index them again; or, if they are images, convert them: "
         f"{to_run('beam_jobs.convert')} --dataset=tfrecord --compression=GZIP"
     )
 
@@ -141,19 +143,28 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
 
 
 def _manifest(
-    data_dir: str, compression: str, chosen: dict[str, list[str]], drafts: Drafts, flags: ImageFlags | None
+    data_dir: str,
+    compression: str,
+    chosen: dict[str, list[str]],
+    is_by_name: bool,
+    drafts: Drafts,
+    flags: ImageFlags | None,
 ) -> tuple[Manifest, list[str]]:
-    """Returns the manifest, and lines that say what is in it."""
+    """Returns the manifest, and lines that say what is in it; `is_by_name`: names of files told the splits."""
     place = folder(data_dir)
-    files = [place / name for names in chosen.values() for name in names]
-    _check_packing(files)
+    names = [name for of_split in chosen.values() for name in of_split]
+    compression = _found_compression(place, names, compression)
     counters = _counters(place, compression, chosen, flags) if flags else {}
-    found = _shards(files, compression, drafts, counters)
-    for split, names in chosen.items():
-        if not any(shard.num_examples for shard in found if shard.file in names):
-            some = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    doubts = FeatureDoubts()
+    if is_by_name and len(chosen) == 1:
+        doubts = choice.doubts([place / name for name in names], compression, flags)
+    found = _shards(place, names, compression, drafts, counters, doubts)
+    doubts.check(place, chosen)
+    for split, of_split in chosen.items():
+        if not any(shard.num_examples for shard in found if shard.file in of_split):
+            some = ", ".join(of_split[:_MOST_NAMED]) + (", ..." if len(of_split) > _MOST_NAMED else "")
             raise DataError(
-                f"--split={split}: {count_of(len(names), 'file')} without a record ({some}); a split must have one: "
+                f"--split={split}: {count_of(len(of_split), 'file')} without a record ({some}); a split must have one: "
                 "leave it out, or check what wrote the files"
             )
     shards, has_tables = iter(found), bool(compression) and any(shard.offsets_crc32c for shard in found)
@@ -194,25 +205,33 @@ def _with_images(
     return columns.drafted(drafts, made, found.columns), list(images.lines(made, found.turned))
 
 
-def _check_packing(files: Sequence[StoragePath]) -> None:
-    """Raises DataError if files are compressed in a way that a manifest cannot say, or in several ways."""
+def _found_compression(place: StoragePath, names: Sequence[str], given: str) -> str:
+    """Returns the compression of the files, `GZIP` or "", as their first bytes say.
+
+    Raises:
+      DataError: they are compressed in a way that a manifest cannot say, or in several ways.
+      UsageError: `given`, the flag, says something else.
+    """
     found: dict[str, list[str]] = {}
-    for file in files:
-        packing = _packing_of(file)
-        if packing is not None and file.identity().num_bytes:
-            found.setdefault(packing, []).append(file.name)
+    for name in names:
+        packing = _packing_of(place / name)
+        if packing is not None and (place / name).identity().num_bytes:
+            found.setdefault(packing, []).append(name)
+    kinds = [
+        f"{count_of(len(alike), 'file')} {f'compressed with {packing}' if packing else 'not compressed'} "
+        f"({', '.join(alike[:_MOST_NAMED])}{', ...' if len(alike) > _MOST_NAMED else ''})"
+        for packing, alike in sorted(found.items())
+    ]
     if len(found) > 1 or "ZLIB" in found:
-        kinds = [
-            f"{count_of(len(names), 'file')} {f'compressed with {packing}' if packing else 'not compressed'} "
-            f"({', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''})"
-            for packing, names in sorted(found.items())
-        ]
         raise DataError(
             f"{', '.join(kinds)}: the files of an index must all be compressed with GZIP, or none of them",
-            path=files[0].parent,
-            advice="write them alike, or choose files of one kind with --split; "
-            f"{name_of('beam_jobs.convert')} --dataset=tfrecord reads all kinds of images at once",
+            path=place,
+            advice="decompress them or write them alike, or choose files of one kind with --split; if they hold "
+            f"images, {to_run('beam_jobs.convert')} --dataset=tfrecord reads all kinds at once",
         )
+    if given and "" in found:
+        raise UsageError(f"--compression={given}: {kinds[0]}; leave out the flag: the files themselves tell")
+    return next(iter(found), given)
 
 
 def _packing_of(file: StoragePath) -> str | None:
@@ -221,11 +240,16 @@ def _packing_of(file: StoragePath) -> str | None:
 
 
 def _shards(
-    files: list[StoragePath], compression: str, drafts: Drafts, counters: dict[str, ShardImages]
+    place: StoragePath,
+    names: Sequence[str],
+    compression: str,
+    drafts: Drafts,
+    counters: dict[str, ShardImages],
+    doubts: FeatureDoubts,
 ) -> list[ShardInfo]:
     """Reads the files in threads; returns their entries in the manifest. The first error stops all threads."""
     stopped, lock = threading.Event(), threading.Lock()
-    size = sum(file.identity().num_bytes for file in files)
+    size = sum((place / name).identity().num_bytes for name in names)
     bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False)
 
     def count(num_bytes: int) -> None:
@@ -236,7 +260,10 @@ def _shards(
 
     with bar, ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="index") as pool:
         try:
-            tasks = [pool.submit(_shard, file, compression, drafts, count, counters.get(file.name)) for file in files]
+            tasks = [
+                pool.submit(_shard, place, name, compression, drafts, count, counters.get(name), doubts)
+                for name in names
+            ]
             for task in as_completed(tasks):
                 task.result()
         finally:
@@ -246,15 +273,17 @@ def _shards(
 
 
 def _shard(
-    file: StoragePath,
+    place: StoragePath,
+    name: str,
     compression: str,
     drafts: Drafts,
     on_bytes: Callable[[int], None],
     counter: ShardImages | None,
+    doubts: FeatureDoubts,
 ) -> ShardInfo:
-    info, beside = _scanned(file, compression, on_bytes, counter)
-    for name, data in beside.items():
-        drafts.add(name, data)
+    info, beside = _scanned(place, name, compression, on_bytes, counter, doubts)
+    for sidecar, data in beside.items():
+        drafts.add(sidecar, data)
     return info
 
 
@@ -265,80 +294,28 @@ def _sidecars_of(made: Manifest | None) -> set[str]:
     return {name for shard in shards for names in places for name in names(shard.file)}
 
 
-def _choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
-    """Returns each split's files: base names in the order of its patterns, sorted within each.
-
-    Hidden files, manifests and sidecars are never chosen.
-
-    Args:
-      data_dir: the folder.
-      splits: `<name>:<pattern>`, in any number; patterns of one name add up.
-
-    Raises:
-      DataError: the folder cannot be listed.
-      UsageError: `splits` is empty, a text is malformed, a pattern matches nothing, or a file is chosen twice.
-    """
-    if not splits:
-        raise UsageError("--split is missing: a name and a pattern of files, such as --split=train:'train-*.tfrecord'")
-    names = _files(data_dir)
-    chosen: dict[str, list[str]] = {}
-    for text in splits:
-        split, pattern = _parsed(text)
-        found = fnmatch.filter(names, pattern)
-        if not found:
-            some = f", such as {', '.join(names[:_MOST_NAMED])}" if names else ""
-            count = count_of(len(names), "file")
-            raise UsageError(f"--split={text}: no file in {data_dir} matches {pattern!r}; it has {count}{some}")
-        for name in found:
-            _check(name, text, chosen)
-        chosen.setdefault(split, []).extend(found)
-    return chosen
-
-
-def _files(data_dir: str) -> list[str]:
-    with named(data_dir, "cannot be listed"), os.scandir(data_dir) as entries:
-        names = [entry.name for entry in entries if entry.is_file()]
-    beside = {naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES}
-    beside |= {beside_one for name in names for beside_one in naming.beside_names(name)}
-    return sorted(name for name in names if not name.startswith(".") and name not in beside)
-
-
-def _parsed(text: str) -> tuple[str, str]:
-    split, colon, pattern = text.partition(":")
-    if not colon or not pattern:
-        raise UsageError(f"--split={text}: must be a name and a pattern of files, such as train:'train-*.tfrecord'")
-    if not naming.is_split_name(split):
-        raise UsageError(f"--split={text}: {split!r} must be letters, digits and _, and begin with a letter")
-    if "/" in pattern:
-        raise UsageError(
-            f"--split={text}: {pattern!r} contains a folder; the files must be in DATA_DIR itself: index each folder, "
-            f"or convert all: {name_of('beam_jobs.convert')} --dataset=tfrecord --source='DIR/*/*'"
-        )
-    return split, pattern
-
-
-def _check(name: str, text: str, chosen: dict[str, list[str]]) -> None:
-    if not naming.is_base_name(name):
-        raise UsageError(f"--split={text}: {name!r} cannot be listed in a manifest: rename it, without : and \\")
-    for split, files in chosen.items():
-        if name in files:
-            raise UsageError(f"--split={text}: {name} is already a file of {split}; a file belongs to one split, once")
-
-
 def _scanned(
-    file: StoragePath, compression: str, on_bytes: Callable[[int], None], counter: ShardImages | None
+    place: StoragePath,
+    name: str,
+    compression: str,
+    on_bytes: Callable[[int], None],
+    counter: ShardImages | None,
+    doubts: FeatureDoubts,
 ) -> tuple[ShardInfo, dict[str, bytes]]:
     """Reads a file to its end; returns its entry in the manifest, and its sidecars: {name: content}.
 
     Args:
-      file: of records.
+      place: folder of the data set.
+      name: file of records in it.
       compression: `GZIP`, or empty.
       on_bytes: is called with the number of bytes after each read; what it raises ends the scan.
       counter: counts the images in the records; None: they may be anything.
+      doubts: features that may tell splits; sees each record.
 
     Raises:
       DataError: the file cannot be read, or a record is cut, corrupt or without a usable image.
     """
+    file = place / name
     before = file.identity()
     offsets, crcs = array.array("Q", [0]), array.array("I")
     with file.open_file() as opened:
@@ -352,14 +329,16 @@ def _scanned(
         stream = RecordStream(counted, compression)
         for frame in walk(stream.read):
             if frame.fault is not None:
-                raise _error(file, frame, compression)
+                raise frame.error(file, bool(compression))
             offsets.append(frame.end)
             crcs.append(frame.crc)
+            assert frame.record is not None
+            doubts.see(frame.record)
             if counter is not None:
                 _count(counter, file, frame, compression)
     if file.identity() != before:
         raise DataError("changed while it was being read", path=file, advice="stop what writes there and start again")
-    name, begins = file.name, np.frombuffer(offsets, np.uint64).astype(np.int64)
+    begins = np.frombuffer(offsets, np.uint64).astype(np.int64)
     lengths, firsts = np.diff(begins), _member_firsts(stream, begins) if compression else None
     is_even = (firsts is not None or not compression) and len(lengths) > 0 and bool((lengths == lengths[0]).all())
     beside = {}
@@ -414,13 +393,3 @@ def _member_firsts(stream: RecordStream, begins: NDArray[np.int64]) -> NDArray[n
     if stream.is_padded or not len(records) or not records.all() or (begins[firsts] != member_begins).any():
         return None
     return None if ((sizes > _LARGEST_MEMBER) & (records > 1)).any() else firsts
-
-
-def _error(file: StoragePath, frame: Frame, compression: str) -> DataError:
-    assert frame.fault is not None
-    advice, packing = "", _packing_of(file) if frame.number == 0 else None
-    if not compression and packing == "GZIP":
-        advice = "the file looks compressed: give --compression=GZIP"
-    if compression and packing == "":
-        advice = "the file is not compressed: leave out --compression"
-    return frame.error(file, bool(compression), advice)

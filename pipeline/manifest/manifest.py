@@ -140,7 +140,7 @@ class ShardInfo:
     """One TFRecord file.
 
     Attributes:
-      file: base name.
+      file: base name; of a file that `pipeline.index` found in a folder of the data set, `folder/name`.
       num_examples: records in it.
       num_bytes: the file's size.
       crc32c: of the whole file, 8 hexadecimal digits (plain CRC32C, not masked).
@@ -493,7 +493,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _of_columns(manifest)
     if manifest.pixel_rule is not None:
         yield from _of_rule(manifest.pixel_rule)
-    for name, count in Counter(shard.file for shard in manifest.shards).items():
+    for name, count in Counter(naming.flat(shard.file) for shard in manifest.shards).items():
         if count > 1:
             yield f"lists {name} twice"
 
@@ -591,8 +591,8 @@ def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]
 
 
 def _of_shard(shard: ShardInfo, split: str) -> Iterator[str]:
-    if not naming.is_base_name(shard.file):
-        yield f"split {split!r}: the file name {shard.file!r} is not a plain name; paths are refused"
+    if not naming.is_file_name(shard.file):
+        yield f"split {split!r}: the file name {shard.file!r} is no name in the data set's folder"
     for field in ("num_examples", "num_bytes", "stride", "label_entropy"):
         value = getattr(shard, field)
         if value is not None and not 0 <= value < math.inf:

@@ -14,6 +14,10 @@ SIDECARS = "sidecars"
 COLUMNS = "columns"  # the folder of the files of columns
 TFDS_FILES = ("dataset_info.json", "features.json", "label.labels.txt")  # what TensorFlow Datasets reads
 COMPRESSIONS = {"": "", "GZIP": ".gz"}  # TensorFlow's name: the suffix of a shard's file
+FOREIGN_FILES = "file like *.tfrecord* or *-00000-of-00001"  # for errors: what `is_foreign_file` finds
+# TensorFlow Extended writes data_tfrecord-00000-of-00001.gz.
+_FOREIGN = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz)?)", re.IGNORECASE)
+_BESIDE = (".offsets", ".crcs", ".index", ".idx", ".crc", ".json", ".txt")  # added to the name of a file of records
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*\.\w+\.[0-9a-f]{8}\.npy")
 _SPLIT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _SHARD = re.compile(r"(?P<split>[A-Za-z][A-Za-z0-9_]*)-(?P<index>\d{5,})-of-(?P<count>\d{5,})\.tfrecord(\.gz)?")
@@ -48,8 +52,13 @@ def crcs_name(shard: str) -> str:
 
 
 def _sidecar_name(kind: str, shard: str) -> str:
-    # No pattern that finds shards may match it, not even `**/train-*` and `**/*.tfrecord*`.
-    return f"{SIDECARS}/{kind}.{shard.replace('.tfrec', '.tf-rec')}"
+    # No pattern that finds shards may match it, not even `**/train/*`, `**/train-*` and `**/*.tfrecord*`.
+    return f"{SIDECARS}/{kind}.{flat(shard).replace('.tfrec', '.tf-rec')}"
+
+
+def flat(name: str) -> str:
+    """Returns a base name for a file of a data set, which may lie in a folder of it."""
+    return name.replace("/", "~")
 
 
 def beside_names(shard: str) -> tuple[str, str]:
@@ -87,11 +96,16 @@ def parse_shard_name(name: str) -> tuple[str, int, int] | None:
     return (split, index, count) if index < count and name.startswith(shard_name(split, index, count)) else None
 
 
+def is_foreign_file(name: str) -> bool:
+    """Returns whether a base name is that of a file of records, as other writers name them."""
+    return _FOREIGN.fullmatch(name) is not None and not name.endswith(_BESIDE)
+
+
 def is_split_name(name: str) -> bool:
     """Returns whether `name` can name a split."""
     return _SPLIT.fullmatch(name) is not None
 
 
-def is_base_name(name: str) -> bool:
-    """Returns whether `name` is a plain file name that cannot leave its folder."""
-    return bool(name) and name not in (".", "..") and not any(c in name for c in "/\\\0:")
+def is_file_name(name: str) -> bool:
+    """Returns whether `name` can be a file of a data set, in its folder or below: it cannot leave that."""
+    return all(part not in ("", ".", "..") and not any(c in part for c in "\\\0:") for part in name.split("/"))

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from pipeline.errors import DataError, UsageError, reason_of
 from pipeline.files.paths import share_lock, try_lock
+from pipeline.manifest import naming
 
 _LOCK, _DRAFT = ".lock", ".part"
 _FOLDER = re.compile(r"[0-9a-f]{16}")
@@ -71,7 +72,8 @@ class CacheFolder:
 
     def file(self, entry: Entry) -> str:
         """Returns the path of an entry's copy."""
-        return os.path.join(self.path, entry.digest[:_DIGITS], os.path.basename(entry.file))
+        name = naming.flat(entry.file.removeprefix(f"{naming.SIDECARS}/"))
+        return os.path.join(self.path, entry.digest[:_DIGITS], name)
 
     def num_bytes(self) -> int:
         """Returns the bytes of all files, including those that drafts have reserved."""

@@ -1,6 +1,7 @@
 """Images in other people's records, indexed where they are: what is fed, trained, validated, exported and predicted."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -39,9 +40,9 @@ def melanoma(folder):
     return folder
 
 
-def rows(folder, split):
+def rows(folder, split, **more):
     """Returns {key: (label, pixels)} of a split."""
-    options = {"global_batch_size": 5, "training": False, "features": ("key",), "resize": (33, 31)}
+    options = {"global_batch_size": 5, "training": False, "features": ("key",), "resize": (33, 31), **more}
     found = {}
     for x, labels, weights in input_fn(folder, split=split, **options):
         for key, label, image, weight in zip(
@@ -133,6 +134,38 @@ def test_a_run_is_evaluated_exported_and_predicts(made, tmp_path, capfd):
     assert page.count("data:image/") >= 6
     assert manifest.load(data).digest in page
     validate.main([str(data), "--deep"])  # the card, too, is as it should be
+
+
+@pytest.mark.slow
+def test_folders_of_splits_are_one_data_set(tmp_path, bucket, capfd):
+    flat, data = flowers(tmp_path / "flat"), tmp_path / "data"
+    for split in ("train", "val", "test"):
+        (source,) = flat.glob(f"{split}-*")
+        (data / split).mkdir(parents=True)
+        (data / split / "00.tfrec").write_bytes(source.read_bytes())  # one name in all folders
+    index.main([str(data), foreign.FLOWERS])
+    made = manifest.load(data)
+    assert {shard.file for shard in made.shards} == {"train/00.tfrec", "val/00.tfrec", "test/00.tfrec"}
+    assert made.image_mean == manifest.load(flat).image_mean
+    expected = {ours: rows(flat, theirs) for ours, theirs in (("train", "train"), ("validation", "val"))}
+    assert {split: rows(data, split) for split in expected} == expected
+    validate.main([str(data), "--deep", "--card"])
+    assert "the data set matches its manifest" in capfd.readouterr().out
+    again = convert_in_process(
+        "--dataset=tfrecord", "--image_encoding=source", f"--source={data}", f"--data_dir={tmp_path}/again",
+        "--splits=train,validation",
+    )  # fmt: skip
+    assert {split: rows(again, split) for split in expected} == expected
+    for path in filter(pathlib.Path.is_file, data.rglob("*")):
+        (bucket / "data" / str(path.relative_to(data))).write_bytes(path.read_bytes())
+    for _ in range(2):  # the second time from the cache
+        for split, found in expected.items():
+            assert rows(str(bucket / "data"), split, cache_dir=tmp_path / "cache") == found
+    assert {"train~00.tfrec", "val~00.tfrec"} <= {path.name for path in (tmp_path / "cache").glob("*/*")}
+    validate.main([str(bucket / "data"), "--deep"])
+    assert "the data set matches its manifest" in capfd.readouterr().out
+    code, _, err = finish(start(str(bucket / "data"), tmp_path / "run", *FLAGS, "--train_steps=6"))[0]
+    assert (code, err) == (0, "")
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ for file in ("train-0.tfrecord", "test.tfrecord"):
             example = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(example.SerializeToString())
 """
-    (command,) = re.findall(r"^    python (-m pipeline\.index texts .*)$", TEXT["docs/reading.md"], re.MULTILINE)
+    (command,) = re.findall(r"^    python (-m pipeline\.index texts)$", TEXT["docs/reading.md"], re.MULTILINE)
     for program in (["-c", make], shlex.split(command)):
         done = forked.run(program, cwd=folder)
         assert done.returncode == 0, done.stderr
@@ -280,7 +280,7 @@ def test_existing_records_are_used_as_the_page_says(folder, follow):
     foreign.flowers(folder / "flowers", labelled=24, unlabelled=5)
     *commands, printed = follow("tfrecords.md").values()
     assert "test: no labels" in commands[0]
-    assert "evaluates on the split 'val'" in commands[2]
+    assert "evaluates on the split 'validation'" in commands[2]
     assert [line.split()[::2] for line in printed.splitlines()] == [[f"{200 + n:05x}", "-1"] for n in range(5)]
 
 

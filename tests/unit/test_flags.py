@@ -314,7 +314,7 @@ SEEN: dict[str, dict[str, str]] = {
     "pipeline.index": {
         "data_dir": "unit/pipeline/index/test_index.py::test_patterns_of_one_split_add_up_in_their_order",
         "split": "unit/pipeline/index/test_index.py::test_patterns_of_one_split_add_up_in_their_order",
-        "compression": "unit/pipeline/index/test_index.py::test_members_that_end_where_records_do_are_read_alone",
+        "compression": "unit/pipeline/index/test_index.py::test_compressed_files_need_no_flag_and_plain_ones_refuse_it",
         "overwrite": "unit/pipeline/index/test_index.py::test_its_own_manifest_is_replaced_where_that_is_asked_for",
         "feature_map": "unit/pipeline/index/test_images.py::test_class_names_are_those_of_the_file",
         "label_offset": "unit/pipeline/index/test_images.py::test_a_stored_label_of_minus_one_is_none_whatever_the_offset",

@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import convert
-from beam_jobs.sources import joined, open_source, splits
+from beam_jobs.sources import joined, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature
-from pipeline.records import framing, tf_example
+from pipeline.records import framing, splits, tf_example
 from tests.made_source import Content, write_source
 from tests.raised import at, said
 from tests.round_trips import picture

@@ -14,16 +14,20 @@ import crc32c
 import numpy as np
 import pytest
 
+from beam_jobs import validate
 from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import path_of
 from pipeline.index import __main__ as index
 from pipeline.index import command
 from pipeline.index.__main__ import IndexConfig
+from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members, shard_offsets
-from pipeline.records import framing
+from pipeline.records import framing, splits
+from tests import foreign
 from tests.datasets import as_earlier_releases, write_dataset, write_shard
-from tests.raised import at
+from tests.raised import at, said
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 UNEQUAL = [b"", b"one", b"twenty-two", b"x" * 300]
@@ -149,11 +153,9 @@ WHOLE = file_of(UNEQUAL)  # records begin at the bytes 0, 16, 35, 61
         (flipped(WHOLE, 50), [], 2, 35, "CRC"),
         (flipped(WHOLE, 16), [], 1, 16, "length"),
         (WHOLE[:70], [], 3, 61, "9 of 12 bytes"),
-        (gzip.compress(WHOLE), [], 0, 0, "length"),
-        (WHOLE, ["--compression=GZIP"], 0, 0, "decompressed"),
         (gzip.compress(flipped(WHOLE, 50)), ["--compression=GZIP"], 2, 35, "CRC"),
     ],
-    ids=["record", "length", "cut", "packed", "not packed", "packed record"],
+    ids=["record", "length", "cut", "packed record"],
 )
 def test_a_damaged_file_is_named_with_the_record_and_nothing_is_written(folder, data, arguments, record, offset, fact):
     (folder / "x").write_bytes(data)
@@ -180,6 +182,21 @@ def test_files_of_several_compressions_are_refused_with_what_was_found(folder, p
     with pytest.raises(DataError, check=at("poems", *facts)):
         run(folder, "--split=train:[ab]", "--split=test:verses.rec", *arguments)
     assert listing(folder) == before
+
+
+def test_compressed_files_need_no_flag_and_plain_ones_refuse_it(folder, capsys):
+    (folder / "train.tfrecord.gz").write_bytes(gzip.compress(WHOLE) + gzip.compress(file_of(EQUAL)))
+    (folder / "test-00000-of-00001.gz").write_bytes(gzip.compress(file_of(EQUAL)))
+    made = run(folder)
+    assert (made.compression, {name: split.num_examples for name, split in made.splits.items()}) == (
+        "GZIP",
+        {"train": 6, "test": 2},
+    )
+    assert [found["record"] for found in RandomAccess(folder, "test")] == EQUAL
+    assert run(folder, "--compression=GZIP", "--overwrite") == made
+    with pytest.raises(UsageError, check=said("--compression=GZIP", "1 file not compressed (verses.rec)", "leave out")):
+        run(folder, "--split=train:verses.rec", "--compression=GZIP", "--overwrite")
+    assert manifests.load(folder) == made
 
 
 def test_a_file_of_zlib_alone_is_refused(folder):
@@ -243,12 +260,13 @@ def test_a_file_that_is_not_of_an_index_is_not_replaced(folder):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ([], UsageError, "--split"),
+        ([], UsageError, "no file like .* it has 3 files.*--split=NAME:PATTERN"),
         (["--split=train"], UsageError, "--split=train:"),
         (["--split=train:"], UsageError, "--split=train::"),
         (["--split=my split:*"], UsageError, "'my split'"),
         (["--split=train:*.tfrecord"], UsageError, r"'\*.tfrecord'.* 3"),
-        (["--split=train:a/*"], UsageError, "'a/.'"),
+        (["--split=train:a/*"], UsageError, r"'a/\*'; it has 3"),
+        (["--split=train:../*/verses.rec"], UsageError, r"'../\*/verses.rec'"),
         (["--split=a:*", "--split=b:part*"], UsageError, "--split=b:part.*part=07"),
         (["--split=train:*", "--compression=ZIP"], UsageError, "--compression: .*'ZIP'.*'GZIP'"),
         (["--splits=train:*"], UsageError, "'--splits'.*'--split'"),
@@ -387,3 +405,150 @@ def test_a_file_that_is_written_to_meanwhile_is_named(folder, monkeypatch):
     ):
         run(folder, "--split=train:verses.rec")
     assert not (folder / "manifest.json").exists()
+
+
+class TestSplitsByNames:
+    """Without --split, names of files tell the splits as they do for conversions."""
+
+    @staticmethod
+    def of(folder, names, *arguments):
+        for name in names:
+            (folder / name).write_bytes(file_of(EQUAL))
+        made = run(folder, *arguments)
+        return {name: [shard.file for shard in split.shards] for name, split in made.splits.items()}
+
+    @pytest.mark.parametrize(
+        ("names", "wanted"),
+        [
+            (
+                ("train-00000-of-00002", "train-00001-of-00002", "val-00000-of-00001", "labels.txt.bak"),
+                {"train": ["train-00000-of-00002", "train-00001-of-00002"], "validation": ["val-00000-of-00001"]},
+            ),
+            (
+                ("Val.tfrecords", "cifar10_eval.tfrecord", "train-0-491.tfrec", "README.md"),
+                {"train": ["train-0-491.tfrec"], "validation": ["Val.tfrecords"], "test": ["cifar10_eval.tfrecord"]},
+            ),
+            (("data_tfrecord-00000-of-00001", "b.tfrec"), {"train": ["b.tfrec", "data_tfrecord-00000-of-00001"]}),
+            (("train.tfrecord", "holdout-00000-of-00001.tfrecord"), {
+                "train": ["train.tfrecord"], "holdout": ["holdout-00000-of-00001.tfrecord"],
+            }),
+        ],
+    )  # fmt: skip
+    def test_they_are_those_of_a_conversion_and_said(self, tmp_path, capsys, names, wanted):
+        assert self.of(tmp_path, names) == wanted
+        said = capsys.readouterr().out.splitlines()[0]
+        assert said.startswith("splits by the names of the files: train (")
+        assert all(f"{split} (" in said and files[-1] in said for split, files in wanted.items())
+        conversion = splits.by_files(path_of(str(tmp_path)), [*filter(naming.is_foreign_file, names)])
+        assert {split: sorted(files) for split, files in conversion.items()} == wanted
+
+    @pytest.mark.parametrize(
+        ("names", "facts"),
+        [
+            (("train.tfrec", "more.tfrec"), ("more.tfrec", "'train'")),
+            (("train-test.tfrec",), ("train-test.tfrec", "test or train")),
+            (("val.tfrec", "dev.tfrec"), ("'dev' and of 'val'",)),
+            (("x-00000-of-00003", "x-00002-of-00003"), ("x-00001-of-00003", "is missing; the folder has 2 of 3 files")),
+            (("a.records",), ("no file like", "1 file, such as a.records")),
+        ],
+    )
+    def test_what_they_do_not_tell_is_refused_with_the_flag_that_decides(self, tmp_path, names, facts):
+        with pytest.raises(UsageError, check=said(*facts, "--split=NAME:PATTERN")) as error:
+            self.of(tmp_path, names)
+        assert "glob" not in str(error.value)
+        assert "--splits" not in str(error.value)
+        assert not (tmp_path / "manifest.json").exists()
+        assert self.of(tmp_path, names, "--split=train:*") == {"train": sorted(names)}
+
+    def test_images_may_get_columns_in_the_same_command(self, tmp_path):
+        foreign.melanoma(tmp_path, 6)
+        made = run(tmp_path, foreign.MELANOMA, "--add_columns=records:diagnosis")
+        assert (made.has_images, made.splits["train"].num_examples) == (True, 6)
+        assert {"label", "diagnosis"} <= made.columns.keys()
+
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [("split", (b"train", b"test")), ("is_train", (1, 0)), ("usage", (b"train",) * 150 + (b"test",))],
+        ids=["split", "is_train", "later than the first records"],
+    )
+    def test_a_feature_that_looks_like_splits_is_refused_where_names_tell_none(self, tmp_path, name, values):
+        for file, of_file in (("a.tfrec", values[:1]), ("b.tfrec", values)):
+            foreign.write(tmp_path / file, [{name: value, "x": 1} for value in of_file])
+        with pytest.raises(DataError, check=said(repr(name), "a file per split", "--split=NAME:PATTERN")):
+            run(tmp_path)
+        assert listing(tmp_path).keys() == {"a.tfrec", "b.tfrec"}
+        made = run(tmp_path, "--split=train:*")
+        assert made.splits["train"].num_examples == 1 + len(values)
+        (tmp_path / "a.tfrec").rename(tmp_path / "test-a.tfrec")
+        (tmp_path / "b.tfrec").rename(tmp_path / "train-b.tfrec")
+        assert run(tmp_path, "--overwrite").splits.keys() == {"train", "test"}
+
+
+class TestFolders:
+    """Files in folders of the data set's folder."""
+
+    NAMES = ("train/a.tfrec", "train/b.tfrec", "val/a.tfrec")
+
+    @staticmethod
+    def write(folder, *names):
+        for number, name in enumerate(names):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(file_of([b"%d" % number * (1 + row) for row in range(3)]))
+
+    def test_folders_of_splits_need_no_flag_and_are_read_each_as_it_is(self, tmp_path, capsys):
+        self.write(tmp_path, *self.NAMES, "other/deep/train.tfrec", "train/.hidden/x.tfrec")
+        made = run(tmp_path)
+        assert "train (2 files, train/a.tfrec to train/b.tfrec), validation (val/a.tfrec)" in capsys.readouterr().out
+        files = {name: [shard.file for shard in split.shards] for name, split in made.splits.items()}
+        assert files == {"train": ["train/a.tfrec", "train/b.tfrec"], "validation": ["val/a.tfrec"]}
+        sidecars = [f"{kind}.{name}" for kind in ("crcs", "offsets") for name in ("train~a", "train~b", "val~a")]
+        assert sorted(path.name for path in (tmp_path / "sidecars").iterdir()) == [f"{x}.tf-rec" for x in sidecars]
+        train = [b"0", b"00", b"000", b"1", b"11", b"111"]
+        assert [found["record"] for found in RandomAccess(tmp_path, "train")] == train
+        assert [found["record"] for found in RandomAccess(tmp_path, "validation")] == [b"2", b"22", b"222"]
+        validate.main([str(tmp_path)])
+        assert "the data set matches its manifest" in capsys.readouterr().out
+        assert run(tmp_path, "--overwrite") == made
+
+    def test_patterns_may_name_folders_of_any_depth(self, tmp_path):
+        self.write(tmp_path, *self.NAMES, "x/y/c.tfrec", "c.tfrec")
+        made = run(tmp_path, "--split=train:*/a*", "--split=test:x/[y]/*", "--split=mine:*.tfrec")
+        assert {name: [shard.file for shard in split.shards] for name, split in made.splits.items()} == {
+            "train": ["train/a.tfrec", "val/a.tfrec"], "test": ["x/y/c.tfrec"], "mine": ["c.tfrec"],
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("names", "facts"),
+        [
+            (("a.tfrec", "val/a.tfrec"), ("in itself and in val/", "--split=NAME:PATTERN")),
+            (("train/a.tfrec", "more/a.tfrec"), ("2 folders", "more/", "--split=NAME:PATTERN")),
+            (("val/a.tfrec", "dev/a.tfrec"), ("'dev' and of 'val'", "--split=NAME:PATTERN")),
+            (("train/test.tfrec",), ("train/test.tfrec", "--split=NAME:PATTERN")),
+            (("a/b/train.tfrec",), ("no file like", "--split=NAME:PATTERN")),
+            (("train/a.tfrec", "val/a.tfrec", "val/manifest.json"), ("val/ is a data set of its own",)),
+        ],
+    )
+    def test_what_they_do_not_tell_is_refused(self, tmp_path, names, facts):
+        self.write(tmp_path, *names)
+        with pytest.raises(UsageError, check=said(*facts)):
+            run(tmp_path)
+        assert not (tmp_path / "manifest.json").exists()
+
+    def test_two_names_with_one_sidecar_are_refused(self, tmp_path):
+        self.write(tmp_path, "a/b~c.tfrec", "a~b/c.tfrec")
+        with pytest.raises(UsageError, check=said("a/b~c.tfrec and a~b/c.tfrec differ only in / and ~")):
+            run(tmp_path, "--split=train:*/*")
+
+    def test_one_folder_of_another_name_is_the_data_set(self, tmp_path):
+        self.write(tmp_path, "data/train-00000-of-00001", "data/test-00000-of-00001")
+        assert run(tmp_path).splits.keys() == {"train", "test"}
+
+    def test_a_changed_file_is_named_with_its_folder(self, tmp_path):
+        self.write(tmp_path, *self.NAMES)
+        run(tmp_path)
+        with open(tmp_path / "val" / "a.tfrec", "ab") as file:
+            file.write(b"x")
+        with pytest.raises(DataError, check=at("val/a.tfrec", "the manifest says")):
+            RandomAccess(tmp_path, "validation")
+        with pytest.raises(DataError, check=said("1 of 3 shards")):
+            validate.main([str(tmp_path)])

@@ -32,5 +32,6 @@ def test_other_names_are_not_shards(name):
 
 
 def test_base_names():
-    assert naming.is_base_name("a.tfrecord")
-    assert not any(map(naming.is_base_name, ("", ".", "..", "a/b", "a\\b", "c:a", "a\0")))
+    assert all(map(naming.is_file_name, ("a.tfrecord", "train/a", "a/b/..c")))
+    refused = ("", ".", "..", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", "a\\b", "c:a", "a/c:b", "a\0")
+    assert not any(map(naming.is_file_name, refused))

@@ -49,6 +49,13 @@ def test_a_draft_is_written_by_one_alone_and_becomes_the_file_by_its_name(tmp_pa
     assert place.file(entry) == str(tmp_path / "a/b/0123456789abcdef/x")
 
 
+def test_files_of_one_name_in_two_folders_have_two_copies(tmp_path):
+    place = CacheFolder(tmp_path, 1000)
+    for name in ("train/x", "val/x", "x", "sidecars/offsets.x"):
+        add(place, name)
+    assert names(place) == ["offsets.x", "train~x", "val~x", "x"]
+
+
 def test_the_least_recently_used_goes_first_but_nothing_that_is_open(tmp_path):
     place = CacheFolder(tmp_path, 300)
     a, _, c = (add(place, name) for name in "abc")

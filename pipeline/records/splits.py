@@ -7,14 +7,20 @@ looks like splits but would not be used: test data in the training split goes un
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import pathlib
 import re
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import naming
+from pipeline.records import tf_example
+from pipeline.records.schema import kind
 
 TRAIN = "train"
 _OF_WORD = {  # {word: our split}
@@ -38,6 +44,7 @@ _TRUTHS = {
     **dict.fromkeys(("false", "no", "0", "0.0", "f", "n"), False),
 }
 _SHARD = re.compile(r"(?:.*-)?(?P<word>[^-]+)-\d{5,}-of-\d{5,}(?:-[0-9a-f]+)?(?:\..*)?")
+_NUMBERED = re.compile(r"(?P<head>.*-)(?P<index>\d{5,})-of-(?P<count>\d{5,})(?:-[0-9a-f]+)?(?P<tail>.*)")
 _PARTITION = re.compile(r"(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 _SHOWN = 3  # values in errors
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -152,6 +159,66 @@ def check_suspect(
 
 def _listed(texts: Sequence[str]) -> str:
     return ", ".join(map(repr, texts[:_SHOWN]))
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureDoubts:
+    """Features of records that may tell splits, in files whose names tell none: only all values can say.
+
+    Attributes:
+      values: {feature: its values in the records seen so far, None for none or several}.
+      advice: what to do if a feature looks like splits.
+    """
+
+    values: Mapping[str, set[str | None]] = dataclasses.field(default_factory=dict)
+    advice: str = ""
+
+    @classmethod
+    def of(cls, records: Sequence[Mapping[str, Any]], file: str, own: Sequence[str], advice: str) -> FeatureDoubts:
+        """Returns the doubts that the first records of a file raise.
+
+        Args:
+          records: Examples, decoded.
+          file: its path, for errors.
+          own: features whose meaning is known: image, label, key.
+          advice: what to do if a feature looks like splits.
+
+        Raises:
+          DataError: a feature is called `split`.
+        """
+        kinds = {name: kind(values) for record in records for name, values in record.items() if name not in own}
+        if name := column_of([*kinds], ""):
+            texts = sorted({text for record in records if (text := _text(record.get(name, []))) is not None})
+            shown = ", ".join(map(repr, texts[:_SHOWN])) or f"values of {kinds[name]}"
+            problem = f"feature {name!r} has {shown}, which looks like each record's split"
+            raise DataError(problem, path=file, advice=advice)
+        found = suspects([*kinds], [name for name, of in kinds.items() if of == "bytes"], "")
+        return cls({name: set() for name in found}, advice)
+
+    def see(self, record: bytes) -> None:
+        """Takes the values of a record; several threads may call it at once."""
+        if self.values:
+            with contextlib.suppress(ValueError):
+                features = tf_example.decode(record, [*self.values])
+                for name, seen in self.values.items():
+                    seen.add(_text(features.get(name, [])))
+
+    def check(self, path: object, named: Iterable[str]) -> None:
+        """Raises DataError if the values of a feature look like splits.
+
+        Args:
+          path: the folder, for the error.
+          named: the splits that the names of the files tell.
+        """
+        for name, seen in self.values.items():
+            check_suspect(path, name, seen, named, "feature", self.advice)
+
+
+def _text(values: Any) -> str | None:
+    """Returns the only value of a feature as text; None if there is none, or several."""
+    if len(values) != 1:
+        return None
+    return values[0].decode(errors="replace") if isinstance(values[0], bytes) else str(values[0])
 
 
 def check_name(path: object, row: int, by_name: str, by_column: str, column: str) -> None:
@@ -288,6 +355,26 @@ def _shard_word(root: StoragePath, name: str, others: Sequence[str], may_be_left
 
 def _splits_of(found: Iterable[str]) -> list[str]:
     return in_order({SPLIT_OF_WORD.get(word.lower(), word) for word in found})
+
+
+def check_complete(root: StoragePath, names: Iterable[str]) -> None:
+    """Raises DataError if a file of a numbered set is missing, as after an interrupted download.
+
+    Args:
+      root: folder of the files, for the error.
+      names: paths of the files in it.
+    """
+    counted: dict[tuple[str, str, str], set[int]] = {}
+    for match in filter(None, map(_NUMBERED.fullmatch, names)):
+        counted.setdefault((match["head"], match["count"], match["tail"]), set()).add(int(match["index"]))
+    for (head, count, tail), found in counted.items():
+        missing = next((index for index in range(min(int(count), len(found) + 1)) if index not in found), None)
+        if missing is not None:
+            raise DataError(
+                f"is missing; the folder has {len(found):,} of {count_of(int(count), 'file')}",
+                path=root / f"{head}{missing:0{len(count)}d}-of-{count}{tail}",
+                advice="get it, or name the files to take with a glob",
+            )
 
 
 def check_paths(path: object, folders: Iterable[tuple[int, str]]) -> None:
