@@ -259,7 +259,9 @@ def test_where_the_disk_is_full_shards_are_read_from_the_store(
             pytest.skip("this system mounts no tmpfs for its users")
         reason = "No space left on device"
     else:
-        before, reason = ["prlimit", f"--fsize={100 << 10}"], "File too large"
+        before = ["prlimit", f"--fsize={100 << 10}"]
+        reason = "File too large: this process may write files of 102,400 bytes at most; "
+        reason += "raise ulimit -f and rerun the command"
     found, said = result_of(reader(url, before=before, cache_dir=cache, cache_bytes=1 << 20))
     assert found["digest"] == expected["digest"]
     assert found["misses"] > 0
