@@ -212,7 +212,8 @@ def _names(
         if ours not in OWN_FEATURES:
             raise unknown("--feature_map", ours, OWN_FEATURES)
         if theirs not in first:
-            raise UsageError(f"--feature_map={ours}:{theirs}: {file}: the first record has {_listed(first)}")
+            lacks = f"{file}: the first record has no {theirs}; it has {_listed(first)}"
+            raise UsageError(f"--feature_map={ours}:{theirs}: {lacks}")
     for ours in needed:
         if ours not in names:
             found = [name for name in USUAL[ours] if name in first]
