@@ -275,8 +275,8 @@ class ParseJudge:
 
     Args:
       parse: the user's parser.
-      rows: of the batches that it is given.
-      others: returns some more records, among which one is looked for that the parser takes.
+      rows: number of records in each batch that it is given.
+      others: function that returns some more records, among which one is looked for that the parser takes.
       training: whether the batches are for training.
     """
 

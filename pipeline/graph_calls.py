@@ -78,8 +78,9 @@ class UserFunction:
         """Returns a user's function, converted by AutoGraph as `tf.data.Dataset.map` would convert it.
 
         Args:
-          name, elsewhere: as above.
-          function: its arguments after the first one are called `keys` or `training`, or have defaults.
+          name, elsewhere: the attributes of these names.
+          function: the user's function; its arguments after the first one are called `keys` or `training`, or have
+            defaults.
           any_keys: whether a second argument without default is the keys, whatever its name.
 
         Raises:

@@ -102,7 +102,7 @@ def build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Call
 
     Args:
       paths: one or more.
-      flags: as for `build`.
+      flags: the argument of `build`.
       say: prints a line about each checkpoint that is skipped, and about code that has changed since the run.
 
     Raises:

@@ -126,9 +126,9 @@ def _run(
     """Proves one source.
 
     Args:
-      config: its flags.
+      config: flags of the source.
       part: the source in its order, if a mixture tells that; None: the flags and the logs do.
-      step_of: as in `observed.read_run`.
+      step_of: function from a unit of this source in a schedule to the global step that takes it; None without one.
     """
     logs = observed.find(config.observed) if config.observed is not None else []
     header = observed.header_of_run(logs) if logs else None

@@ -132,7 +132,7 @@ class Mixing(Protocol):
 
         Args:
           size: (height, width) of the images.
-          keys: as for `Recipe.augment`.
+          keys: one key per row, uint64 (rows,).
           epoch: int64 scalar, or (rows,).
           real: the rows that may be mixed if their partners are real, too; bool (rows,).
         """

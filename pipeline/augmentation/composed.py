@@ -204,7 +204,7 @@ def augmented_by_passes(
 
     Args:
       recipe: the augmentation.
-      images, keys, statistics: as for `Recipe.augment`.
+      images, keys, statistics: the arguments of `Recipe.augment`.
       training: whether to augment.
     """
     after, waiting, _ = _chain(recipe, images, keys, statistics, training)
@@ -225,7 +225,7 @@ def mixed_by_passes(
 
     Args:
       recipe: the augmentation.
-      images, keys, statistics: as for `Recipe.augment`.
+      images, keys, statistics: the arguments of `Recipe.augment`.
       labels, epoch, real: as for `mix`.
     """
     mixing = recipe.mixing

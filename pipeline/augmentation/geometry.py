@@ -37,7 +37,7 @@ class CropFirst(Recipe):
 
         Args:
           image_shape: (height, width, channels), without the padding.
-          keys: as for `augment`.
+          keys: one key per image, uint64 (rows,).
         """
         raise NotImplementedError
 

@@ -87,10 +87,10 @@ def in_parallel(
     last read, which may be another caller's.
 
     Args:
-      function: of a task.
-      tasks: its arguments.
-      is_remote: whether it waits for other machines.
-      text: of a bar that shows how far it is, on a terminal, if it takes long; empty: none.
+      function: function that computes the result of a task.
+      tasks: arguments of the calls.
+      is_remote: whether the tasks wait for other machines.
+      text: caption of a bar on the terminal, if it takes long; empty: no bar.
     """
     pool, threads = (_pools.remote, _REMOTE_THREADS) if is_remote else (_pools.local, LOCAL_THREADS)
     tasks = list(tasks)

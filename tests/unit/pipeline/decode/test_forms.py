@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +9,7 @@ from pipeline.decode import ExampleParser, UserParsed
 from pipeline.errors import DataError, UsageError
 from pipeline.graph_calls import UserFunction
 from pipeline.manifest import Feature
+from pipeline.read.shards import in_parallel
 from pipeline.records import tf_example
 from tests.unit.pipeline.conftest import UNPACKED
 
@@ -98,3 +101,18 @@ def test_what_is_wrong_with_a_record_is_said_as_tensorflow_says_it():
     records = tf.constant([tf_example.encode({"image": b"i", "label": 1}), tf_example.encode({"image": b"i"})])
     with pytest.raises(tf.errors.InvalidArgumentError, match="label.*required but could not be found"):
         ExampleParser(Feature("uint8"), Feature("int64"), {}).find(records)
+
+
+def test_a_judge_traces_the_parser_before_threads_ask_it():
+    """Threads that trace would wait for each other: see `pipeline.read.shards.in_parallel`."""
+    traces = []
+
+    def parse(records):
+        traces.append(threading.current_thread())
+        return tf.strings.length(records)
+
+    judge = decode.ParseJudge(UserFunction.of("parse", parse), rows=2)
+    assert set(traces) == {threading.current_thread()}
+    count = len(traces)
+    assert in_parallel(judge.problems, [[b"a", b"b"], [b"c"]]) == [[None, None], [None]]
+    assert len(traces) == count

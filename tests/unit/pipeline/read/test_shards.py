@@ -1,5 +1,6 @@
 """The shards of a selection: what is missing, cut or written again is named, before and between reads."""
 
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
@@ -155,6 +157,29 @@ def test_a_caller_does_not_wait_for_threads_that_stand_still():
             assert not any(caller.done() for caller in held)
         finally:
             ends.set()
+
+
+def test_an_error_keeps_nothing_alive_once_it_is_handled():
+    """Of two that failed, the one that is not raised would keep both, and the memory that they read into."""
+    barrier, alive = threading.Barrier(2), []
+
+    class Memory:
+        pass
+
+    def task(number):
+        memory = Memory()
+        alive.append(weakref.ref(memory))
+        barrier.wait(60)
+        raise ValueError(number)
+
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="^0$") as caught:
+            read.in_parallel(task, range(2))
+        del caught
+        assert [memory() for memory in alive] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_forked_process_has_threads_of_its_own():
