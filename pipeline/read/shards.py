@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -57,24 +58,44 @@ class _Work(Generic[Task, Result]):
     def __init__(self, function: Callable[[Task], Result], tasks: list[Task]) -> None:
         self._function, self._tasks = function, tasks
         self._numbers = iter(range(len(tasks)))  # whose next() no other thread can interrupt
+        self._running, self._has_ended = 0, threading.Condition()
+        self._is_over = False
         self.results: dict[int, Result] = {}
         self.errors: dict[int, BaseException] = {}
 
     def run(self) -> None:
         """Takes tasks until there is nothing more to do."""
-        for _ in self.steps():
-            pass
+        with self._has_ended:
+            self._running += 1
+        try:
+            for _ in self.steps():
+                pass
+        finally:
+            with self._has_ended:
+                self._running -= 1
+                self._has_ended.notify_all()
 
     def steps(self) -> Iterator[None]:
         """Takes tasks like `run`; yields after each."""
         for number in self._numbers:
+            if self._is_over:
+                return
             try:
                 self.results[number] = self._function(self._tasks[number])
             except BaseException as error:
                 self.errors[number] = error
-            if self.errors:
-                return
+                self.stop()
             yield
+
+    def stop(self) -> None:
+        """Lets no thread take another task."""
+        self._is_over = True
+
+    def wait(self) -> None:
+        """Waits for the calls of `run` that have begun. Those that begin later take no task."""
+        self.stop()
+        with self._has_ended:
+            self._has_ended.wait_for(lambda: not self._running)
 
 
 def in_parallel(
@@ -84,7 +105,9 @@ def in_parallel(
 
     The caller takes tasks, too, so that it never waits for a thread that has not begun one of them. A thread may stand
     still: where Python collects garbage in it and finds an iterator of TensorFlow, TensorFlow waits for that iterator's
-    last read, which may be another caller's.
+    last read, which may be another caller's. A thread that has begun a task is waited for: if that iterator's read is
+    the very caller of the task, both wait for each other, as in any function that TensorFlow calls and in which
+    Python collects garbage.
 
     Args:
       function: function that computes the result of a task.
@@ -95,10 +118,10 @@ def in_parallel(
     pool, threads = (_pools.remote, _REMOTE_THREADS) if is_remote else (_pools.local, LOCAL_THREADS)
     tasks = list(tasks)
     work = _Work(function, tasks)
-    others = []
-    # Once the interpreter is exiting, the pool takes nothing.
+    # The pool takes nothing once the interpreter is exiting, and may have too few threads under a limit.
     with contextlib.suppress(RuntimeError):
-        others += [pool.submit(work.run) for _ in range(min(len(tasks), threads) - 1)]
+        for _ in range(min(len(tasks), threads) - 1):
+            pool.submit(work.run)
 
     def steps() -> Iterator[None]:
         shown = 0
@@ -106,15 +129,14 @@ def in_parallel(
             ended = len(work.results)
             yield from itertools.repeat(None, ended - shown)
             shown = ended
-        wait([other for other in others if not other.cancel()])
+        work.wait()
         yield from itertools.repeat(None, len(work.results) - shown)
 
     try:
         for _ in progress.bar(steps(), len(tasks), text) if text else steps():
             pass
-    except BaseException as error:  # a signal's; the others end after the task that they have begun
-        work.errors.setdefault(len(tasks), error)
-        raise
+    finally:  # also where a signal's error ends it: the others end after the task that they have begun
+        work.stop()
     if work.errors:
         first = [work.errors[min(work.errors)]]
         work.errors.clear()  # in whose tracebacks are frames that hold them, and the memory that was read into

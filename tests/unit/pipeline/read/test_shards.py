@@ -140,6 +140,26 @@ def test_the_first_error_in_order_is_raised_and_no_task_begins_after_one():
     assert len(begun) <= LOCAL_THREADS + 1
 
 
+def test_a_thread_that_the_pool_cannot_start_leaves_no_task_out(monkeypatch):
+    """`submit` queues a task before it starts a thread, which a limit on threads may forbid."""
+    threads, asked = ThreadPoolExecutor(1), []
+
+    class Limited:
+        def submit(self, function):
+            threads.submit(function)
+            asked.append(function)
+            if len(asked) == 2:
+                raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(read._pools, "local", Limited())
+    monkeypatch.setattr(read, "LOCAL_THREADS", 4)
+    main = threading.current_thread()
+    assert read.in_parallel(lambda n: time.sleep(0.3 * (threading.current_thread() is not main)) or n, range(6)) == [
+        *range(6)
+    ]
+    threads.shutdown()
+
+
 def test_a_caller_does_not_wait_for_threads_that_stand_still():
     """As those do in which garbage is collected whose end waits for the caller itself."""
     ends, begun = threading.Event(), threading.Semaphore(0)
