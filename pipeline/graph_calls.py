@@ -64,29 +64,30 @@ class UserFunction:
       function: the user's function. Its first argument is the batch.
       by_position: whether its second argument is the keys, whatever its name.
       asked: the arguments that are given by name, of `ASKED`.
-      elsewhere: why it may not call Python; "": it may.
+      no_python: reason why it may not call Python, such as "portable=True runs it in other processes"; "": it may.
     """
 
     name: str
     function: Callable[..., Any]
     by_position: bool
     asked: tuple[str, ...]
-    elsewhere: str = ""
+    no_python: str = ""
 
     @classmethod
-    def of(cls, name: str, function: Callable[..., Any], any_keys: bool = False, elsewhere: str = "") -> UserFunction:
+    def of(cls, name: str, function: Callable[..., Any], any_keys: bool = False, no_python: str = "") -> UserFunction:
         """Returns a user's function, converted by AutoGraph as `tf.data.Dataset.map` would convert it.
 
         Args:
-          name, elsewhere: the attributes of these names.
+          name: the argument of `input_fn`, or the method, that is the function.
           function: the user's function; its arguments after the first one are called `keys` or `training`, or have
             defaults.
-          any_keys: whether a second argument without default is the keys, whatever its name.
+          any_keys: whether a second argument without default is the keys under most names.
+          no_python: reason why the function may not call Python; "": it may.
 
         Raises:
           UsageError: the function needs another argument.
         """
-        return cls(name, as_given(function), *_asked(name, function, any_keys), elsewhere)
+        return cls(name, as_given(function), *_asked(name, function, any_keys), no_python)
 
     def __call__(self, batch: tf.Tensor, keys: Callable[[], tf.Tensor], training: bool) -> Any:
         """Calls the function; returns its result in whatever structure it has.
@@ -106,7 +107,7 @@ class UserFunction:
             return self.function(batch, keys=keys[0], **named) if by_name else self.function(batch, *keys, **named)
 
         given = [keys()] if by_name or self.by_position else []
-        return call_user(self.name, call, batch, *given, of=self.function, elsewhere=self.elsewhere)
+        return call_user(self.name, call, batch, *given, of=self.function, no_python=self.no_python)
 
 
 def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[bool, tuple[str, ...]]:
@@ -121,20 +122,25 @@ def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[boo
         return any_keys, ()
     if isinstance(function, functools.partial):  # what it binds by name is a default to a signature, but not to us
         parameters = [one for one in parameters if one.name not in function.keywords]
+    if len(parameters) > 1 and parameters[0].name == "self":  # whose place the batch would take, and the keys its own
+        raise UsageError(
+            f"{name}: the function takes 'self', but gets none; decorate it with @staticmethod, or give a method of an "
+            "object"
+        )
     at = next((i for i, one in enumerate(parameters) if one.kind is one.VAR_POSITIONAL), None)
     if at is not None and at < 2:  # *arguments
-        return any_keys, tuple(one.name for one in parameters[at:] if one.name == TRAINING)
+        named = tuple(one.name for one in parameters[at:] if one.name in ASKED)
+        return any_keys and KEYS not in named, named
     by_position, asked = False, []
     for place, one in enumerate(parameters[1:], 1):
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             continue
         is_first, is_needed = place == 1 and one.kind is not one.KEYWORD_ONLY, one.default is one.empty
-        if one.name in ASKED and one.kind is not one.POSITIONAL_ONLY:
-            asked.append(one.name)
-        elif is_first and (one.name == KEYS or (any_keys and is_needed and not _NOT_KEYS.fullmatch(one.name))):
+        # Keys go by position where they can: a decorator's function may take (*arguments) and say otherwise.
+        if is_first and (one.name == KEYS or (any_keys and is_needed and not _NOT_KEYS.fullmatch(one.name))):
             by_position = True
-        elif is_needed and parameters[0].name == "self":
-            raise UsageError(f"{name}: the function takes 'self', but gets none; decorate it with @staticmethod")
+        elif one.name in ASKED and one.kind is not one.POSITIONAL_ONLY:
+            asked.append(one.name)
         elif is_needed:
             raise UsageError(
                 f"{name}: the function needs {one.name!r}, but gets a batch and, by their names, keys (uint64, one per "
@@ -149,7 +155,7 @@ def call_user(
     function: Callable[..., Any],
     *arguments: tf.Tensor,
     of: Callable[..., Any] | None = None,
-    elsewhere: str = "",
+    no_python: str = "",
 ) -> Any:
     """Calls a user's function on tensors; returns its result in whatever structure it has.
 
@@ -158,7 +164,7 @@ def call_user(
       function: the user's function.
       *arguments: arguments of the call.
       of: the function that the user wrote, if `function` is one that calls it.
-      elsewhere: why the function may not call Python; "": it may.
+      no_python: reason why the function may not call Python; "": it may.
 
     Raises:
       UsageError: it fails, or draws random numbers that do not depend on its arguments alone, or changes a variable, or
@@ -178,7 +184,7 @@ def call_user(
                 "tf.io.parse_single_example, and shapes begin with -1; tf.map_fn calls a function row by row"
             )
         raise UsageError(f"{name}: the function fails on {given}: {of_user(error)}{how}") from error
-    _check_draws(name, of or function, traced, elsewhere)
+    _check_draws(name, of or function, traced, no_python)
     return traced(*arguments)
 
 
@@ -190,7 +196,7 @@ def _takes(function: Callable[..., Any], specs: list[tf.TensorSpec]) -> bool:
     return True
 
 
-def _check_draws(name: str, function: Callable[..., Any], traced: Any, elsewhere: str) -> None:
+def _check_draws(name: str, function: Callable[..., Any], traced: Any, no_python: str) -> None:
     """Refuses what would be other values after a resume; says once of a Python function that nobody can see into it.
 
     Raises:
@@ -212,10 +218,10 @@ def _check_draws(name: str, function: Callable[..., Any], traced: Any, elsewhere
                     f"{name}: the function changes what it will find at its next call, by the op {node.op}{used}. What "
                     f"it returns would depend on how often it ran, not on the record; {_ADVICE}"
                 )
-            if _PYTHON.match(node.op) and elsewhere:
+            if _PYTHON.match(node.op) and no_python:
                 raise UsageError(
-                    f"{name}: the function calls Python (the op {node.op}), which is not there {elsewhere}; use "
-                    "TensorFlow's operations, layers of Keras, or a recipe"
+                    f"{name}: the function calls Python (the op {node.op}), but {no_python}; use TensorFlow's "
+                    "operations, layers of Keras, or a recipe"
                 )
             if _PYTHON.match(node.op) and not _IS_SEEDED.fullmatch(node.name):
                 _say_unchecked(name, function)
@@ -295,17 +301,17 @@ def _kept(error: PipelineError) -> str:
     return str(error)
 
 
-def error_of_input(message: str) -> DataError | None:
+def error_of_input(message: str) -> PipelineError | None:
     """Returns the input's own error, given the message of an op's error; None: that has another cause."""
     if (said := message_of_input(message)) is None:
         return None
     return kept_error(message) or DataError(" ".join(said.split("] [")))  # tf.debugging.assert_* adds values
 
 
-def kept_error(message: str) -> DataError | None:
+def kept_error(message: str) -> PipelineError | None:
     """Returns `error_of_input`, but None for an assertion in TensorFlow's graph, which may be one of the user's."""
     found = _errors.get(message_of_input(message) or "")
-    return found.changed() if isinstance(found, DataError) else None
+    return found.changed() if found else None
 
 
 def message_of_input(message: str) -> str | None:

@@ -25,7 +25,10 @@ from pipeline.order import hashing, tensors
 _FIRST_DRAW = 1 << 32  # of a key, for seeds; `pipeline.uniform` of a user's function has those before it
 _CHANNELS = (1, 3, 4)  # of images
 _KERAS, _TORCHVISION, _ALBUMENTATIONS = "Keras", "torchvision", "Albumentations"
-_MIXES = "mixes the rows of a batch, of which it gets one at a time here; use the recipe mixup, cutmix or their choice"
+_MIXES = (
+    "mixes the rows of a batch, but is called on one image at a time here; use the recipe mixup, cutmix or "
+    "mixup_or_cutmix"
+)
 _TRACED = (
     "draws from Python's generator while TensorFlow traces it, so that all images would get the same draws; use "
     "RandAugment, or the recipe randaugment"
@@ -35,6 +38,8 @@ _REFUSED = {
     **{(library, name): _MIXES for library in (_KERAS, _TORCHVISION) for name in ("MixUp", "CutMix")},
 }
 _TAKE_PIL = {"ToTensor", "PILToTensor"}  # of torchvision, which pass tensors on as they are
+
+_OF_EVALUATIONS = {"Normalize", "Grayscale", "ToGray"}  # transforms that a model needs of each image, if it has any
 
 _global_draws = threading.Lock()  # held by whoever has seeded the generators of the whole process
 
@@ -89,8 +94,8 @@ def augment(transform: Any, evaluation: Any = None) -> Augment:
       transform: a layer of Keras, or a `keras.Sequential` or `keras.layers.Pipeline` of layers; a transform of
         torchvision (v2), which gets uint8 `tv_tensors.Image`, or PIL images if it has a `ToTensor` or `PILToTensor`; or
         a transform of Albumentations (2.0.8), which gets uint8 arrays.
-      evaluation: the transform in evaluations, for a `transform` that changes shape or dtype; None: images stay as they
-        are. Layers of Keras are called with `training=False`.
+      evaluation: the transform in evaluations, for a `transform` that changes shape or dtype, or that normalises or
+        makes grey images; None: images stay as they are, and layers of Keras are called with `training=False`.
 
     Raises:
       UsageError: it is no such transform, or one whose draws cannot be seeded per image; also, when it is called, if it
@@ -120,8 +125,8 @@ def _wrapped(transform: Any) -> _Wrapped:
     library = library_of(transform)
     if library is None:
         raise UsageError(
-            f"augment: {transform!r} is no layer of Keras 3, nor a transform of torchvision or Albumentations; a "
-            "function of (images, keys) is given to input_fn as it is"
+            f"augment: {transform!r} is not a layer of Keras 3 or a transform of torchvision or Albumentations; pass a "
+            "function of (images, keys) to input_fn directly"
         )
     return kinds[library](transform)
 
@@ -177,7 +182,7 @@ class _Layer:
             whole, draws = self._with_state(images, weights, unseeded, training=False)
             if (whole.shape[1:], whole.dtype) != (spec.shape, spec.dtype):
                 other = f"in training, and {whole.dtype.name} {whole.shape[1:]} in evaluations"
-                raise _needs_evaluation(self._name, f"{spec.dtype.name} {spec.shape}", other)
+                raise _needs_evaluation(self._name, f"makes {spec.dtype.name} {spec.shape} {other}")
             if not draws:
                 return whole
             called = row(training=False)  # RandomGrayscale and others draw in evaluations, too
@@ -227,10 +232,9 @@ class _Layer:
             raise UsageError(f"augment: {self._name} fails on {given}: {of_user(error)}") from error
 
 
-def _needs_evaluation(name: str, made: str, other: str) -> UsageError:
+def _needs_evaluation(name: str, why: str) -> UsageError:
     return UsageError(
-        f"augment: {name} makes {made} {other}, so that evaluations need a transform of their own: "
-        "augment(transform, evaluation=...)"
+        f"augment: {name} {why}, so that evaluations need a transform of their own: augment(transform, evaluation=...)"
     )
 
 
@@ -249,9 +253,15 @@ class _Kind(NamedTuple):
 
 
 class _Transform(Protocol):
-    """A transform of images by Python."""
+    """A transform of images by Python.
+
+    Attributes:
+      name: its name in messages.
+      parts: transforms that it is made of, and itself.
+    """
 
     name: str
+    parts: list[Any]
 
     def seeding(self) -> contextlib.AbstractContextManager[Callable[[np.ndarray, int], np.ndarray]]:
         """Returns a context in which the transform of (image, seed) can be called; in any thread."""
@@ -274,7 +284,10 @@ class _PerImage:
         made = self._kinds.get(given) or self._kinds.setdefault(given, self._kind_of(given))
         if not training:
             if made != given:
-                raise _needs_evaluation(self._transform.name, _text(made), f"of {_text(given)}")
+                raise _needs_evaluation(self._transform.name, f"makes {_text(made)} of {_text(given)}")
+            for part in self._transform.parts:
+                if type(part).__name__ in _OF_EVALUATIONS and getattr(part, "p", 1) == 1:
+                    raise _needs_evaluation(self._transform.name, f"has a {type(part).__name__}")
             return images
         call = functools.partial(self._rows, made)
         [augmented] = graph_calls.call_numpy(call, [images, keys], [tf.as_dtype(made.dtype)], graph_calls.SEEDED)
@@ -316,21 +329,26 @@ def _text(kind: _Kind) -> str:
 
 
 class _Albumentations:
-    """A transform of Albumentations, which has generators of its own: each thread has a copy of it."""
+    """A transform of Albumentations, which has generators of its own: each call has a copy, kept for the next one."""
 
     def __init__(self, transform: Any) -> None:
         self.name = f"{type(transform).__name__} of {_ALBUMENTATIONS}"
-        parts = list(_parts(transform))
-        _check_parts(_ALBUMENTATIONS, parts)
+        self.parts = list(_parts(transform))
+        _check_parts(_ALBUMENTATIONS, self.parts)
         if not hasattr(transform, "set_random_seed"):
             raise UsageError(f"augment: {self.name} cannot be seeded in this version; use Albumentations 2.0.8")
-        self._has_own = _has_own(parts, "albumentations.")
-        self._transform, self._copies = transform, threading.local()
+        self._has_own = _has_own(self.parts, "albumentations.")
+        self._transform = transform
+        self._idle: list[Any] = []  # copies that no call uses
 
-    def seeding(self) -> contextlib.AbstractContextManager[Callable[[np.ndarray, int], np.ndarray]]:
-        if not hasattr(self._copies, "transform"):
-            self._copies.transform = copy.deepcopy(self._transform)
-        transform, seed_opencv = self._copies.transform, sys.modules["cv2"].setRNGSeed
+    @contextlib.contextmanager
+    def seeding(self) -> Iterator[Callable[[np.ndarray, int], np.ndarray]]:
+        # Not a copy for each thread: Python knows a thread of TensorFlow's for the time of one call alone.
+        try:
+            transform = self._idle.pop()
+        except IndexError:
+            transform = copy.deepcopy(self._transform)
+        seed_opencv = sys.modules["cv2"].setRNGSeed
 
         def call(image: np.ndarray, seed: int) -> np.ndarray:
             transform.set_random_seed(seed)
@@ -338,7 +356,11 @@ class _Albumentations:
             made = transform(image=image)["image"]
             return _of_torch(made) if hasattr(made, "detach") else made
 
-        return _seeded(call) if self._has_own else contextlib.nullcontext(call)
+        try:
+            with _seeded(call) if self._has_own else contextlib.nullcontext(call) as seeded:
+                yield seeded
+        finally:
+            self._idle.append(transform)
 
 
 class _Torchvision:
@@ -346,10 +368,10 @@ class _Torchvision:
 
     def __init__(self, transform: Any) -> None:
         self.name = f"{type(transform).__name__} of {_TORCHVISION}"
-        parts = list(_parts(transform))
-        _check_parts(_TORCHVISION, parts)
-        self._takes_pil = any(type(part).__name__ in _TAKE_PIL for part in parts)
-        self._has_own = _has_own(parts, "torchvision.transforms.v2.", "torch.nn.modules.container")
+        self.parts = list(_parts(transform))
+        _check_parts(_TORCHVISION, self.parts)
+        self._takes_pil = any(type(part).__name__ in _TAKE_PIL for part in self.parts)
+        self._has_own = _has_own(self.parts, "torchvision.transforms.v2.", "torch.nn.modules.container")
         self._transform = transform
 
     def seeding(self) -> contextlib.AbstractContextManager[Callable[[np.ndarray, int], np.ndarray]]:

@@ -237,7 +237,7 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
         kind = f"{type(augment).__name__} of {library_of(augment)}"
         raise UsageError(f"augment: {kind} draws by itself; give it as pipeline.augment(...)")
     if callable(augment):
-        return UserAugmented(UserFunction.of("augment", augment, any_keys=True, elsewhere=elsewhere(resolved.request)))
+        return UserAugmented(UserFunction.of("augment", augment, any_keys=True, no_python=no_python(resolved.request)))
     if not isinstance(augment, str | None):
         raise UsageError(f"augment={augment!r}: must be a recipe's name, a function of (images, keys), or None")
     recipe = make_recipe("none" if augment is None else augment)
@@ -255,12 +255,12 @@ def is_read_by_graph(request: Request) -> bool:
     return request.portable or tf.inside_function()
 
 
-def elsewhere(request: Request) -> str:
-    """Returns where a request's dataset may run, for `UserFunction`; "": in this process."""
+def no_python(request: Request) -> str:
+    """Returns the reason why a request's functions may not call Python, for `UserFunction`; "": they may."""
     if not is_read_by_graph(request):
         return ""
-    where = "in the processes that read with portable=True"
-    return where if request.portable else "on the workers of parameter servers"
+    how = "portable=True" if request.portable else "a dataset made inside a tf.function, as for parameter servers,"
+    return f"{how} runs the input in other processes"
 
 
 def augmenter_of(

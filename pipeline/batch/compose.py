@@ -16,7 +16,7 @@ import tensorflow as tf
 from pipeline import operations
 from pipeline.augmentation.base import Crop, Recipe
 from pipeline.augmentation.composed import cropping_of, of_flipped
-from pipeline.batch.batches import Batches, elsewhere, is_read_by_graph, recipes_of
+from pipeline.batch.batches import Batches, is_read_by_graph, no_python, recipes_of
 from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
 from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
@@ -328,7 +328,7 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
     """Returns how records become examples, and the recipe for these: flips may be done while parts are resized."""
     request, made, (recipe, _) = resolved.request, resolved.manifest, recipes_of(resolved)
     if request.parse is not None:
-        parse = UserFunction.of("parse", request.parse, elsewhere=elsewhere(request))
+        parse = UserFunction.of("parse", request.parse, no_python=no_python(request))
         return UserParsed(parse, request.training), recipe
     parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
     crop: Crop | None = Stretched(request.size) if request.size else None

@@ -198,9 +198,11 @@ def test_arguments_are_given_by_name_or_have_defaults():
         lambda records, keys, /: shown(records, keys),
         functools.partial(lambda size, records: shown(records), 3),
         shown,
+        functools.wraps(lambda records, keys: None)(functools.partial(shown)),
+        lambda records, *rest, keys=None: shown(records, *rest, keys=keys),
     ]
     found = [called_by(function).numpy().tolist() for function in functions]
-    assert found == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [1, 0, 0], [1, 0, 0]]
+    assert found == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [1, 0, 0], [1, 0, 0], [2, 0, 0], [1, 1, 0]]
     bound = functools.partial(lambda records, keys, training: tf.constant([keys, training]), keys=7, training=False)
     assert called_by(bound).numpy().tolist() == called_by(bound, "augment").numpy().tolist() == [7, 0]
     of_images = [lambda images, key: shown(images, key, 0), lambda images, size=3: shown(images), shown]
@@ -260,9 +262,10 @@ def test_the_users_own_function_may_branch_on_tensors(folder, what):
         ({"augment": lambda image, label: image}, "augment: the function needs 'label', .*keys .*training"),
         ({"parse": lambda records, size: records}, "parse: the function needs 'size', .*functools.partial"),
         ({"parse": lambda self, records, training: records}, "parse: the function takes 'self', .*@staticmethod"),
+        ({"augment": lambda self, images: images}, "augment: the function takes 'self', .*an object"),
         (
             {"parse": lambda r: tf.numpy_function(lambda v: v, [r], tf.string), "portable": True},
-            r"parse: the function calls Python \(the op PyFunc\), which is not there .*portable=True",
+            r"parse: the function calls Python \(the op PyFunc\), but portable=True runs the input in other",
         ),
         ({"augment": in_a_loop(tf.image.random_flip_left_right)}, "RandomUniform.*pipeline.uniform"),
         ({"training": "false"}, "training='false'"),

@@ -167,7 +167,7 @@ class Fails(keras.layers.Layer):
             lambda: keras.Sequential([keras.layers.RandomFlip(data_format="channels_first")]),
             r"Sequential has data_format='channels_first', .*\(2, 8, 6, 3\)",
         ),
-        (lambda: len, "no layer of Keras 3.* function of .*as it is"),
+        (lambda: len, "not a layer of Keras 3.* function of .*directly"),
         (Unseeded, "Unseeded draws from a generator that is not its own.*SeedGenerator"),
         (Counts, "Counts changes .*calls"),
         (Fails, r"Fails fails on uint8 \(1, 8, 6, 3\): .*ValueError: no such thing"),

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import augment, input_fn
+from pipeline import StepIterator, augment, input_fn
 from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -131,6 +131,46 @@ def test_a_pipeline_for_evaluations():
     judged = v2.Compose([v2.CenterCrop(4), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     found = augment(train, evaluation=judged)(images, keys, training=False)
     np.testing.assert_allclose(found, images[:, 2:6, 1:5].numpy() / np.float32(255), rtol=1e-6)
+
+
+def test_evaluations_do_not_lose_what_every_image_needs():
+    floats, keys = tf.constant(images_of(0, 2, SHAPE) / np.float32(255)), tf.constant(keys_of(0, [0, 1]))
+    flipped_and = [v2.Grayscale(3), v2.Normalize([0.5] * 3, [1.0] * 3)]
+    transforms = [v2.Compose([v2.RandomHorizontalFlip(), one]) for one in flipped_and]
+    transforms.append(albumentations.Compose([albumentations.HorizontalFlip(), albumentations.ToGray(p=1)]))
+    for transform, name in zip(transforms, ("Grayscale", "Normalize", "ToGray"), strict=True):
+        with pytest.raises(UsageError, match=f"has a {name}, so that evaluations need a transform of their own"):
+            augment(transform)(floats, keys, training=False)
+        assert augment(transform, transform)(floats, keys, training=False).shape == floats.shape
+    at_times = albumentations.Compose([albumentations.ToGray(p=0.5)])
+    np.testing.assert_array_equal(augment(at_times)(floats, keys, training=False), floats)
+
+
+class Copied(albumentations.HorizontalFlip):
+    copies = 0
+
+    def __deepcopy__(self, memo):
+        Copied.copies += 1
+        return Copied(p=self.p)
+
+
+def test_a_transform_of_albumentations_is_copied_once_for_calls_in_turn(folder):
+    Copied.copies = 0
+    for _ in input_fn(folder, **TRAIN | {"epochs": 20}, augment=augment(albumentations.Compose([Copied()]))):
+        pass
+    assert 1 <= Copied.copies <= 8  # of 40 batches, some at the same time
+
+
+def fails_on_some(image, **_):
+    if image.mean() > 0:
+        raise ValueError("no such image")
+    return image
+
+
+def test_a_transform_that_fails_is_the_users_mistake(folder):
+    own = augment(albumentations.Compose([albumentations.Lambda(image=fails_on_some)]))
+    with pytest.raises(UsageError, match="fails on uint8 .*ValueError: no such image"):
+        next(StepIterator(folder, global_batch_size=6, training=True, augment=own))
 
 
 def test_a_pipeline_that_begins_with_pil_images_gets_them():
