@@ -1,4 +1,4 @@
-"""Parses the values of flags that hold several things: `train:8,test:2`.
+"""Parses the values of flags that conversions alone have: `train:8,test:2`, paths, a delimiter.
 
 Every function raises UsageError, with the flag and the value, where a text has another form than its docstring says.
 """

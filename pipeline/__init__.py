@@ -57,11 +57,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        from pipeline.commands import aliases  # noqa: PLC0415, of what few scripts need
+_EARLIER = {"distort_fn": "augment_fn"}  # names that keep working
 
-        name = aliases.TODAY.get(name, name)
+
+def __getattr__(name: str) -> Any:
+    name = _EARLIER.get(name, name)
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'pipeline' has no attribute {name!r}")

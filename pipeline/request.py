@@ -137,7 +137,7 @@ class Taking(Generic[P, Options]):
 
         @functools.wraps(function)
         def taking(*arguments: Any, **named: Any) -> Any:
-            named = aliases.renamed(named, f"{function.__name__}: ")
+            named = aliases.renamed(named, {*signature.parameters, *refused}, f"{function.__name__}: ")
             for name in refused:
                 if name in named:
                     raise UsageError(f"{function.__name__}: takes no {name}; {refused[name]}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from trainer import Predictor, Task, TrainConfig, fuse_layers, train
 
-_EARLIER = ("distort_fn",)  # names that `pipeline` still answers to; see `pipeline.commands.aliases`
+_EARLIER = ("distort_fn",)  # names that `pipeline` still answers to; it cannot be asked before `shadowed.check`
 _TRAINER = ("Predictor", "Task", "TrainConfig", "fuse_layers", "train")
 
 __all__ = [

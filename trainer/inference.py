@@ -102,7 +102,7 @@ def build_first(paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Call
 
     Args:
       paths: one or more.
-      flags: the argument of `build`.
+      flags: weights to use, and the values that differ from the run's.
       say: prints a line about each checkpoint that is skipped, and about code that has changed since the run.
 
     Raises:

@@ -63,8 +63,9 @@ def run(config: AuditConfig) -> None:
         print(f"mixture of {count_of(len(sources), 'source')}, global batch {size:,}, with a schedule\n", flush=True)
         check_all(schedules.checks(scheduled, _topologies(config, size, None)))
         print()
-    each = _of_each(config, sources) if mixture is None else [(config, part) for part in mixture.parts]
-    for number, (flags, part) in enumerate(each):
+    parts = [None] * len(sources) if mixture is None else mixture.parts
+    each = _of_each(config, sources) if mixture is None else [config] * len(sources)
+    for number, (flags, part) in enumerate(zip(each, parts, strict=True)):
         own = _of_source(flags, number, sources[number])
         print(*([""] if number else []), f"source {number}: {own.data_dir}", sep="\n", flush=True)
         if scheduled is None:
@@ -102,12 +103,12 @@ def _mixture(config: AuditConfig, given: str | Sources) -> ResolvedInput | None:
     return resolve_all(request)
 
 
-def _of_each(config: AuditConfig, sources: Sequence[Source]) -> list[tuple[AuditConfig, None]]:
+def _of_each(config: AuditConfig, sources: Sequence[Source]) -> list[AuditConfig]:
     """Returns the flags of each source of a mixture whose orders the logs tell."""
     given = {name: getattr(config.order, name) for name in VIEWS}
     each, for_all = own_views(sources, given)
     orders = (dataclasses.replace(config.order, **{**for_all, **source.options}) for source in each)
-    return [(dataclasses.replace(config, order=order), None) for order in orders]
+    return [dataclasses.replace(config, order=order) for order in orders]
 
 
 def _of_source(config: AuditConfig, number: int, source: Source) -> AuditConfig:

@@ -80,7 +80,7 @@ class Recipe:
 
         Args:
           image_shape: (height, width, channels) of the images.
-          statistics: of the training images.
+          statistics: mean and deviation of the training images.
           training: whether to augment.
         """
         del image_shape, statistics, training
@@ -92,7 +92,7 @@ class Recipe:
         Args:
           images: uint8 (rows, height, width, channels).
           keys: uint64 (rows,), one per example, for `pipeline.uniform(keys, draw)`.
-          statistics: of the training images.
+          statistics: mean and deviation of the training images.
         """
         raise NotImplementedError
 
@@ -207,7 +207,7 @@ class Crop(Protocol):
         """Returns top, left, height and width of the part in pixels: int32 (4,) or (rows, 4).
 
         Args:
-          height, width: of the images, int32 scalars, or (rows,).
+          height, width: size of the images, int32 scalars, or (rows,).
           key: uint64 of the same shape, for `pipeline.uniform(key, draw)`.
         """
 
@@ -224,7 +224,7 @@ def check_argument(
 
     Args:
       recipe, argument: their names.
-      value: of the argument.
+      value: value of the argument.
       least, most: its bounds.
       image_shape: (height, width, channels) of the images, if the bounds depend on it.
     """

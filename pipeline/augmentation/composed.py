@@ -204,7 +204,9 @@ def augmented_by_passes(
 
     Args:
       recipe: the augmentation.
-      images, keys, statistics: the arguments of `Recipe.augment`.
+      images: uint8 (rows, height, width, channels).
+      keys: one key per row, uint64 (rows,).
+      statistics: mean and deviation of the training images.
       training: whether to augment.
     """
     after, waiting, _ = _chain(recipe, images, keys, statistics, training)
@@ -225,8 +227,10 @@ def mixed_by_passes(
 
     Args:
       recipe: the augmentation.
-      images, keys, statistics: the arguments of `Recipe.augment`.
-      labels, epoch, real: as for `mix`.
+      images: uint8 (rows, height, width, channels).
+      keys: one key per row, uint64 (rows,).
+      statistics: mean and deviation of the training images.
+      labels, epoch, real: the arguments of `mix`.
     """
     mixing = recipe.mixing
     assert mixing is not None

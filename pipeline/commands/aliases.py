@@ -15,21 +15,22 @@ from pipeline.errors import UsageError
 
 _Value = TypeVar("_Value")
 
-TODAY = {"distort": "augment", "distort_on": "augment_on", "distort_fn": "augment_fn", "task_id": "task_index"}
+TODAY = {"distort": "augment", "distort_on": "augment_on", "task_id": "task_index"}
 
 
-def renamed(given: Mapping[str, _Value], where: str = "") -> dict[str, _Value]:
+def renamed(given: Mapping[str, _Value], known: Collection[str], where: str = "") -> dict[str, _Value]:
     """Returns options by today's names.
 
     Args:
       given: values by name.
+      known: today's names of the options that there are.
       where: beginning of the message of an error, such as `input_fn: `.
 
     Raises:
       UsageError: an option is given by both of its names.
     """
-    _check_once(given, where)
-    return {TODAY.get(name, name): value for name, value in given.items()}
+    check_once(given, where)
+    return {TODAY[name] if TODAY.get(name) in known else name: value for name, value in given.items()}
 
 
 def stored(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -52,10 +53,17 @@ def arguments(tokens: Sequence[str], flags: Collection[str]) -> list[str]:
 def check_arguments(tokens: Sequence[str]) -> None:
     """Raises UsageError if a flag is given by both of its names."""
     names = [token.partition("=")[0] for token in tokens]
-    _check_once([name[2:] for name in names if name.startswith("--")], dashes="--")
+    check_once([name[2:] for name in names if name.startswith("--")], dashes="--")
 
 
-def _check_once(given: Iterable[str], where: str = "", dashes: str = "") -> None:
+def check_once(given: Iterable[str], where: str = "", dashes: str = "") -> None:
+    """Raises UsageError if an option is given by both of its names.
+
+    Args:
+      given: names of what is given.
+      where: beginning of the message, such as `input_fn: `.
+      dashes: what stands before a name in the message.
+    """
     names = set(given)
     for other, name in TODAY.items():
         if {other, name} <= names:

@@ -109,7 +109,7 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
         raise UsageError(f"--config={path}: must hold flags, as in 'learning_rate: 0.1'; got {type(content).__name__}")
     with Mistakes() as mistakes:
         with mistakes.noted():
-            aliases.renamed(dict.fromkeys(_names_in(content)), f"--config={path}: ")
+            aliases.check_once(_names_in(content), f"--config={path}: ")
         for name, value in content.items():
             yield from _flag(path, str(name), value, names, mistakes)
 

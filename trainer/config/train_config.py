@@ -122,7 +122,7 @@ class TrainConfig:
         Raises:
           UsageError: an unknown flag, a missing one, or a value that cannot work.
         """
-        flags = aliases.renamed(flags)
+        flags = aliases.renamed(flags, flags_of(cls))
         with Mistakes() as mistakes:
             for name in flags:
                 with mistakes.noted():

@@ -68,6 +68,14 @@ def test_an_argument_goes_by_its_earlier_name(call, folder):
         call(folder, **OPTIONS, distort="shift", augment="shift")
 
 
+def test_an_unknown_argument_is_told_by_the_name_that_was_given(folder):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'task_id'"):
+        input_fn(folder, **OPTIONS, task_id=3)
+    for name in ("task_id", "distort"):
+        with pytest.raises(AttributeError, match=f"module 'pipeline' has no attribute '{name}'"):
+            getattr(pipeline, name)
+
+
 def test_batches_are_the_same_by_either_name(folder):
     def first(**options):
         return next(iter(StepIterator(folder, **OPTIONS, **options)))
