@@ -20,7 +20,15 @@ from tests.datasets import write_dataset
 from tests.loopback import free_ports
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/augmentation.md", "docs/feeding.md", "docs/reading.md", "docs/topology.md", "docs/using.md")
+PAGES = (
+    "README.md",
+    "docs/augment_libraries.md",
+    "docs/augmentation.md",
+    "docs/feeding.md",
+    "docs/reading.md",
+    "docs/topology.md",
+    "docs/using.md",
+)
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 SNIPPETS = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL)]
 MORE = {  # flags of Beam, those of a file, and a classic name; see `pipeline.commands.aliases`
