@@ -46,17 +46,24 @@ def compression_of(path: StoragePath) -> str:
     return "GZIP" if path.suffix == ".gz" else ""
 
 
-def key_of(record: bytes) -> bytes:
-    """Returns the key of an example."""
-    return bytes(tf_example.decode(record)["key"][0])
+def key_of(record: bytes, feature: str = "key") -> bytes:
+    """Returns the key of an example, which is in the given feature."""
+    return bytes(tf_example.decode(record, [feature])[feature][0])
 
 
 def located_keys(
-    path: StoragePath, numbers: set[int], compression: str, stride: int | None = None
+    path: StoragePath, numbers: set[int], compression: str, stride: int | None = None, feature: str = "key"
 ) -> dict[int, tuple[str, str]]:
     """Returns {number: (where the record lies, its key), both as text} for some records of a shard.
 
     Records that cannot be read are left out. With a `stride`, those behind a damaged one are found.
+
+    Args:
+      path: the shard.
+      numbers: numbers of the records.
+      compression: compression of the shard.
+      stride: bytes from one record to the next; None: they differ.
+      feature: name of the keys in the records: `Manifest.key_feature`.
     """
 
     def size_of(number: int, offset: int) -> int | None:
@@ -67,7 +74,7 @@ def located_keys(
         for frame in framing.walk(stream.read, size_of):
             if frame.number in numbers and frame.record is not None:
                 where = location("", frame.number, frame.offset, bool(compression))
-                found[frame.number] = where, repr(key_of(frame.record).decode(errors="backslashreplace"))
+                found[frame.number] = where, repr(key_of(frame.record, feature).decode(errors="backslashreplace"))
             if len(found) == len(numbers):
                 break
     return found

@@ -169,7 +169,13 @@ def _key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[
     for pair in pairs[:MOST_LISTED]:
         wanted[pair.second[0]].add(pair.second[1])
     found = {
-        file: reader.located_keys(data_dir / file, records, manifest.compression, manifest.shards[numbers[file]].stride)
+        file: reader.located_keys(
+            data_dir / file,
+            records,
+            manifest.compression,
+            manifest.shards[numbers[file]].stride,
+            manifest.key_feature or "key",
+        )
         for file, records in wanted.items()
     }
     problems = []

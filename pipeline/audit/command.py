@@ -308,7 +308,9 @@ def _observe(
     step_of: Callable[[int], int | None] | None,
 ) -> None:
     made = source.manifest
-    keys = read_keys(source.request.folder, source.selection, made.compression, made.features["key"].named("key"))
+    if made.key_feature is None:
+        raise UsageError(f"--observed: the records of {made.dataset} have no keys, so no run can have logged them")
+    keys = read_keys(source.request.folder, source.selection, made.compression, made.key_feature)
     report = compare(Contract.of(source), observed.read_run(logs, keys, source.spec, step_of))
     print("\n".join(report_lines(report, source.order.steps_per_epoch)))
     if report.first is not None:

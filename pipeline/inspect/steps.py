@@ -51,9 +51,10 @@ def find_key(resolved: ResolvedInput, key: str) -> list[tuple[int, int]]:
     """
     first, places = "", []
     for source, part in enumerate(resolved.parts):
-        if "key" not in part.manifest.features:
+        key_feature = part.manifest.key_feature
+        if key_feature is None:
             raise UsageError(f"--key={key}: the manifest of {os.fspath(part.request.folder)} knows of no keys")
-        for record, found in enumerate(_keys(part)):
+        for record, found in enumerate(_keys(part, key_feature)):
             first = first or found
             if found == key:
                 places.append((source, record))
@@ -64,11 +65,10 @@ def find_key(resolved: ResolvedInput, key: str) -> list[tuple[int, int]]:
     raise UsageError(f"--key={key}: no record of {splits} has it; the first one's is {first!r}")
 
 
-def _keys(part: ResolvedRequest) -> Iterator[str]:
+def _keys(part: ResolvedRequest, key_feature: str) -> Iterator[str]:
     for segment in part.selection.segments:
         file = folder(part.request.folder) / segment.shard.file
-        key = part.manifest.features["key"].named("key")
-        yield from map(key_text, keys_of(file, segment, part.manifest.compression, key))
+        yield from map(key_text, keys_of(file, segment, part.manifest.compression, key_feature))
 
 
 def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, replicas: int) -> list[Fed]:

@@ -304,6 +304,12 @@ class Manifest:
         """Whether `pipeline.index` found the images in records of another writer, which stay as they are."""
         return any(feature.stored_as is not None for feature in self.features.values())
 
+    @property
+    def key_feature(self) -> str | None:
+        """Name of the feature with the keys, as the records have it; None if they have no keys."""
+        key = self.features.get("key")
+        return None if key is None else key.named("key")
+
     def labelled(self, names: Iterable[str]) -> list[str]:
         """Returns those of some splits whose records have labels; all of them if the records are not images."""
         return [name for name in names if not self.has_images or self.split(name).has_labels]

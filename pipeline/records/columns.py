@@ -368,7 +368,7 @@ def _of_file(data_dir: str, manifest: Manifest, file: str) -> dict[str, dict[str
     for name in table:
         if not name.isidentifier():
             raise UsageError(f"--add_columns={file}: the column {name!r} must be a name of letters, digits and _")
-    key = manifest.features[_KEY].named(_KEY) if _KEY in manifest.features else _KEY
+    key = manifest.key_feature or _KEY
     index = of_records(data_dir, manifest, lambda record: {_KEY: rows.get(_key_of(record, key), -1)})[_KEY]
     at = {split: rows_of for split, found in index.items() if (rows_of := np.asarray(found, np.int64)).max() >= 0}
     matched = sum(int((found >= 0).sum()) for found in at.values())

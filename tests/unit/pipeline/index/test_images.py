@@ -207,6 +207,30 @@ def test_features_with_our_names_beside_those_that_are_mapped_are_none_of_ours(t
     validate.main([str(tmp_path), "--deep"])
 
 
+def test_a_check_names_the_key_that_two_records_share_by_the_feature_it_is_in(tmp_path, capsys):
+    def write(*keys):
+        records = [{"image": foreign.jpeg(1), "label": 0, "id": key} for key in keys]
+        foreign.write(tmp_path / "train", records)
+
+    write(b"one", b"two")
+    run(tmp_path, "--split=train:train", "--feature_map=image:image,key:id")
+    write(b"two", b"two")
+    with pytest.raises(DataError):
+        validate.main([str(tmp_path)])
+    assert "record 1, byte offset" in (out := capsys.readouterr().out)
+    assert "has the key of record 0 of train: 'two'" in out
+
+
+def test_a_check_accepts_a_kept_vector_that_a_record_lacks_as_the_index_and_training_do(tmp_path):
+    records = [{"image": foreign.jpeg(i), "label": i} for i in range(3)]
+    records[0]["tags"] = np.array([4, 5])
+    foreign.write(tmp_path / "train", records)
+    run(tmp_path, "--split=train:train", "--feature_map=image:image", "--keep_columns=tags")
+    [(x, _, _)] = input_fn(tmp_path, global_batch_size=3, training=False, features=("tags",))
+    assert x["tags"].to_list() == [[4, 5], [], []]
+    validate.main([str(tmp_path), "--deep"])
+
+
 def test_a_kept_feature_takes_precedence_over_the_size_of_that_name(tmp_path):
     records = [{"image": foreign.jpeg(i, (30 + i, 40)), "label": i, "height": 500 + i} for i in range(3)]
     foreign.write(tmp_path / "train", records)
