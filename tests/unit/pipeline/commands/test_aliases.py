@@ -104,7 +104,7 @@ def test_functions_are_found_by_their_earlier_names():
 def test_an_option_that_a_function_refuses_is_refused_as_before(folder):
     with pytest.raises(UsageError, match="^distribute: takes no shard"):
         distribute(None, folder, **OPTIONS, distort="shift", shard=None)
-    with pytest.raises(TypeError, match="'augment'"):
+    with pytest.raises(TypeError, match="'distort'"):
         pipeline.steps_per_epoch(folder, global_batch_size=8, distort="shift")
 
 
