@@ -80,7 +80,8 @@ def test_run_again_it_stays_as_it_is(undisturbed, digits):
     assert (best_of(undisturbed), last_of(undisturbed), lines_of(undisturbed / "m.jsonl")) == before
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_killed_at_any_moment_it_ends_with_the_same(seed, undisturbed, digits, tmp_path):
     draw, flags = random.Random(seed), (*FLAGS, f"--metrics_jsonl={tmp_path}/m.jsonl")
     for _ in range(4):

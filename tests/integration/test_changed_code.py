@@ -91,7 +91,7 @@ def train(digits, said, last, *flags):
 
 
 @pytest.mark.parametrize("what", EDITS)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_a_resume_names_each_file_that_was_edited_and_no_other(what, digits, project, said):
     edits, words = EDITS[what]
     assert train(digits, said, 2) == []

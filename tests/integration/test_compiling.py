@@ -41,6 +41,7 @@ def mode_in(folder):
         return yaml.safe_load(file)["model"]["jit_compile"]
 
 
+@pytest.mark.slow
 def test_a_compiled_run_goes_on_to_the_same_bits_and_a_change_of_the_mode_is_said(train):
     flags = ("--model=mlp", "--augment=shift")
     lines = train("once", 4, "--jit_compile", *flags)

@@ -78,6 +78,7 @@ def test_every_row_becomes_one_example_or_one_reject(table, tmp_path):
             assert (entry["label"].tolist(), entry["age"].tolist()) == ([number % 3], [number / 8])
 
 
+@pytest.mark.slow
 def test_a_model_learns_from_it(table, tmp_path):
     convert(tmp_path / "out", *flags(table))
     given = ["--model=mlp", "--epochs=1", "--eval_split=validation", "--global_batch_size=6", "--optimizer=adam"]

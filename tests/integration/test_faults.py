@@ -375,6 +375,7 @@ def threads_of(process: forked.Process) -> int:
     return len(os.listdir(f"/proc/{process.pid}/task"))
 
 
+@pytest.mark.slow
 def test_threads_do_not_grow_with_the_steps(digits, tmp_path):
     """TensorFlow's own timeout of collectives keeps threads for each of them: four per step, for 120 s."""
     workers = start_workers(digits, [tmp_path] * 2, *LONG, "--log_every=100", "--checkpoint_every=100000")

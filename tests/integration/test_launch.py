@@ -103,6 +103,7 @@ def test_the_page_is_served_beside_the_job_and_ends_with_it(launch):
         urllib.request.urlopen(url, timeout=30)
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_served_is_one_line_and_the_job_goes_on(launch):
     pytest.importorskip("uvicorn", reason="needs starlette, uvicorn and jinja2: pip install 'stepfeed[page]'")
     with socket.create_server(("127.0.0.1", 0)) as taken:

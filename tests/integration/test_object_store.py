@@ -99,6 +99,7 @@ def test_a_kill_while_a_small_file_is_written_leaves_no_upload(bucket: RemotePat
     assert keys(bucket) == ["x"]
 
 
+@pytest.mark.slow
 def test_again_is_nothing_to_do_and_other_options_need_overwrite(
     bucket: RemotePath, capsys: pytest.CaptureFixture[str]
 ) -> None:

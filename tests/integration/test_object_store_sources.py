@@ -102,7 +102,8 @@ def test_a_parquet_file_or_a_glob_in_a_store(
     assert source.read(split, rows).images == local.read(split, rows).images
 
 
-@pytest.mark.parametrize("encoding", [pytest.param("raw", marks=pytest.mark.slow), "png"])
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["raw", "png"])
 def test_a_data_set_of_ours_in_a_store_gives_the_same_bytes(
     bucket: RemotePath, tmp_path: pathlib.Path, encoding: str
 ) -> None:

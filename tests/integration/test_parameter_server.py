@@ -278,6 +278,7 @@ def test_gradients_of_older_weights_count_where_they_may(line, tmp_path):
     assert dropped[0] > 2 * dropped[1]
 
 
+@pytest.mark.slow
 def test_linear_regression_in_three_terminals(tmp_path):
     shutil.copy(forked.ROOT / "examples" / "regression" / "line.py", tmp_path)
     done = forked.run(["line.py"], cwd=tmp_path)

@@ -222,6 +222,7 @@ def test_replicas_of_a_strategy(folder):
         assert np.concatenate(strategy.experimental_local_results(weights)).tolist() == whole_weights.numpy().tolist()
 
 
+@pytest.mark.slow
 @EACH_PACKING
 def test_a_dataset_made_inside_a_function_of_tensorflow(packing, request):
     data_dir = request.getfixturevalue(packing)

@@ -141,6 +141,7 @@ def page_text(name):
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs_to_the_letter(folder, follow):
     """With fewer epochs. README's five commands are among its own."""
     (port,) = free_ports(1)

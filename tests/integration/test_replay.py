@@ -148,6 +148,7 @@ def test_a_flipped_bit_is_found(trained, tmp_path, capsys):
     replay.main([f"--model_dir={tmp_path / 'run'}", "--verify=5:10"])  # what lies before it is right
 
 
+@pytest.mark.slow
 def test_flags_of_the_run_that_changed_and_data_that_moved(trained, tmp_path, capsys):
     shutil.copytree(trained / "run", tmp_path / "run")
     flags = [f"--data_dir={trained / 'data'}", f"--model_dir={tmp_path / 'run'}", "--model=mlp", "--eval_split=none"]

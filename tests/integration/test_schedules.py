@@ -128,6 +128,7 @@ def expected(mixture, folders, segments, steps, skips=""):
     return [list(zip(ids.tolist(), real.tolist(), strict=True)) for *_, real, ids in batches.as_numpy_iterator()]
 
 
+@pytest.mark.slow
 def test_the_logs_are_what_was_trained_on(folders, mixture, logged, capsys):
     path, segments = logged
     steps = expected(mixture, folders, segments, 26, SKIPS)

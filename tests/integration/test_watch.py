@@ -78,6 +78,7 @@ def test_a_run_is_told_by_its_files(ended):
     assert PIL.Image.open(io.BytesIO(source.image(0))).size == (28, 28)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slow", "why", "least"),  # batches are read ahead, several at once
     [

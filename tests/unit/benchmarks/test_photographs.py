@@ -128,6 +128,7 @@ def test_a_wrong_size_is_named(text, fact):
         input_throughput.photograph_sizes(text, 8)
 
 
+@pytest.mark.slow
 def test_each_size_has_a_table_with_and_without_randaugment(tmp_path, monkeypatch, capsys):
     entries = {"ours": Entry(FAKE, {"sleep": 0.002}), "dali": Entry(FAKE, {"sleep": 0.001}), "torch": Entry(FAKE)}
     monkeypatch.setattr(input_throughput, "PHOTOGRAPHS", entries)

@@ -121,6 +121,7 @@ def test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image(data, k
             assert all(abs(times[i] - i % 7 / 2) < 1 for i in range(100))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shuffle_bytes"),
     [

@@ -11,7 +11,6 @@ from pipeline.batch.batches import Batches
 from pipeline.errors import DataError
 from pipeline.order.feed import Feed
 from tests.datasets import Kind, write_dataset
-from tests.lanes import some_slow
 
 FLAGS = ("--global_batch_size=12", "--workers=2")
 
@@ -140,12 +139,9 @@ def test_rows_that_depend_on_their_batch_are_found(data, monkeypatch):
         audited(data, "--content", "--augment=pad_crop_flip(pad=2)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe",
-    some_slow(
-        ["flip", "flip(prob=0.3) | cutout(size=3)", "pad_crop_flip(pad=2)", "pad_crop_flip(flip=False)"],
-        ["flip(prob=0.3) | cutout(size=3)"],
-    ),
+    "recipe", ["flip", "flip(prob=0.3) | cutout(size=3)", "pad_crop_flip(pad=2)", "pad_crop_flip(flip=False)"]
 )
 def test_recipes_that_are_restated_are_so_in_both_epochs(data, capsys, recipe):
     audited(data, "--content", f"--augment={recipe}")
@@ -155,6 +151,7 @@ def test_recipes_that_are_restated_are_so_in_both_epochs(data, capsys, recipe):
     )
 
 
+@pytest.mark.slow
 def test_one_draw_of_several_that_repeats_is_found(data, monkeypatch):
     """The crops are drawn anew, so that the rows differ between epochs; which are mirrored is not."""
     of_recipes(monkeypatch, lambda epoch, records, keys_of: keys_of(epoch * 0, records))

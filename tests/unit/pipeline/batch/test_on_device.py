@@ -113,6 +113,7 @@ def test_an_evaluation_gets_the_evaluation_twin(folder):
         np.testing.assert_array_equal(probabilities, tf.one_hot(labels, 3))
 
 
+@pytest.mark.slow
 def test_the_part_that_is_decoded_is_chosen_on_the_host(jpegs):
     text = "random_resized_crop(size=8) | cutout(size=3)"
     spec = check_alike(jpegs, **TRAIN, augment=text)

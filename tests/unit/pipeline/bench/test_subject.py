@@ -130,6 +130,7 @@ def test_stages_that_do_not_occur_are_absent_and_not_zero(folders, name, options
     assert terms <= {part.name for part in subject.parts()}
 
 
+@pytest.mark.slow
 def test_replicas_get_their_rows_and_the_copy_is_a_stage(folders):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     subject = opened(folders / "raw", strategy, augment="shift")

@@ -127,13 +127,14 @@ def made_in_a_function(folder, **arguments):
     return tf.function(lambda: input_fn(folder, **arguments), autograph=False)()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
         ("raw", {"streams": 3, "shuffle_bytes": 3 * 2 * 144, "start_step": 1}),
-        pytest.param("unequal keys", {"weights": "mean"}, marks=pytest.mark.slow),
+        ("unequal keys", {"weights": "mean"}),
         ("png", {"features": ("key", "box", "scores"), "streams": 2, "shuffle_bytes": 2 * 4 * 144}),
-        pytest.param("jpeg", {"augment": "random_crop(size=6)"}, marks=pytest.mark.slow),
+        ("jpeg", {"augment": "random_crop(size=6)"}),
         ("gzip", {"augment": "cifar10_tutorial(crop=5)", "remainder": "drop"}),
     ],
 )

@@ -121,6 +121,7 @@ def test_the_same_steps_as_without_parameter_servers(job, plain, shares):
 
 
 @pytest.mark.parametrize("shares", [0, 2])
+@pytest.mark.quick(1)
 def test_histograms_are_of_the_weights_now_and_of_the_gradient_of_the_last_shown_step(shares, job, plain):
     made = job(shares, Period(Fraction(5, 2)))  # steps 1, 3 and 5
     for last, shown in ((1, 1), (2, 1), (4, 3), (5, 5)):
