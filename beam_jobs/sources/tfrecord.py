@@ -22,8 +22,8 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, name_of
 from pipeline.files.paths import StoragePath, each, path_of
 from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming
-from pipeline.records import schema, splits, tf_example
-from pipeline.records.schema import LABELS_FILE, OWN_FEATURES, kind, read_labels
+from pipeline.records import class_names, schema, splits, tf_example
+from pipeline.records.schema import OWN_FEATURES, kind
 
 MAX_CLASSES = 1 << 20
 _FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
@@ -200,7 +200,7 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
     own, doubts = (columns.image, columns.label, columns.key), splits.FeatureDoubts()
     if len(by_split) == 1 and not options.split_column:
         doubts = splits.FeatureDoubts.of(records, first, own, _FILE_PER_SPLIT)
-    names = _class_names(root, paths, columns)
+    names = class_names.beside(root, paths, columns.label, has_text_labels=columns.has_text_labels)
     seen = SeenLabels(
         f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
     )
@@ -223,43 +223,12 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
     )
 
 
-def _class_names(root: StoragePath, paths: Sequence[StoragePath], columns: Columns) -> tuple[str, ...]:
-    """Returns the class names that lie beside the files, or in the folder of all; none if there are none.
-
-    Raises:
-      DataError: labels are numbers, and files in different folders would count different classes by them.
-    """
-
-    def beside(place: StoragePath) -> tuple[str, ...]:
-        files = (
-            place / f"{columns.label}.{LABELS_FILE}",
-            place / LABELS_FILE,
-        )  # the first is TFDS's name
-        return next(filter(None, map(read_labels, files)), ())
-
-    if (names := beside(root)) or columns.has_text_labels:
-        return names
-    found = {place: beside(place) for place in dict.fromkeys(path.parent for path in paths)}
-    if len(set(found.values())) > 1:
-        one, other = sorted(found, key=lambda place: (not found[place], str(place)))[:2]
-        if found[one] == found[other]:
-            other = next(place for place in found if found[place] != found[one])
-        raise DataError(
-            f"the class names of {one.name_in(root)} and of {other.name_in(root)} differ, but the labels of both are "
-            "numbers",
-            path=root,
-            advice=f"write {LABELS_FILE} of all there, or convert each, then both together: converted data sets "
-            "are joined by the names of classes",
-        )
-    return next(iter(found.values()))
-
-
 def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
     """Returns the folder that contains all files of a source, and the files, sorted by path."""
     wanted = f"{naming.FOREIGN_FILES}; name the files with a glob"
     kinds = "--source of tfrecord is a folder, a file or a glob"
     root, names = listing.find(source, naming.is_foreign_file, False, wanted, kinds)
-    listing.check_packed_once(root, names)
+    splits.check_packed_once(root, names)
     if not root.is_remote:
         names.sort(key=lambda name: name.split("/"))
     # Keys name files relative to the folder that all share: a glob over one folder gives the same keys as the folder.

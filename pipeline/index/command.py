@@ -1,6 +1,7 @@
 """Makes the index: choose files -> read each to its end -> write the files beside them -> write the manifest.
 
-What is written gets its names together at the end: a run that is killed before leaves only a hidden folder.
+What is written gets its names together at the end: a run that is killed before leaves only a hidden folder. One that is
+killed while it gives the names leaves the manifest there, by which the next run finds what is to be removed.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError, name_of, to_run
+from pipeline.errors import DataError, UsageError, name_of, named, to_run
 from pipeline.files.paths import StoragePath, alone_in, folder
-from pipeline.files.write import Drafts, drafts_in
+from pipeline.files.write import Drafts, drafts_in, left_in
 from pipeline.index import choice, images
 from pipeline.index.images import ImageFlags, ShardImages
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
@@ -64,6 +65,7 @@ def _make_index(
     place = pathlib.Path(data_dir)
     chosen = choice.of_flags(data_dir, splits) if splits else choice.of_names(data_dir)
     earlier = _earlier(place, overwrite)
+    _remove_unlisted(place, earlier)
     _check_sidecars_are_ours(place, chosen, earlier)
     if not splits:
         print(choice.line(chosen))
@@ -130,6 +132,46 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
     return found
 
 
+def _remove_unlisted(data_dir: pathlib.Path, earlier: Manifest | None) -> None:
+    """Removes files that a killed run moved into the folder, but not the manifest that lists them.
+
+    That manifest is still among its drafts. A file that has other content than it says is somebody else's.
+
+    Args:
+      data_dir: the folder.
+      earlier: the manifest there, whose files stay.
+
+    Raises:
+      DataError: a file cannot be read or removed.
+    """
+    listed = _beside(earlier) if earlier else {}
+    for hidden in left_in(data_dir):
+        try:
+            pending = _beside(manifests.load(hidden))
+        except DataError:  # it has no manifest: published, or not written yet
+            continue
+        for name in pending.keys() - listed.keys():
+            _remove(data_dir / name, pending[name])
+    for name in (naming.SIDECARS, naming.COLUMNS):
+        with contextlib.suppress(OSError):  # it is not there, or holds files
+            (data_dir / name).rmdir()
+
+
+def _beside(made: Manifest) -> dict[str, str]:
+    """Returns {name: CRC32C} of the files beside the records that a manifest lists."""
+    found = {name: crc for shard in made.shards for name, crc in shard.files.items() if name != shard.file}
+    columns = ((split, name, crc) for name, column in made.columns.items() for split, crc in column.files.items())
+    return found | {naming.column_name(split, name, crc): crc for split, name, crc in columns}
+
+
+def _remove(path: pathlib.Path, crc: str) -> None:
+    """Removes a file that has this CRC32C."""
+    if path.is_file():
+        with named(path, "cannot be removed"):
+            if f"{crc32c.crc32c(path.read_bytes()):08x}" == crc:
+                path.unlink()
+
+
 def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]], earlier: Manifest | None) -> None:
     """Raises UsageError if a file that no manifest lists has the name of one that the index would write."""
     ours = _sidecars_of(earlier)
@@ -138,7 +180,7 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
             raise UsageError(
                 "no manifest lists this file, and the index would replace it",
                 path=data_dir / name,
-                advice="remove it (a run that was killed near its end leaves such a file)",
+                advice="move it elsewhere",
             )
 
 
@@ -154,7 +196,7 @@ def _manifest(
     place = folder(data_dir)
     names = [name for of_split in chosen.values() for name in of_split]
     compression = _found_compression(place, names, compression)
-    counters = _counters(place, compression, chosen, flags) if flags else {}
+    counters, classes = _counters(place, compression, chosen, flags) if flags else ({}, ())
     doubts = FeatureDoubts()
     if is_by_name and len(chosen) == 1:
         doubts = choice.doubts([place / name for name in names], compression, flags)
@@ -163,9 +205,10 @@ def _manifest(
     for split, of_split in chosen.items():
         if not any(shard.num_examples for shard in found if shard.file in of_split):
             some = ", ".join(of_split[:_MOST_NAMED]) + (", ..." if len(of_split) > _MOST_NAMED else "")
+            which = f"split {split!r}" if is_by_name else f"--split={split}"
             raise DataError(
-                f"--split={split}: {count_of(len(of_split), 'file')} without a record ({some}); a split must have one: "
-                "leave it out, or check what wrote the files"
+                f"{which}: {count_of(len(of_split), 'file')} without a record ({some}); a split must have one: leave "
+                "it out, or check what wrote the files"
             )
     shards, has_tables = iter(found), bool(compression) and any(shard.offsets_crc32c for shard in found)
     made = Manifest(
@@ -180,27 +223,29 @@ def _manifest(
         compression=compression,
         format_version=MEMBERS_VERSION if has_tables else FORMAT_VERSION,
     )
-    return _with_images(place, made, counters, drafts, flags) if flags else (made, [])
+    return _with_images(made, counters, classes, drafts, flags) if flags else (made, [])
 
 
 def _counters(
     place: StoragePath, compression: str, chosen: dict[str, list[str]], flags: ImageFlags
-) -> dict[str, ShardImages]:
-    """Returns what counts the images of each file, by its name."""
-    schema = images.schema_of([place / name for names in chosen.values() for name in names], compression, flags)
-    classes = len(flags.named_classes(place)) or images.MOST_CLASSES
-    decoded = {STATISTICS_SPLIT} & chosen.keys() or chosen.keys()
-    return {
-        name: ShardImages(schema, flags, classes, split in decoded) for split, names in chosen.items() for name in names
+) -> tuple[dict[str, ShardImages], tuple[str, ...]]:
+    """Returns what counts the images of each file, by its name, and the class names; none: labels name themselves."""
+    files = [place / name for names in chosen.values() for name in names]
+    schema = images.schema_of(files, compression, flags)
+    classes = flags.named_classes(place, files, schema.label)
+    decoded, count = {STATISTICS_SPLIT} & chosen.keys() or chosen.keys(), len(classes) or images.MOST_CLASSES
+    counters = {
+        name: ShardImages(schema, flags, count, split in decoded) for split, names in chosen.items() for name in names
     }
+    return counters, classes
 
 
 def _with_images(
-    place: StoragePath, made: Manifest, counters: dict[str, ShardImages], drafts: Drafts, flags: ImageFlags
+    made: Manifest, counters: dict[str, ShardImages], classes: tuple[str, ...], drafts: Drafts, flags: ImageFlags
 ) -> tuple[Manifest, list[str]]:
     """Returns a manifest with what was counted, and lines that say it; adds the files of columns to the drafts."""
     splits = {split: [(shard, counters[shard.file]) for shard in info.shards] for split, info in made.splits.items()}
-    found = images.described(splits, flags, flags.named_classes(place))
+    found = images.described(splits, flags, classes)
     made = dataclasses.replace(made, splits=found.splits, **found.fields)
     return columns.drafted(drafts, made, found.columns), list(images.lines(made, found.turned))
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pipeline.commands import aliases, commandline
-from pipeline.commands.flags import Flag, Mistakes, check_all, fields_with, flags_of, make
+from pipeline.commands.flags import Flag, Mistakes, check_all, check_needs, flags_of, make
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import VIEWS, own_views
 from pipeline.order.views import View
@@ -213,14 +213,8 @@ class TrainConfig:
             )
 
     def _check_compared(self) -> None:
-        steps = self.steps
-        for field in fields_with(steps, "needs"):
-            value = getattr(steps, field.name)
-            if value and value != field.default and not steps.ranks:
-                raise UsageError(
-                    f"--{field.name}={value}: evaluations are ranked for --keep_best and --early_stopping alone; give "
-                    f"one of them, or leave --{field.name} out"
-                )
+        why = "evaluations are ranked for --keep_best and --early_stopping alone; give one of them, or leave it out"
+        check_needs(self.steps, ranks=why)
 
     def _check_drawn(self) -> None:
         for name, value in meaning.given(self, "draws").items():

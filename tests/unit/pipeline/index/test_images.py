@@ -157,6 +157,16 @@ def test_class_names_are_those_of_the_file(tmp_path):
     assert RandomAccess(folder)[1]["key"] == b"ISIC_0000017"
 
 
+def test_class_names_may_lie_in_the_folder_of_the_files(tmp_path):
+    foreign.melanoma(tmp_path / "train")
+    (tmp_path / "train" / "labels.txt").write_text("no\nyes\n")
+    made = run(tmp_path, foreign.MELANOMA)
+    assert (made.class_names, [*made.splits]) == (("no", "yes"), ["train"])
+    (tmp_path / "train" / "labels.txt").write_text("no\nno\n")
+    with pytest.raises(UsageError, check=said("the class names have 'no' twice")):
+        run(tmp_path, foreign.MELANOMA, "--overwrite")
+
+
 @pytest.mark.parametrize(
     ("content", "offset", "names"),
     [

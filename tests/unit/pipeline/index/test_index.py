@@ -317,6 +317,65 @@ def test_who_is_stopped_leaves_no_data_set_and_the_next_run_cleans_up(tmp_path, 
         assert len(os.listdir(folder / "sidecars")) == 2 * 4  # offsets and CRCs
 
 
+KILLED = """
+import os, sys
+from pipeline.index import __main__ as index
+left, replace = int(sys.argv[1]), os.replace
+def move(source, target):
+    global left
+    if not left:
+        os._exit(9)
+    left -= 1
+    replace(source, target)
+os.replace = move
+index.main(sys.argv[2:])
+"""
+
+
+def killed_after(moves, folder, *arguments):
+    """Runs the command until it has given so many files their names."""
+    command = [sys.executable, "-c", KILLED, str(moves), str(folder), *arguments]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 9
+
+
+def test_who_is_killed_while_names_are_given_can_run_again(folder, capsys):
+    killed_after(2, folder, "--split=train:*e*", "--split=test:part*")
+    assert len(list(folder.glob("sidecars/*"))) == 2
+    assert not (folder / "manifest.json").exists()
+    (folder / "sidecars" / "mine").write_text("of somebody else")
+    made = run(folder, "--split=test:part*")  # fewer files than before
+    assert {path.name for path in folder.glob("sidecars/*")} == {"crcs.part=07", "mine"}
+    assert {path.name for path in folder.glob(".*")} == set()
+    killed_after(1, folder, "--split=train:*e*", "--split=test:part*", "--overwrite")
+    assert run(folder, "--split=test:part*", "--overwrite") == made
+    assert {path.name for path in folder.glob("sidecars/*")} == {"crcs.part=07", "mine"}
+
+
+def test_a_file_that_took_the_place_of_a_killed_runs_own_stays(folder):
+    killed_after(2, folder, "--split=train:verses.rec")
+    (folder / "sidecars" / "crcs.verses.rec").write_text("mine")
+    with pytest.raises(UsageError, check=at("crcs.verses.rec", "no manifest", advice="move it elsewhere")):
+        run(folder, "--split=train:verses.rec")
+    assert [path.name for path in folder.glob("sidecars/*")] == ["crcs.verses.rec"]
+    assert (folder / "sidecars" / "crcs.verses.rec").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flag", "facts"),
+    [
+        ("--overwrite", "--overwrite: has no effect"),
+        ("--compression=GZIP", "--compression=GZIP: has no effect"),
+        ("--label_offset=-1", "--label_offset=-1: needs --feature_map"),
+        ("--keep_columns=x", "--keep_columns=x: needs --feature_map"),
+        ("--class_names=x", "--class_names=x: needs --feature_map"),
+        ("--image_shape=2x2x1", "--image_shape=2x2x1: needs --feature_map"),
+    ],
+)
+def test_flags_that_columns_alone_would_ignore_are_refused(folder, flag, facts):
+    with pytest.raises(UsageError, check=said(facts)):
+        run(folder, "--add_columns=records", flag)
+
+
 def test_an_error_ends_the_command_with_one_line(folder):
     (folder / "bad").write_bytes(b"?" * 20)
     command = [sys.executable, "-m", "pipeline.index", str(folder), "--split=train:bad"]
@@ -362,6 +421,9 @@ def test_a_split_without_a_record_is_refused(folder):
         run(folder, "--split=train:verses.rec", "--split=test:none*", "--split=test:too")
     (folder / "too").unlink()
     assert listing(folder) == before
+    (folder / "test.tfrecord").write_bytes(b"")
+    with pytest.raises(DataError, match=r"^split 'test': 1 file .*\(test.tfrecord\)"):
+        run(folder)
 
 
 @pytest.mark.parametrize("files", [UNEQUAL, EQUAL], ids=["offsets", "stride"])
@@ -448,8 +510,11 @@ class TestSplitsByNames:
             (("train.tfrec", "more.tfrec"), ("more.tfrec", "'train'")),
             (("train-test.tfrec",), ("train-test.tfrec", "test or train")),
             (("val.tfrec", "dev.tfrec"), ("'dev' and of 'val'",)),
-            (("x-00000-of-00003", "x-00002-of-00003"), ("x-00001-of-00003", "is missing; the folder has 2 of 3 files")),
-            (("a.records",), ("no file like", "1 file, such as a.records")),
+            (
+                ("x-00000-of-00003", "x-00002-of-00003"),
+                ("x-00001-of-00003", "is missing; the folder has 2 of 3 files; get it"),
+            ),
+            (("train.rec", "train.rec.gz"), ("both train.rec and train.rec.gz", "remove one of them")),
         ],
     )
     def test_what_they_do_not_tell_is_refused_with_the_flag_that_decides(self, tmp_path, names, facts):
@@ -496,7 +561,7 @@ class TestFolders:
             (folder / name).write_bytes(file_of([b"%d" % number * (1 + row) for row in range(3)]))
 
     def test_folders_of_splits_need_no_flag_and_are_read_each_as_it_is(self, tmp_path, capsys):
-        self.write(tmp_path, *self.NAMES, "other/deep/train.tfrec", "train/.hidden/x.tfrec")
+        self.write(tmp_path, *self.NAMES)
         made = run(tmp_path)
         assert "train (2 files, train/a.tfrec to train/b.tfrec), validation (val/a.tfrec)" in capsys.readouterr().out
         files = {name: [shard.file for shard in split.shards] for name, split in made.splits.items()}
@@ -524,8 +589,8 @@ class TestFolders:
             (("train/a.tfrec", "more/a.tfrec"), ("2 folders", "more/", "--split=NAME:PATTERN")),
             (("val/a.tfrec", "dev/a.tfrec"), ("'dev' and of 'val'", "--split=NAME:PATTERN")),
             (("train/test.tfrec",), ("train/test.tfrec", "--split=NAME:PATTERN")),
-            (("a/b/train.tfrec",), ("no file like", "--split=NAME:PATTERN")),
-            (("train/a.tfrec", "val/a.tfrec", "val/manifest.json"), ("val/ is a data set of its own",)),
+            (("train/a.tfrec", "a/b/train.tfrec"), ("2 folders", "a/b/", "--split=NAME:PATTERN")),
+            (("train/a.tfrec", "val/x/a.tfrec", "val/manifest.json"), ("val/ is a data set of its own",)),
         ],
     )
     def test_what_they_do_not_tell_is_refused(self, tmp_path, names, facts):
