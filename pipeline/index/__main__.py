@@ -28,7 +28,7 @@ class IndexConfig:
     )
     compression: str = flag(
         "",
-        "compression that all files must have: GZIP; others are refused, as the files themselves say what they have",
+        "compression that all files must have, GZIP or ZLIB: others are refused, as the files say what they have",
         needs="indexes",
     )
     overwrite: bool = flag(False, "leave to replace a manifest that this command made", needs="indexes")
@@ -90,8 +90,8 @@ class IndexConfig:
             )
 
     def _check_compression(self) -> None:
-        if self.compression not in naming.COMPRESSIONS:
-            raise unknown("--compression", self.compression, [name for name in naming.COMPRESSIONS if name])
+        if self.compression not in naming.PACKINGS:
+            raise unknown("--compression", self.compression, [name for name in naming.PACKINGS if name])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

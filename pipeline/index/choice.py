@@ -130,15 +130,19 @@ def line(chosen: dict[str, list[str]]) -> str:
     return f"splits by the names of the files: {', '.join(parts)}; --split=NAME:PATTERN chooses others"
 
 
-def doubts(files: Sequence[StoragePath], compression: str, flags: ImageFlags | None) -> FeatureDoubts:
+def doubts(packings: Mapping[StoragePath, str], flags: ImageFlags | None) -> FeatureDoubts:
     """Returns the features that may tell splits, by the first Examples in files whose names tell none.
+
+    Args:
+      packings: compression of each file.
+      flags: flags about images.
 
     Raises:
       DataError: a feature is called `split`.
     """
     own = [theirs for _, theirs in flags.feature_map] if flags else []
-    for file in files:
-        records, _ = schema.first_examples(record for _, record in records_of(file, compression))
+    for file, packing in packings.items():
+        records, _ = schema.first_examples(record for _, record in records_of(file, packing))
         if records:
             return FeatureDoubts.of(records, str(file), own, f"write a file per split; {_DECIDES}")
     return FeatureDoubts()

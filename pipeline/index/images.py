@@ -78,12 +78,11 @@ class ImageFlags:
         return names
 
 
-def schema_of(files: Sequence[StoragePath], compression: str, flags: ImageFlags) -> Schema:
+def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
     """Returns the schema of the records of all files, inferred from the first records of each.
 
     Args:
-      files: files of all splits.
-      compression: compression of the files.
+      packings: compression of each file of all splits.
       flags: flags about images.
 
     Raises:
@@ -93,9 +92,9 @@ def schema_of(files: Sequence[StoragePath], compression: str, flags: ImageFlags)
     found: dict[str, Schema] = {}
     sample: list[dict[str, Any]] = []  # records of the first file that has some
     kept: list[Mapping[str, Any]] = []
-    for file in files:
+    for file, packing in packings.items():
         count = _FIRST_OF_OTHERS if found else schema.FIRST_RECORDS
-        records, seen = schema.first_examples((record for _, record in records_of(file, compression)), count)
+        records, seen = schema.first_examples((record for _, record in records_of(file, packing)), count)
         if not records:
             if seen:
                 raise DataError(f"of {count_of(seen, 'record')} read, none is a tf.train.Example", path=file)

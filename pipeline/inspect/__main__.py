@@ -325,10 +325,10 @@ def _more_lines(made: Manifest) -> Iterator[str]:
     if made.columns:
         listed = (f"{name} ({'string' if c.values else c.dtype})" for name, c in sorted(made.columns.items()))
         yield f"columns: {', '.join(listed)}"
-    if made.compression:
-        forward = sum(not shard.is_seekable(made.compression) for shard in made.shards)
+    if made.packing:
+        forward = sum(not shard.is_seekable for shard in made.shards)
         limits = f"; {forward} of {len(made.shards)} are read forward only" if forward else ""
-        yield f"shards compressed with {made.compression}{limits}"
+        yield f"shards compressed with {made.packing}{limits}"
 
 
 def _split_row(name: str, split: SplitInfo) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ COLUMNS = "columns"  # the folder of the files of columns
 TFDS_FILES = ("dataset_info.json", "features.json", "label.labels.txt")  # what TensorFlow Datasets reads
 COMPRESSIONS = {"": "", "GZIP": ".gz"}  # TensorFlow's name: the suffix of a shard's file
 FOREIGN_FILES = "file like *.tfrecord* or *-00000-of-00001"  # for errors: what `is_foreign_file` finds
+PACKINGS = ("", "GZIP", "ZLIB")  # TensorFlow's names: how a file of another writer may be compressed
 PACKED = (".gz", ".zz", ".zlib")  # endings by which other writers name compressed files
 # TensorFlow Extended writes data_tfrecord-00000-of-00001.gz.
 _FOREIGN = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz|\.zz|\.zlib)?)", re.IGNORECASE)

@@ -202,10 +202,18 @@ class TrainConfig:
         what = field.metadata["writes"]
         check_local(group, field.name, what=what)
         if what == "folder":
-            check_apart(field.name, getattr(group, field.name), self.data.data_dir)
+            for name in ("data_dir", "eval_data_dir"):
+                check_apart(field.name, getattr(group, field.name), getattr(self.data, name), name)
 
     def _check_evaluated(self) -> None:
-        steps = self.steps
+        steps, other = self.steps, self.data.eval_data_dir
+        if other is not None and not self.data.evaluates:
+            raise UsageError(
+                f"--eval_data_dir={other} with --eval_split={self.data.eval_split or 'none'}: there is no evaluation; "
+                "give a split of it, or leave out both"
+            )
+        if other is not None and not other.strip():
+            raise UsageError("--eval_data_dir: is empty (a shell variable that is not set?); name a folder")
         if steps.eval_every and not self.data.evaluates:
             raise UsageError(
                 f"--eval_every={steps.eval_every} with --eval_split={self.data.eval_split or 'none'}: there is nothing "
