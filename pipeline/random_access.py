@@ -69,15 +69,14 @@ class RandomAccess:
         manifest = manifests.load(data_dir)
         segments = select(manifest, split).segments
         for segment in segments:
-            if not segment.shard.is_seekable(manifest.compression):
+            if not segment.shard.is_seekable:
                 raise UsageError(
-                    f"is compressed as one {manifest.compression} stream without a table of its members, which can "
-                    "only be read forward",
+                    f"is compressed as one {segment.shard.compression} stream without a table of its members, which "
+                    "can only be read forward",
                     path=os.path.join(data_dir, segment.shard.file),
                     advice="use input_fn, or write the data set again: "
                     f"{to_run('beam_jobs.convert')} --dataset=tfrecord --compression=GZIP --source=...",
                 )
-        self._compression = manifest.compression
         self.features = manifest.features
         self.class_names = manifest.class_names
         self._decode = decode
@@ -86,7 +85,7 @@ class RandomAccess:
         self._start()
 
     def _start(self) -> None:
-        self._reader = RecordsReader(self._shards, self._compression, _KEPT_BYTES)
+        self._reader = RecordsReader(self._shards, _KEPT_BYTES)
         self._ends = np.cumsum([segment.num_examples for segment in self._shards.segments])
 
     def __getstate__(self) -> dict[str, Any]:

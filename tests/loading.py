@@ -40,7 +40,7 @@ def load(data_dir: pathlib.Path, split: str) -> Loaded:
     manifest = manifests.load(data_dir)
     selection = select(manifest, split)
     shards = Shards.found(data_dir, selection.segments, Corruption(str(data_dir)))
-    records = RecordsReader(shards, manifest.compression).read(all_pieces(selection)).as_bytes()
+    records = RecordsReader(shards).read(all_pieces(selection)).as_bytes()
     assert all(key in record for key, record in zip(loaded.keys, records, strict=True))
     reader = RowsReader.fit(manifest, shards, with_keys=True)
     if reader is not None:

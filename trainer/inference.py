@@ -151,6 +151,8 @@ def build(record: Record, flags: CheckpointFlags) -> Trained:
     given = flags.of_run
     if "global_batch_size" in given:
         given["streams"] = None  # the run's need not divide the new batch; an evaluation has one
+    if "data_dir" in given and record.config().data.eval_data_dir is not None:  # which it takes the place of
+        given = {"eval_split": None, **given, "eval_data_dir": None}
     config = record.config(**given)
     if not config.data.evaluates:
         if flags.needs_split:
@@ -164,7 +166,7 @@ def build(record: Record, flags: CheckpointFlags) -> Trained:
     task_class = lazy_imports.load_task(config.model.task) or Task
     splits = _resolved(record, config, task_class, flags)
     data = data_spec_of(next(iter(splits.values())))
-    _check_data(record, data, config.data.data_dir)
+    _check_data(record, data, config.data.evaluated)
     found = state.build(config, data, tf.distribute.get_strategy(), task_class)
     may_skip = config.data.max_corrupt if config.data.on_corrupt == "skip" else 0
     trained = Trained(config, found, splits, may_skip, record)

@@ -72,6 +72,7 @@ def make(config: TrainConfig, workers: int = 1, parse: UserParse | None = None) 
     training.check_pairs(replicas)
     check_classes(config.model.class_weights, training.first.manifest.class_names, "--class_weight")
     evaluation = _evaluation(config, parse) if config.data.evaluates else {}
+    _check_evaluated(config, training, evaluation)
     may_skip = config.data.max_corrupt * workers if config.data.on_corrupt == "skip" else 0
     notes = [*_sharing(training, workers), *_left_out(config, evaluation), *_repeated(training)]
     if given is None and split != _EVAL_SPLIT:
@@ -95,8 +96,8 @@ def with_eval_split(config: TrainConfig) -> TrainConfig:
     """
     if config.data.eval_split is not None:
         return config
-    splits = splits_of(config)
-    trained = [name for source in config.data.sources for name in names_of(source.split)]
+    splits, is_apart = splits_of(config), config.data.eval_data_dir is not None
+    trained = [name for source in config.data.sources for name in names_of(source.split)] if not is_apart else []
     found = to_evaluate(splits, trained) or _EVAL_SPLIT
     return dataclasses.replace(config, data=dataclasses.replace(config.data, eval_split=found))
 
@@ -104,17 +105,17 @@ def with_eval_split(config: TrainConfig) -> TrainConfig:
 def with_trained_split(config: TrainConfig) -> TrainConfig:
     """Returns the config with the split that is trained on, of the first source, as the one to evaluate on."""
     split = config.data.sources[0].split
-    data = dataclasses.replace(config.data, eval_split=split, eval_where=None, eval_limit=None)
+    data = dataclasses.replace(config.data, eval_data_dir=None, eval_split=split, eval_where=None, eval_limit=None)
     return dataclasses.replace(config, data=data)
 
 
 def splits_of(config: TrainConfig) -> list[str]:
-    """Returns the names of the splits of a run's data, in their order, except those of images without labels.
+    """Returns the names of splits that can be evaluated on, in their order: not those of images without labels.
 
     Raises:
       DataError: no valid data set.
     """
-    loaded = [manifests.load(folder) for folder in _folders(config)]
+    loaded = [manifests.load(folder) for folder in _evaluated(config)]
     return list(dict.fromkeys(name for made in loaded for name in made.labelled(made.splits)))
 
 
@@ -137,21 +138,21 @@ def evaluation_of(
     Args:
       config: of the run.
       parse: as in `make`.
-      statistics: the data set whose means and deviations normalise images; None: the first.
+      statistics: the data set whose means and deviations normalise images; None: the first that is trained on.
 
     Raises:
       DataError: no valid data set.
       UsageError: the config does not fit the data.
     """
     config = with_eval_split(config)
-    folders = _folders(config)
+    folders, trained = _evaluated(config), _folders(config)
     assert config.data.eval_split is not None
     names = _names(folders, config.data.eval_split)
     needed = set(names_of(config.data.eval_split))
     has_split = [folder for folder in folders if len(folders) == 1 or needed <= manifests.load(folder).splits.keys()]
     found = {
         names[folder]: resolve(
-            _request(config, parse, folder, config.data.eval_split, statistics or folders[0], training=False)
+            _request(config, parse, folder, config.data.eval_split, statistics or trained[0], training=False)
         )
         for folder in has_split or folders
     }
@@ -166,7 +167,19 @@ def _evaluation(config: TrainConfig, parse: UserParse | None) -> dict[str, Resol
         return evaluation_of(config, parse)
     except UsageError as error:
         flag = f"--eval_split={with_eval_split(config).data.eval_split}"
+        flag = f"--eval_data_dir={config.data.eval_data_dir}, {flag}" if config.data.eval_data_dir else flag
         raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None
+
+
+def _check_evaluated(config: TrainConfig, training: ResolvedInput, evaluation: dict[str, ResolvedRequest]) -> None:
+    """Raises UsageError if the data set of --eval_data_dir has other classes or images than the one trained on."""
+    given = config.data.eval_data_dir
+    if given is None or not evaluation:
+        return
+    try:
+        check_alike([training.first, *evaluation.values()], [str(training.first.request.folder), given])
+    except UsageError as error:
+        raise UsageError(f"--eval_data_dir={given}: {error}") from None
 
 
 def _request(
@@ -189,6 +202,12 @@ def _folders(config: TrainConfig) -> list[PathLike]:
     return list(dict.fromkeys(source.data_dir for source in config.data.sources))
 
 
+def _evaluated(config: TrainConfig) -> list[PathLike]:
+    """Returns the folders of the data sets that are evaluated on."""
+    given = config.data.eval_data_dir
+    return [given] if given is not None else _folders(config)
+
+
 def _names(folders: list[PathLike], split: str) -> dict[PathLike, str]:
     """Returns what the evaluation of each data set is called: `test`, or `mnist:test` if there are several."""
     if len(folders) == 1:
@@ -209,7 +228,7 @@ def _sharing(training: ResolvedInput, workers: int) -> Iterator[str]:
 
 def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> Iterator[str]:
     evaluated = {part.request.folder for part in evaluation.values()}
-    for folder in _folders(config) if evaluation else []:
+    for folder in _evaluated(config) if evaluation else []:
         if folder not in evaluated:
             yield f"{os.fspath(folder)} has no split {config.data.eval_split!r}: it is not evaluated"
 

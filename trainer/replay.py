@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pipeline import step_rows
 from pipeline.commands import aliases, commandline
-from pipeline.commands.flags import check, check_all, check_ending, fields_with, flag
+from pipeline.commands.flags import check, check_all, check_ending, check_needs, flag
 from pipeline.commands.text import count_of, table
 from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.manifest.sources import VIEWS, flags_for
@@ -64,13 +64,21 @@ class ReplayConfig:
         "first weights; without a value: the two newest",
         bare=_NEWEST,
     )
-    from_start: bool = flag(False, "of --step: begin with the first weights, which follow from the seed", needs="step")
-    context: int = flag(20, "of --step: steps before it whose gradients' norms are shown, too", least=0)
-    rows: int = flag(50, "of --step: the most rows that are listed, by falling loss", least=1)
-    data_dir: str | None = flag(None, "where the run's data are now (None: where they were)")
-    strategy: str | None = flag(None, "that computes (None: the run's; for workers, mirrored)", known=_STRATEGIES)
-    num_replicas: int | None = flag(None, "that compute (None: as many as in the run)", least=1, most=1024)
-    png: str | None = flag(None, "of --step: draw its rows as stored and as trained on, by falling loss", needs="step")
+    from_start: bool = flag(False, "for --step: begin with the first weights, which follow from the seed", needs="step")
+    context: int = flag(
+        20, "number of steps before --step whose gradients' norms are shown, too", least=0, needs="step"
+    )
+    rows: int = flag(50, "most rows of --step that are listed, by falling loss", least=1, needs="step")
+    data_dir: str | None = flag(None, "folder where the run's data are now (None: where they were)")
+    strategy: str | None = flag(
+        None, "strategy that computes (None: the run's; for workers, mirrored)", known=_STRATEGIES
+    )
+    num_replicas: int | None = flag(
+        None, "number of replicas that compute (None: as many as in the run)", least=1, most=1024
+    )
+    png: str | None = flag(
+        None, "picture to draw of the rows of --step, as stored and as trained on, by falling loss", needs="step"
+    )
     json: bool = flag(False, "print one object of JSON, instead of tables")
 
     def __post_init__(self) -> None:
@@ -84,9 +92,9 @@ class ReplayConfig:
             raise UsageError(f"--step={self.step} and --verify={self.verify}: give one of them")
         if self.step is None and self.verify is None:
             raise UsageError("--step=NUMBER or --verify: is missing; see --help")
-        for field in fields_with(self, "needs"):
-            if self.step is None and getattr(self, field.name):
-                raise UsageError(f"--{field.name} with --verify={self.verify}: is for --step")
+        if self.json and self.rows != ReplayConfig.rows:
+            raise UsageError(f"--rows={self.rows} with --json: is for the table; JSON has all rows")
+        check_needs(self, step=f"is for --step, not for --verify={self.verify}")
 
     @property
     def folder(self) -> RunFolder:

@@ -270,7 +270,7 @@ def take_samples(folder: StoragePath, made: Manifest) -> Samples:
     found: dict[int, list[tuple[bytes, str]]] = {label: [] for label in wanted}
     missing = sum(wanted.values())
     for shard in shards:
-        records = (record for _, record in records_of(folder / shard.file, made.compression))
+        records = (record for _, record in records_of(folder / shard.file, shard.compression))
         first = _first_records(records, _SAMPLED_RECORDS // len(shards), _SAMPLED_BYTES // len(shards))
         for number, record in enumerate(first):
             label, sample = _sample_of(record, shard.file, number, made)

@@ -85,7 +85,7 @@ def _image_text(made: Manifest, images: ImageFacts) -> str:
     """Returns how the images are stored, in words: `raw images of 28x28x1`."""
     image = made.features["image"]
     kind = "png and jpeg" if image.encoding == "any" else image.encoding
-    compressed = f", shards compressed with {made.compression}" if made.compression else ""
+    compressed = f", shards compressed with {made.packing}" if made.packing else ""
     if None not in image.shape:
         return f"{kind} images of {'x'.join(map(str, image.shape))}{compressed}"
     sizes = images.by_count

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, listing, streams
+from beam_jobs.sources import base, streams
 from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
 from beam_jobs.sources.row_files import RowFile
 from pipeline.commands.text import count_of, shape_of
@@ -170,7 +170,7 @@ def _shape(header: bytes, rank: int, most: int, path: LocalPath) -> tuple[int, .
 def _pairs(folder: LocalPath, wanted: Sequence[str]) -> dict[str, tuple[RowFile, RowFile]]:
     """Returns {split: (images, labels)} of the wanted splits, train first."""
     names = sorted(name for name in folder.names() if _FILE.fullmatch(name))
-    listing.check_packed_once(folder, names)
+    splits.check_packed_once(folder, names)
     heads: dict[str, dict[str, list[re.Match[str]]]] = {}
     for match in filter(None, map(_FILE.fullmatch, names)):
         heads.setdefault(match["head"], {}).setdefault(match["kind"].lower(), []).append(match)

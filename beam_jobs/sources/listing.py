@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from pipeline.errors import DataError
 from pipeline.files import paths
@@ -57,16 +56,6 @@ def find(
     return root, names
 
 
-def check_packed_once(folder: object, names: Iterable[str]) -> None:
-    """Raises DataError if a file lies there twice, as `x` and compressed as `x.gz`: its rows would be read twice."""
-    present = set(names)
-    for name in sorted(present):
-        if f"{name}{GZIP}" in present:
-            raise DataError(
-                f"holds both {name} and {name}{GZIP}, which are one file", path=folder, advice="remove one of them"
-            )
-
-
 def _files(folder: LocalPath | RemotePath, recursive: bool) -> Iterator[str]:
     if isinstance(folder, RemotePath):  # which has no hidden folders that cannot be read
         yield from folder.files(recursive)
@@ -91,25 +80,10 @@ def _glob(pattern: LocalPath | RemotePath, kinds: str) -> tuple[StoragePath, lis
         root = root.parent
     if isinstance(root, RemotePath):
         parts = pattern.name_in(root).split("/")
-        names = [name for name in root.files(len(parts) > 1) if matches(name.split("/"), parts)]
+        names = [name for name in root.files(len(parts) > 1) if paths.matches(name.split("/"), parts)]
     else:
         found = {match for match in glob.iglob(str(pattern), recursive=True) if os.path.isfile(match)}
         names = sorted({LocalPath(match).name_in(root) for match in found})
     if not names:
         raise DataError("matches no file", path=pattern)
     return root, names
-
-
-def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Returns whether a path matches as in `glob.glob(recursive=True)`, where `*` and `**` match no hidden name."""
-    if not pattern:
-        return not parts
-    head, *rest = pattern
-    if head == "**":
-        if not rest:
-            return not any(part.startswith(".") for part in parts)
-        deeper = bool(parts) and not parts[0].startswith(".") and matches(parts[1:], pattern)
-        return deeper or matches(parts, rest)
-    if not parts or (parts[0].startswith(".") and not head.startswith(".")):
-        return False
-    return fnmatch.fnmatchcase(parts[0], head) and matches(parts[1:], rest)

@@ -14,6 +14,7 @@ from beam_jobs.sources.row_files import RowFile
 from pipeline.commands.text import shape_of
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
+from pipeline.records import splits
 
 SPLITS = ("train", "test")
 _SIDE = 28
@@ -88,7 +89,7 @@ def _open_split(folder: LocalPath, dataset: str, split: str) -> tuple[RowFile, R
 
 def _find(folder: LocalPath, dataset: str, name: str) -> LocalPath:
     found = [each for each in (name, f"{name}{listing.GZIP}") if (folder / each).exists()]
-    listing.check_packed_once(folder, found)
+    splits.check_packed_once(folder, found)
     if found:
         return folder / found[0]
     others = [other for other in _CLASS_NAMES if other != dataset and _is_of(folder, other)]

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from beam_jobs.sources import joined, listing, record_files, streams
@@ -19,11 +19,11 @@ from beam_jobs.sources.labels import SeenLabels
 from beam_jobs.sources.record_files import Columns, RecordFile, RecordSource
 from pipeline import manifest
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError, name_of
+from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath, each, path_of
 from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming
-from pipeline.records import schema, splits, tf_example
-from pipeline.records.schema import LABELS_FILE, OWN_FEATURES, kind, read_labels
+from pipeline.records import class_names, schema, splits, tf_example
+from pipeline.records.schema import OWN_FEATURES, kind
 
 MAX_CLASSES = 1 << 20
 _FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
@@ -47,13 +47,20 @@ def open_source(options: SourceOptions) -> Source:
     folder = path_of(options.source)
     splits.check_flag(options.split_column, options.dataset)
     if (folder / naming.MANIFEST).exists():
-        return _open_ours(folder, manifest.load(folder), options)
+        made = manifest.load(folder)
+        if made.has_images:
+            return _open_ours(folder, made, options)
+        # An index of any records: what they hold is inferred, but which file is of which split is known.
+        by_split = {split: [shard.file for shard in made.splits[split].shards] for split in made.splits}
+        wanted = splits.among(by_split, options.splits)
+        return _open_foreign(folder, {split: by_split[split] for split in wanted}, options)
     root, paths = _find(options.source)
     converted = _converted(paths)
     if len(converted) == 1 and _of_foreign(options):
         converted = {}  # whoever names features wants them read as those of any other writer
     if not converted:
-        return _open_foreign(root, paths, options)
+        names = [path.name_in(root) for path in paths]
+        return _open_foreign(root, splits.by_files(root, names, options.splits), options, is_by_name=True)
     sources = {}
     for place, made in converted.items():
         names = {path.name for path in paths if path.parent == place}
@@ -115,12 +122,6 @@ def _open_ours(
     """
     if given := _of_foreign(options):
         raise UsageError(f"--{given[0]}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
-    if not made.has_images:
-        raise UsageError(
-            f"--source={folder}: its {naming.MANIFEST} was written by {name_of('pipeline.index')} and mentions no "
-            "images; if its records hold some, index them with --feature_map, or name the files: "
-            f"--source='{folder}/{next(iter(made.shards)).file}', or a glob"
-        )
     image, label, key = (made.features[name].named(name) if name in made.features else "" for name in OWN_FEATURES)
     columns = Columns(
         *(image, label, key),
@@ -171,8 +172,8 @@ def _shard(folder: StoragePath, made: Manifest, shard: ShardInfo) -> RecordFile:
             path=path,
             advice="convert it again",
         )
-    if made.compression:
-        return RecordFile(path, stamp, shard.num_examples, made.compression.lower())
+    if shard.compression:
+        return RecordFile(path, stamp, shard.num_examples, shard.compression.lower())
     offsets = None
     if shard.offsets_crc32c is not None:
         place = folder / naming.offsets_name(shard.file)
@@ -181,26 +182,33 @@ def _shard(folder: StoragePath, made: Manifest, shard: ShardInfo) -> RecordFile:
     return RecordFile(path, stamp, shard.num_examples, stride=shard.stride, offsets=offsets)
 
 
-def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: SourceOptions) -> RecordSource:
+def _open_foreign(
+    root: StoragePath, by_split: Mapping[str, Sequence[str]], options: SourceOptions, is_by_name: bool = False
+) -> RecordSource:
     """Opens, walks and digests files of other writers.
 
     Classes are named by `labels.txt` next to the files. Without it, every record is read for its label: the classes are
     the texts that occur, sorted, or "0", "1" and so on to the highest number.
 
+    Args:
+      root: folder that contains all files.
+      by_split: the files of each split, relative to it.
+      options: flags about the source.
+      is_by_name: whether names of files told the splits, so that a feature may tell others.
+
     Raises:
       UsageError: a flag does not fit the first record, or is missing.
       DataError: a file is missing, is not a TFRecord file, is cut short or corrupt, or has no record.
     """
-    by_split = splits.by_files(root, [path.name_in(root) for path in found], options.splits)
     split_of = {root / name: split for split, names in by_split.items() for name in names}
-    paths = [path for path in found if path in split_of]
+    paths = sorted(split_of, key=lambda path: path.name_in(root).split("/" if not root.is_remote else None))
     records, first = _first_records(paths)
     inferred = schema.infer(records, first, options.feature_map, options.image_shape, options.keep_columns)
     columns = Columns(**vars(inferred))
     own, doubts = (columns.image, columns.label, columns.key), splits.FeatureDoubts()
-    if len(by_split) == 1 and not options.split_column:
+    if is_by_name and len(by_split) == 1 and not options.split_column:
         doubts = splits.FeatureDoubts.of(records, first, own, _FILE_PER_SPLIT)
-    names = _class_names(root, paths, columns)
+    names = class_names.beside(root, paths, columns.label, has_text_labels=columns.has_text_labels)
     seen = SeenLabels(
         f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
     )
@@ -223,43 +231,12 @@ def _open_foreign(root: StoragePath, found: Sequence[StoragePath], options: Sour
     )
 
 
-def _class_names(root: StoragePath, paths: Sequence[StoragePath], columns: Columns) -> tuple[str, ...]:
-    """Returns the class names that lie beside the files, or in the folder of all; none if there are none.
-
-    Raises:
-      DataError: labels are numbers, and files in different folders would count different classes by them.
-    """
-
-    def beside(place: StoragePath) -> tuple[str, ...]:
-        files = (
-            place / f"{columns.label}.{LABELS_FILE}",
-            place / LABELS_FILE,
-        )  # the first is TFDS's name
-        return next(filter(None, map(read_labels, files)), ())
-
-    if (names := beside(root)) or columns.has_text_labels:
-        return names
-    found = {place: beside(place) for place in dict.fromkeys(path.parent for path in paths)}
-    if len(set(found.values())) > 1:
-        one, other = sorted(found, key=lambda place: (not found[place], str(place)))[:2]
-        if found[one] == found[other]:
-            other = next(place for place in found if found[place] != found[one])
-        raise DataError(
-            f"the class names of {one.name_in(root)} and of {other.name_in(root)} differ, but the labels of both are "
-            "numbers",
-            path=root,
-            advice=f"write {LABELS_FILE} of all there, or convert each, then both together: converted data sets "
-            "are joined by the names of classes",
-        )
-    return next(iter(found.values()))
-
-
 def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
     """Returns the folder that contains all files of a source, and the files, sorted by path."""
     wanted = f"{naming.FOREIGN_FILES}; name the files with a glob"
     kinds = "--source of tfrecord is a folder, a file or a glob"
     root, names = listing.find(source, naming.is_foreign_file, False, wanted, kinds)
-    listing.check_packed_once(root, names)
+    splits.check_packed_once(root, names)
     if not root.is_remote:
         names.sort(key=lambda name: name.split("/"))
     # Keys name files relative to the folder that all share: a glob over one folder gives the same keys as the folder.

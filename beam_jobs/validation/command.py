@@ -37,13 +37,13 @@ class ValidateConfig:
 
     data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
     deep: bool = flag(
-        False, "look at the pixels too (sizes, mean, standard deviation), at columns, and at the folders below"
+        False, "check of the pixels, too (sizes, mean, standard deviation), of columns, and of the folders below"
     )
     card: bool = flag(
         False,
-        "if nothing is wrong, write card.html, the data set on one page; a conversion has one, an index has none",
+        "card.html, the data set on one page, if nothing is wrong; a conversion has one, an index has none",
     )
-    report: str = flag("", "also write the report to this file, as JSON; on a cluster, one that all its machines reach")
+    report: str = flag("", "file for the report, too, as JSON; on a cluster, one that all its machines reach")
 
     def __post_init__(self) -> None:
         check_all(self._check_data_dir, lambda: flag_values.check_path("report", self.report))

@@ -172,7 +172,7 @@ def _key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[
         file: reader.located_keys(
             data_dir / file,
             records,
-            manifest.compression,
+            manifest.shards[numbers[file]].compression,
             manifest.shards[numbers[file]].stride,
             manifest.key_feature or "key",
         )

@@ -128,7 +128,7 @@ class _Check:
         self._report, self._examples = report, examples
         self.key_hashes: list[bytes] = []
         self.key_records: list[int] = []
-        self._is_compressed = bool(manifest.compression)
+        self._is_compressed = bool(self._info.compression)
         self._begins = array("Q")  # of the records, before compression
         self._end = 0  # of the last one
         self._crcs = array("I")  # of the records; 0 of a damaged one
@@ -147,7 +147,7 @@ class _Check:
         info, names = self._info, self._sidecars
         table = self._read_offsets(names[0])
         known_crcs = self._beside(names[1], sidecars.parse_crcs, info.crcs_crc32c)
-        with reader.opened(self._folder / info.file, "" if table else self._manifest.compression) as stream:
+        with reader.opened(self._folder / info.file, "" if table else info.compression) as stream:
             self._report.is_whole = True
             found = _member_frames(stream.read, table, self._size_of, self._add_member) if table else None
             for frame in found or walk(stream.read, self._size_of):

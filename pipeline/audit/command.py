@@ -310,7 +310,7 @@ def _observe(
     made = source.manifest
     if made.key_feature is None:
         raise UsageError(f"--observed: the records of {made.dataset} have no keys, so no run can have logged them")
-    keys = read_keys(source.request.folder, source.selection, made.compression, made.key_feature)
+    keys = read_keys(source.request.folder, source.selection, made.key_feature)
     report = compare(Contract.of(source), observed.read_run(logs, keys, source.spec, step_of))
     print("\n".join(report_lines(report, source.order.steps_per_epoch)))
     if report.first is not None:

@@ -22,12 +22,12 @@ class AuditConfig:
         None, f"a run of {name_of('trainer.run')}: what it is to prove, where flags do not say otherwise"
     )
     order: OrderFlags = dataclasses.field(default_factory=OrderFlags)
-    workers: int | None = flag(None, "processes that read; default: those that the run's flags tell of, else 1")
-    replicas: int | None = flag(None, "in the job; default: likewise, else one per worker")
+    workers: int | None = flag(None, "number of processes that read; default: what the run's flags tell, else 1")
+    replicas: int | None = flag(None, "number of replicas in the job; default: likewise, else one per worker")
     evaluation: bool = flag(False, "the order of evaluation; default: of training")
     epoch: int = flag(0, "the epoch that is proved and shown; the one after it is replayed as well")
-    against_workers: int | None = flag(None, "compare with a job of this many workers")
-    against_replicas: int | None = flag(None, "and this many replicas; default: one per worker")
+    against_workers: int | None = flag(None, "number of workers of a job to compare with")
+    against_replicas: int | None = flag(None, "number of replicas of that job; default: one per worker")
     exhaustive: bool = flag(False, "replay every window of every worker, however long that takes")
     content: bool = flag(
         False,
@@ -35,7 +35,7 @@ class AuditConfig:
         "rows of two epochs",
     )
     observed: str | None = flag(None, "logs of --log_keys: files, folders, globs, joined by commas")
-    png: str | None = flag(None, "draw who reads what")
+    png: str | None = flag(None, "picture to draw of who reads what")
     list_all: bool = flag(False, "list every worker and every shard")
 
     def __post_init__(self) -> None:

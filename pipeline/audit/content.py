@@ -24,7 +24,7 @@ from pipeline.errors import location
 from pipeline.files.paths import folder
 from pipeline.graph_calls import error_of_input
 from pipeline.input import input_fn
-from pipeline.manifest import Feature
+from pipeline.manifest import Feature, ShardInfo
 from pipeline.order.reading import Topology
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
@@ -77,7 +77,7 @@ def _check(source: ResolvedRequest, epoch: int, topology: Topology) -> str:
             left += len(rows)
             continue
         walked += shards[file].num_bytes
-        for where, number, values in _stored(source, file, max(rows), size):
+        for where, number, values in _stored(source, shards[file], max(rows), size):
             for row in rows.get(number, ()):
                 _compare(row, where, values)
                 compared += 1
@@ -168,11 +168,11 @@ def _array(value: Any) -> Any:
 
 
 def _stored(
-    source: ResolvedRequest, file: str, last: int, size: tuple[int, int] | None
+    source: ResolvedRequest, shard: ShardInfo, last: int, size: tuple[int, int] | None
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Yields (location, number, values) of a shard's records up to number `last`."""
-    features, compression = source.manifest.features, source.manifest.compression
-    path = folder(source.request.folder) / file
+    features, compression = source.manifest.features, shard.compression
+    path = folder(source.request.folder) / shard.file
     for number, (offset, record) in enumerate(itertools.islice(records_of(path, compression), last + 1)):
         where = location(path, number, offset, bool(compression))
         if not source.manifest.has_images:

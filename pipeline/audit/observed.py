@@ -58,13 +58,12 @@ def find(text: str) -> list[pathlib.Path]:
     return sorted(map(pathlib.Path, found))
 
 
-def read_keys(data_dir: PathLike, selection: Selection, compression: str, key: str = "key") -> list[str]:
+def read_keys(data_dir: PathLike, selection: Selection, key: str = "key") -> list[str]:
     """Returns the key of each record by its id, as a key log has it.
 
     Args:
       data_dir: the data set's folder.
       selection: the records.
-      compression: of the shards: `GZIP`, or empty.
       key: name of the feature in the records.
 
     Raises:
@@ -73,7 +72,7 @@ def read_keys(data_dir: PathLike, selection: Selection, compression: str, key: s
     keys: list[str] = []
     with tqdm(total=selection.num_examples, unit=" keys", unit_scale=True, delay=_SHOW_AFTER, disable=None) as bar:
         for segment in selection.segments:
-            keys += map(key_text, keys_of(folder(data_dir) / segment.shard.file, segment, compression, key))
+            keys += map(key_text, keys_of(folder(data_dir) / segment.shard.file, segment, key))
             bar.update(segment.num_examples)
     _check_unique(keys, selection)
     return keys

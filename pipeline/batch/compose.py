@@ -216,10 +216,10 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
         shards = Shards.found(data_dir, segments, corruption)
         # The graph's reader checks CRCs, but cannot notice a shard of another conversion. So the first and last record
         # of each shard are compared with the manifest here.
-        RecordsReader(shards, manifest.compression).probe()
+        RecordsReader(shards).probe()
         _check_first_record(resolved, shards)
         is_chosen = resolved.order.times is not None
-        return GraphReader(data_dir, resolved.selection, manifest.compression, is_chosen), batches
+        return GraphReader(data_dir, resolved.selection, is_chosen), batches
     batches = dataclasses.replace(batches, by_passes=operations.is_compiled())
     cache = make_cache(data_dir, manifest, segments, request.cache_dir, request.cache_bytes, corruption.skips)
     shards = Shards.found(data_dir, segments, corruption, cache)
@@ -228,14 +228,15 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
         columns = RowColumns(rows, Buffers(release_arrays), corruption.skips)
         return columns, dataclasses.replace(batches, form=PixelRows(manifest.image_shape))
     for segment in segments if corruption.skips else ():
-        if not segment.shard.is_seekable(manifest.compression):
+        if not segment.shard.is_seekable:
+            kind = segment.shard.compression
             raise UsageError(
-                f"on_corrupt='skip': {segment.shard.file} is compressed as one {manifest.compression} stream, in which "
-                "nothing can be skipped"
+                f"on_corrupt='skip': {segment.shard.file} is compressed as one {kind} stream, in which nothing can be "
+                "skipped"
             )
     _check_first_record(resolved, shards)
     judge = judge_of(resolved) if corruption.skips else None
-    records = RecordsReader(shards, manifest.compression, judge=judge)
+    records = RecordsReader(shards, judge=judge)
     return RecordColumns(records, Buffers(release_arrays), corruption.skips), batches
 
 
@@ -252,10 +253,8 @@ def judge_of(resolved: ResolvedRequest) -> Judge:
 def _some_records(resolved: ResolvedRequest) -> Iterator[bytes]:
     """Yields intact records of a source: the first of each segment, then the second of each, and so on."""
     segments = resolved.selection.segments
-    reader = RecordsReader(
-        Shards.found(resolved.request.folder, segments, Corruption(os.fspath(resolved.request.folder))),
-        resolved.manifest.compression,
-    )
+    folder = resolved.request.folder
+    reader = RecordsReader(Shards.found(folder, segments, Corruption(os.fspath(folder))))
     for at in range(max((segment.stop - segment.start for segment in segments), default=0)):
         for number, segment in enumerate(segments):
             record = segment.start + at
@@ -315,7 +314,7 @@ def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
     segment, first, _ = all_pieces(resolved.selection, None if times is None else times.ids(np.zeros(1, np.int64)))[0]
     number = shards.segments[segment].start + int(first)
     try:
-        [record] = RecordsReader(reads, manifest.compression).read_part(int(segment), number, number + 1)
+        [record] = RecordsReader(reads).read_part(int(segment), number, number + 1)
     except DataError:  # the reader will raise it, or skip the record
         return
     try:

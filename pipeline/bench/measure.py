@@ -219,14 +219,12 @@ class Reads:
 
     Attributes:
       shards: of the selection.
-      compression: of the shards.
       pieces: segment, first record and end of each piece, int64 (p, 3).
       row_of: the row of each record, int64 (n,); None: a split that is kept in memory, read in its order.
       traffic: bytes that `bytes_only` has read.
     """
 
     shards: Shards
-    compression: str
     pieces: NDArray[np.int64]
     row_of: NDArray[np.int64] | None
     traffic: Traffic = dataclasses.field(default_factory=Traffic)
@@ -239,7 +237,8 @@ class Reads:
     def bytes_only(self, passes: int) -> int:
         """Reads the bytes `passes` times, without looking at them; returns the rows."""
         sidecars = Sidecars(self.shards)
-        parts = self.shards.parts(self.pieces, None if self.compression else _READ_TASK)
+        is_packed = any(segment.shard.compression for segment in self.shards.segments)
+        parts = self.shards.parts(self.pieces, None if is_packed else _READ_TASK)
         for _ in range(passes):
             before = bytes_from_disks()
             asked = self.shards.in_parallel(lambda part: self._read_part(sidecars, *part), parts)
@@ -248,9 +247,9 @@ class Reads:
 
     def _read_part(self, sidecars: Sidecars, segment: int, start: int, stop: int) -> int:
         shard = self.shards.segments[segment].shard
-        if not shard.is_seekable(self.compression):  # its records can only be read from its beginning
+        if not shard.is_seekable:  # its records can only be read from its beginning
             begin, end = 0, shard.num_bytes
-        elif self.compression:
+        elif shard.compression:
             table = sidecars.members(segment)
             begin, end = table.offsets[[table.member_of(start), table.member_of(stop - 1) + 1]].tolist()
         else:
@@ -275,10 +274,10 @@ class Reads:
         return passes * self.rows
 
 
-def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64] | None, compression: str) -> Reads:
+def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64] | None) -> Reads:
     """Returns the first pieces, up to `MOST_BYTES`; whole shards if one of them can only be read forward."""
     counts = [segment.num_examples for segment in shards.segments]
-    is_forward = not all(segment.shard.is_seekable(compression) for segment in shards.segments)
+    is_forward = not all(segment.shard.is_seekable for segment in shards.segments)
     if is_forward:
         pieces, row_of = np.array([[s, 0, n] for s, n in enumerate(counts) if n], np.int64), None
     taken, left = [], MOST_BYTES
@@ -290,7 +289,7 @@ def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64]
         left -= count * record
         if left < record:
             break
-    reads = Reads(shards, compression, np.array(taken, np.int64).reshape(-1, 3), None)
+    reads = Reads(shards, np.array(taken, np.int64).reshape(-1, 3), None)
     if row_of is None:
         return reads
     return dataclasses.replace(reads, row_of=np.argsort(np.argsort(row_of[: reads.rows])))

@@ -205,7 +205,7 @@ def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
     made, spec, order, request = resolved.manifest, resolved.spec, resolved.order, resolved.request
     image = made.features["image"]
     size = "x".join("?" if side is None else str(side) for side in image.shape)
-    stored = f"{size} {image.encoding}" + (f" in {made.compression}" if made.compression else "")
+    stored = f"{size} {image.encoding}" + (f" in {made.packing}" if made.packing else "")
     resized = f", resized to {request.size[0]}x{request.size[1]}" if request.size else ""
     windows = f"{count_of(order.windows, 'window')} of {count_of(spec.streams, 'stream')}"
     return [

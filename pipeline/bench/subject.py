@@ -90,7 +90,7 @@ class Subject:
                 held, batches = read(plan.pieces, plan.slots, plan.times), chosen
                 pieces, row_of = plan.pieces.numpy(), plan.slots.numpy()
         shards = Shards.found(resolved.request.folder, selection.segments, Corruption(str(resolved.request.folder)))
-        reads = measure.limited(shards, pieces, row_of, resolved.manifest.compression)
+        reads = measure.limited(shards, pieces, row_of)
         return cls(resolved, strategy, reader, chosen, batches, run, window, held, reads)
 
     @property
@@ -235,9 +235,9 @@ class Subject:
         return isinstance(self.chosen.form, Serialized) and isinstance(self.batches.form, PixelRows)
 
     def _check_note(self) -> str:
-        compression = self.resolved.manifest.compression
-        notes = ["decompresses, too"] if compression else []
-        if not all(each.shard.is_seekable(compression) for each in self.resolved.selection.segments):
+        shards = [each.shard for each in self.resolved.selection.segments]
+        notes = ["decompresses, too"] if any(shard.compression for shard in shards) else []
+        if not all(shard.is_seekable for shard in shards):
             notes += [] if self.is_resident else ["not what streams that begin inside a shard skip, once per epoch"]
         elif self.reader.assigns_rows:
             notes.append("puts pixels into place, too")

@@ -128,7 +128,7 @@ def flag(
       off: its value if its name is given with `no` before it; None: there is no such name.
       parse: makes its value of a text, or of what a Python caller gives, and returns a value as it is; raises
         ValueError that says what it must be. Bounds are those of numbers. None: the type of the field tells.
-      needs: attribute of its dataclass without which it has no effect, so that a check of that class refuses it.
+      needs: attribute of its dataclass without which it has no effect, so that `check_needs` refuses it.
       meaning: more metadata of the field.
     """
     bounds = {"least": least, "above": above, "below": below, "most": most}
@@ -302,6 +302,33 @@ def check_name(flag: str, value: str, known: Iterable[str]) -> None:
     """Raises UsageError with the nearest known name if the value is none of the known names."""
     if value not in known:
         raise unknown(f"--{flag}", value, known)
+
+
+def shown(name: str, value: Any) -> str:
+    """Returns a flag as it is written on the command line."""
+    return f"--{name}" if value is True else f"--{name}={value}"
+
+
+def check_needs(flags: Any, **why: str) -> None:
+    """Checks that flags that have no effect without another one, by their `needs`, are not given without it.
+
+    Args:
+      flags: the dataclass.
+      **why: for an attribute that is needed, what the error says; without it: that the flag of that name is needed.
+
+    Raises:
+      UsageError: a flag has another value than its default, and what it needs is None, False or empty.
+    """
+    with Mistakes() as mistakes:
+        for field in fields_with(flags, "needs"):
+            with mistakes.noted():
+                value, needed = getattr(flags, field.name), field.metadata["needs"]
+                if value != field.default and not _is_empty(value) and _is_empty(getattr(flags, needed)):
+                    raise UsageError(f"{shown(field.name, value)}: {why.get(needed, f'needs --{needed}')}")
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or value == ""
 
 
 def check_ending(flag: str, path: str | None, ending: str) -> None:

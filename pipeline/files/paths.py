@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import fnmatch
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -145,6 +146,21 @@ def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: boo
         return
     with ThreadPoolExecutor(_REQUESTS) as pool:
         yield from pool.map(function, items)
+
+
+def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Returns whether a path matches as in `glob.glob(recursive=True)`, where `*` and `**` match no hidden name."""
+    if not pattern:
+        return not parts
+    head, *rest = pattern
+    if head == "**":
+        if not rest:
+            return not any(part.startswith(".") for part in parts)
+        deeper = bool(parts) and not parts[0].startswith(".") and matches(parts[1:], pattern)
+        return deeper or matches(parts, rest)
+    if not parts or (parts[0].startswith(".") and not head.startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(parts[0], head) and matches(parts[1:], rest)
 
 
 def sync(folder: pathlib.Path) -> None:

@@ -162,6 +162,11 @@ class Drafts:
         sync(self._folder)
 
 
+def left_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the hidden folders that killed runs left in a folder, with the drafts that have no name yet."""
+    return sorted(path for path in folder.glob(f"{_HIDDEN}*") if path.is_dir() and not path.is_symlink())
+
+
 @contextlib.contextmanager
 def drafts_in(folder: pathlib.Path) -> Iterator[Drafts]:
     """Context for the drafts of a folder. At its end, drafts that were not published are removed, killed runs' too.
@@ -174,7 +179,7 @@ def drafts_in(folder: pathlib.Path) -> Iterator[Drafts]:
     try:
         yield Drafts(folder, hidden)
     finally:
-        for path in folder.glob(f"{_HIDDEN}*"):
+        for path in left_in(folder):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from pipeline.commands import commandline
-from pipeline.commands.flags import check_all, flag
+from pipeline.commands.flags import check_all, check_needs, flag
 from pipeline.errors import UsageError, unknown
 from pipeline.index.images import ImageFlags
 from pipeline.manifest import naming
@@ -22,30 +22,39 @@ class IndexConfig:
 
     data_dir: str = flag(text="the folder of the files", positional=True, metavar="DATA_DIR")
     split: list[str] = flag(
-        text="a split's name and its files: train:'train-*.tfrecord'; default: as the names of the files say",
+        text="name of a split and its files: train:'train-*.tfrecord', '**/train-*'; default: as the files' names say",
         metavar="NAME:PATTERN",
         repeated=True,
     )
-    compression: str = flag("", "of the files: GZIP; default: as the files themselves say")
-    overwrite: bool = flag(False, "replace a manifest that this command made")
+    compression: str = flag(
+        "",
+        "compression that all files must have, GZIP or ZLIB: others are refused, as the files say what they have",
+        needs="indexes",
+    )
+    overwrite: bool = flag(False, "leave to replace a manifest that this command made", needs="indexes")
     feature_map: str = flag("", f"for images: {schema.FEATURE_MAP.text},key:filename")
-    label_offset: int = flag(0, "number to add to stored labels: -1 if the first class has the label 1")
+    label_offset: int = flag(
+        0, "number to add to stored labels: -1 if the first class has the label 1", needs="feature_map"
+    )
     class_names: str = flag(
         "",
         f"file with the name of a class in every line; default: {schema.LABELS_FILE} beside the records, if it exists",
+        needs="feature_map",
     )
-    keep_columns: str = flag("", schema.KEEP_COLUMNS.text)
-    image_shape: str = flag("", f"{schema.IMAGE_SHAPE.text}; default: as their features height, width and depth say")
+    keep_columns: str = flag("", schema.KEEP_COLUMNS.text, needs="feature_map")
+    image_shape: str = flag(
+        "", f"{schema.IMAGE_SHAPE.text}; default: as their features height, width and depth say", needs="feature_map"
+    )
     add_columns: str | None = flag(
         None,
-        "of values to choose and weigh records by: FILE.parquet (joined by key), records or records:label,width "
-        "(features in the shards), or FILE.py:FUNCTION (of a record's bytes); alone, or with --split or "
-        "--feature_map",
+        "columns of values to choose and weigh records by: FILE.parquet (joined by key), records or "
+        "records:label,width (features in the shards), or FILE.py:FUNCTION (of a record's bytes); without --split and "
+        "--feature_map they are added to an index that is there",
         metavar="WHAT",
     )
 
     def __post_init__(self) -> None:
-        check_all(self._check_folder, self._check_compression, self._check_images, lambda: self.image_flags)
+        check_all(self._check_folder, self._check_compression, self._check_needs, lambda: self.image_flags)
 
     @property
     def image_flags(self) -> ImageFlags | None:
@@ -57,10 +66,18 @@ class IndexConfig:
         kept = schema.KEEP_COLUMNS.parse("keep_columns", self.keep_columns)
         return ImageFlags(feature_map, self.label_offset, self.class_names, kept, shape)
 
-    def _check_images(self) -> None:
-        for name in ("label_offset", "class_names", "keep_columns", "image_shape") if not self.feature_map else ():
-            if getattr(self, name):
-                raise UsageError(f"--{name}={getattr(self, name)}: needs --feature_map, which says where images are")
+    @property
+    def indexes(self) -> bool:
+        """Whether the files are read; else columns are added to an index that is there."""
+        return bool(self.split or self.feature_map) or self.add_columns is None
+
+    def _check_needs(self) -> None:
+        check_needs(
+            self,
+            feature_map="needs --feature_map, which says where images are",
+            indexes=f"has no effect, as --add_columns={self.add_columns} alone adds to an index that is there; leave "
+            "it out, or give --split or --feature_map to index the files again",
+        )
 
     def _check_folder(self) -> None:
         if not self.data_dir.strip() or ("://" not in self.data_dir and os.path.realpath(self.data_dir) == "/"):
@@ -73,8 +90,8 @@ class IndexConfig:
             )
 
     def _check_compression(self) -> None:
-        if self.compression not in naming.COMPRESSIONS:
-            raise unknown("--compression", self.compression, [name for name in naming.COMPRESSIONS if name])
+        if self.compression not in naming.PACKINGS:
+            raise unknown("--compression", self.compression, [name for name in naming.PACKINGS if name])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -88,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = commandline.parse(COMMAND, description, IndexConfig, argv)
     from pipeline.index import command  # noqa: PLC0415, here because --help must be fast
 
-    if config.split or config.feature_map or config.add_columns is None:
+    if config.indexes:
         command.make_index(config.data_dir, config.split, config.compression, config.overwrite, config.image_flags)
     if config.add_columns is not None:
         from pipeline.records import columns  # noqa: PLC0415, like the other

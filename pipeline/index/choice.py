@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import fnmatch
+import contextlib
+import math
 import os
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, name_of, named
-from pipeline.files.paths import StoragePath, folder
+from pipeline.files.paths import StoragePath, folder, matches
 from pipeline.index.images import ImageFlags
 from pipeline.manifest import naming
-from pipeline.records import schema, splits
+from pipeline.records import framing, schema, splits
 from pipeline.records.splits import FeatureDoubts
 from pipeline.records.stream import records_of
 
 _MOST_NAMED = 3  # files in a message
 _OURS = (naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES)
 _OTHERS = (naming.SIDECARS, naming.COLUMNS, "lost+found")  # folders that hold no records
-_DEEPEST = 2  # folders of splits are looked into, those in them are not
 _DECIDES = "--split=NAME:PATTERN, once or more for each split, says which files are whose"
 
 
@@ -29,68 +30,98 @@ def of_flags(data_dir: str, flags: Sequence[str]) -> dict[str, list[str]]:
 
     Args:
       data_dir: the folder.
-      flags: `<name>:<pattern>`, at least one; patterns of one name add up.
+      flags: `<name>:<pattern>`, at least one; patterns of one name add up. They match as those of a conversion's source
+        do: `*` within a name, `**` any number of folders.
 
     Raises:
       DataError: the folder cannot be listed.
       UsageError: a text is malformed, a pattern matches nothing, or a file is chosen twice.
     """
     parsed = [_parsed(text) for text in flags]
-    names = _files(data_dir, max(pattern.count("/") for _, pattern in parsed) + 1)
+    names = _files(data_dir, max(_depth(pattern.split("/")) for _, pattern in parsed))
     chosen: dict[str, list[str]] = {}
     for text, (split, pattern) in zip(flags, parsed, strict=True):
-        found = [name for name in names if _matches(name, pattern)]
+        found = [name for name in names if matches(name.split("/"), pattern.split("/"))]
         if not found:
             some = f", such as {', '.join(names[:_MOST_NAMED])}" if names else ""
             count = count_of(len(names), "file")
             raise UsageError(f"--split={text}: no file in {data_dir} matches {pattern!r}; it has {count}{some}")
         for name in found:
-            _check(name, text, chosen)
+            _check_name(name, f"--split={text}: {name!r}")
+            if other := next((split for split, files in chosen.items() if name in files), None):
+                problem = f"{name} is already a file of {other}; a file belongs to one split, once"
+                raise UsageError(f"--split={text}: {problem}")
         chosen.setdefault(split, []).extend(found)
     _check_folders(data_dir, chosen)
     return chosen
 
 
-def _matches(name: str, pattern: str) -> bool:
-    """Returns whether a name matches a pattern part by part: no `*` matches a `/`."""
-    parts, patterns = name.split("/"), pattern.split("/")
-    return len(parts) == len(patterns) and all(map(fnmatch.fnmatch, parts, patterns))
+def _depth(pattern: Sequence[str]) -> float:
+    return math.inf if "**" in pattern else len(pattern)
 
 
 def of_names(data_dir: str) -> dict[str, list[str]]:
     """Returns each split's files by the words in their names and folders, as conversions find them.
 
-    The files are those in the folder itself, or, if it has none, in the folders in it. Those of a split are sorted.
+    The files are those in the folder itself, or, if it has none, in the folders below it. Those of a split are sorted.
 
     Raises:
-      DataError: the folder cannot be listed.
-      UsageError: no file is one of records by its name, one of a numbered set is missing, or names do not tell one
-        split each.
+      DataError: the folder cannot be listed, or a file cannot be read.
+      UsageError: no file is one of records, one of a numbered set is missing or lies there twice, or names do not tell
+        one split each.
     """
-    names, root = _files(data_dir, _DEEPEST), folder(data_dir)
-    records = [name for name in names if naming.is_foreign_file(name.rpartition("/")[2])]
-    found = [name for name in records if "/" not in name] or records
-    folders = {place: splits.in_folder(place) for name in records if (place := name.rpartition("/")[0])}
-    if found != records and any(folders.values()):
-        place = next(place for place, split in folders.items() if split)
-        raise UsageError(f"has records in itself and in {place}/", path=root, advice=_DECIDES)
-    if found == records and len(folders) > 1 and not all(folders.values()):
-        place = next(place for place, split in folders.items() if not split)
-        problem = f"has records in {count_of(len(folders), 'folder')}, and the name of {place}/ tells no split"
-        raise UsageError(problem, path=root, advice=_DECIDES)
-    if not found:
-        some = f"it has {count_of(len(names), 'file')}" + (f", such as {', '.join(names[:_MOST_NAMED])}" * bool(names))
-        raise UsageError(f"holds no {naming.FOREIGN_FILES}; {some}", path=root, advice=_DECIDES)
-    try:
-        splits.check_complete(root, found)
+    root = folder(data_dir)
+    found = _records_in(root)
+    for check, advice in (
+        (splits.check_complete, "get it, or --split=NAME:PATTERN takes the files that are there"),
+        (splits.check_packed_once, "remove one of them, or choose one by --split=NAME:PATTERN"),
+    ):
+        with _advised(advice):
+            check(root, found)
+    with _advised(_DECIDES):
         chosen = splits.by_files(root, found)
-    except DataError as error:  # its advice is a conversion's
-        raise UsageError(error.reason, path=error.path, advice=_DECIDES) from None
-    for split, files in chosen.items():
-        for name in files:
-            _check(name, f"{split}:{name}", {})
+    for name in found:
+        _check_name(name, repr(name), root)
     _check_folders(data_dir, chosen)
     return chosen
+
+
+@contextlib.contextmanager
+def _advised(advice: str) -> Iterator[None]:
+    """Raises what is wrong with names as a UsageError with another advice, as a conversion's does not apply here."""
+    try:
+        yield
+    except DataError as error:
+        raise UsageError(error.reason, path=error.path, advice=advice) from None
+
+
+def _records_in(root: StoragePath) -> list[str]:
+    """Returns the files of records in a folder or else below it: by their names, or, if none has such, by their bytes.
+
+    Raises:
+      UsageError: there are none, or they lie where it is open whether they belong together.
+    """
+    names = _files(str(root), math.inf)
+    records = [name for name in names if naming.is_foreign_file(name.rpartition("/")[2])]
+    records = records or [name for name in names if framing.begins_file(_start_of(root / name))]
+    if not records:
+        some = f"it has {count_of(len(names), 'file')}" + (f", such as {', '.join(names[:_MOST_NAMED])}" * bool(names))
+        raise UsageError(f"holds no {naming.FOREIGN_FILES}; {some}", path=root, advice=_DECIDES)
+    found = [name for name in records if "/" not in name] or records
+    places = dict.fromkeys(place for name in records if (place := name.rpartition("/")[0]))
+    telling = [place for place in places if any(map(splits.in_folder, place.split("/")))]
+    if found != records and telling:
+        raise UsageError(f"has records in itself and in {telling[0]}/", path=root, advice=_DECIDES)
+    if found == records and len(places) > max(1, len(telling)):
+        place = next(place for place in places if place not in telling)
+        problem = f"has records in {count_of(len(places), 'folder')}, and the name of {place}/ tells no split"
+        raise UsageError(problem, path=root, advice=_DECIDES)
+    return found
+
+
+def _start_of(file: StoragePath) -> bytes:
+    with file.open_file() as opened:
+        return bytes(opened.read_at(0, min(framing.START, opened.identity().num_bytes)))
 
 
 def line(chosen: dict[str, list[str]]) -> str:
@@ -99,15 +130,19 @@ def line(chosen: dict[str, list[str]]) -> str:
     return f"splits by the names of the files: {', '.join(parts)}; --split=NAME:PATTERN chooses others"
 
 
-def doubts(files: Sequence[StoragePath], compression: str, flags: ImageFlags | None) -> FeatureDoubts:
+def doubts(packings: Mapping[StoragePath, str], flags: ImageFlags | None) -> FeatureDoubts:
     """Returns the features that may tell splits, by the first Examples in files whose names tell none.
+
+    Args:
+      packings: compression of each file.
+      flags: flags about images.
 
     Raises:
       DataError: a feature is called `split`.
     """
     own = [theirs for _, theirs in flags.feature_map] if flags else []
-    for file in files:
-        records, _ = schema.first_examples(record for _, record in records_of(file, compression))
+    for file, packing in packings.items():
+        records, _ = schema.first_examples(record for _, record in records_of(file, packing))
         if records:
             return FeatureDoubts.of(records, str(file), own, f"write a file per split; {_DECIDES}")
     return FeatureDoubts()
@@ -117,12 +152,12 @@ def _few(names: Sequence[str]) -> str:
     return f"({names[0]})" if len(names) == 1 else f"({count_of(len(names), 'file')}, {names[0]} to {names[-1]})"
 
 
-def _files(data_dir: str, depth: int) -> list[str]:
+def _files(data_dir: str, depth: float) -> list[str]:
     """Returns the names of files that may hold records, sorted.
 
     Args:
       data_dir: the folder.
-      depth: 1: files in the folder itself; 2: those in the folders in it, too; and so on.
+      depth: 1: files in the folder itself; 2: those in the folders in it, too; and so on, up to infinity.
     """
     with named(data_dir, "cannot be listed"):
         names = [*_walked(data_dir, "", depth)]
@@ -130,7 +165,7 @@ def _files(data_dir: str, depth: int) -> list[str]:
     return sorted(name for name in names if name not in beside and name.rpartition("/")[2] not in _OURS)
 
 
-def _walked(data_dir: str, place: str, depth: int) -> Iterator[str]:
+def _walked(data_dir: str, place: str, depth: float) -> Iterator[str]:
     with os.scandir(os.path.join(data_dir, place)) as entries:
         for entry in entries:
             name = f"{place}/{entry.name}" if place else entry.name
@@ -151,19 +186,17 @@ def _parsed(text: str) -> tuple[str, str]:
     return split, pattern
 
 
-def _check(name: str, text: str, chosen: dict[str, list[str]]) -> None:
+def _check_name(name: str, what: str, root: StoragePath | None = None) -> None:
     if not naming.is_file_name(name):
-        raise UsageError(f"--split={text}: {name!r} cannot be listed in a manifest: rename it, without : and \\")
-    for split, files in chosen.items():
-        if name in files:
-            raise UsageError(f"--split={text}: {name} is already a file of {split}; a file belongs to one split, once")
+        raise UsageError(f"{what} cannot be listed in a manifest", path=root, advice="rename it, without : and \\")
 
 
 def _check_folders(data_dir: str, chosen: Mapping[str, Sequence[str]]) -> None:
     """Raises UsageError if a file belongs to another data set, or its sidecars would be those of another file."""
     names = [name for files in chosen.values() for name in files]
-    for place in dict.fromkeys(name.rpartition("/")[0] for name in names):
-        if place and (folder(data_dir) / place / naming.MANIFEST).exists():
+    parents = (parent.as_posix() for name in names for parent in pathlib.PurePosixPath(name).parents)
+    for place in dict.fromkeys(parents):
+        if place != "." and (folder(data_dir) / place / naming.MANIFEST).exists():
             raise UsageError(
                 f"{place}/ is a data set of its own, whose labels may mean something else",
                 path=folder(data_dir) / place / naming.MANIFEST,

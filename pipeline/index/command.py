@@ -1,6 +1,7 @@
 """Makes the index: choose files -> read each to its end -> write the files beside them -> write the manifest.
 
-What is written gets its names together at the end: a run that is killed before leaves only a hidden folder.
+What is written gets its names together at the end: a run that is killed before leaves only a hidden folder. One that is
+killed while it gives the names leaves the manifest there, by which the next run finds what is to be removed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 
 import crc32c
@@ -22,12 +23,12 @@ from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError, name_of, to_run
+from pipeline.errors import DataError, UsageError, name_of, named, to_run
 from pipeline.files.paths import StoragePath, alone_in, folder
-from pipeline.files.write import Drafts, drafts_in
+from pipeline.files.write import Drafts, drafts_in, left_in
 from pipeline.index import choice, images
 from pipeline.index.images import ImageFlags, ShardImages
-from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, PACKINGS_VERSION, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.read import sidecars
 from pipeline.read.shards import LOCAL_THREADS
 from pipeline.read.statistics import STATISTICS_SPLIT
@@ -64,6 +65,7 @@ def _make_index(
     place = pathlib.Path(data_dir)
     chosen = choice.of_flags(data_dir, splits) if splits else choice.of_names(data_dir)
     earlier = _earlier(place, overwrite)
+    _remove_unlisted(place, earlier)
     _check_sidecars_are_ours(place, chosen, earlier)
     if not splits:
         print(choice.line(chosen))
@@ -90,17 +92,17 @@ def _make_index(
 
 
 def _compressed_lines(made: Manifest) -> Iterator[str]:
-    """Yields a line that says whether any record of the compressed files can be read by itself; none without GZIP."""
-    if not made.compression:
+    """Yields a line that says whether any record of the compressed files can be read by itself; none without any."""
+    if not made.packing:
         return
-    forward = [shard.file for shard in made.shards if not shard.is_seekable(made.compression)]
+    forward = [shard.file for shard in made.shards if not shard.is_seekable]
     if not forward:
         yield "any record can be read by itself: the files are GZIP members that end where records do"
         return
     yield (
         f"read forward only: {count_of(len(forward), 'file')}, such as {forward[0]}: not GZIP members of up to 16 MiB "
         "that end where records do, so RandomAccess and on_corrupt='skip' do not work. To change that, decompress them "
-        "(gunzip) and index them again; or, if they are images, convert them: "
+        "and index them again; or, if they are images, convert them: "
         f"{to_run('beam_jobs.convert')} --dataset=tfrecord --compression=GZIP"
     )
 
@@ -130,6 +132,46 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
     return found
 
 
+def _remove_unlisted(data_dir: pathlib.Path, earlier: Manifest | None) -> None:
+    """Removes files that a killed run moved into the folder, but not the manifest that lists them.
+
+    That manifest is still among its drafts. A file that has other content than it says is somebody else's.
+
+    Args:
+      data_dir: the folder.
+      earlier: the manifest there, whose files stay.
+
+    Raises:
+      DataError: a file cannot be read or removed.
+    """
+    listed = _beside(earlier) if earlier else {}
+    for hidden in left_in(data_dir):
+        try:
+            pending = _beside(manifests.load(hidden))
+        except DataError:  # it has no manifest: published, or not written yet
+            continue
+        for name in pending.keys() - listed.keys():
+            _remove(data_dir / name, pending[name])
+    for name in (naming.SIDECARS, naming.COLUMNS):
+        with contextlib.suppress(OSError):  # it is not there, or holds files
+            (data_dir / name).rmdir()
+
+
+def _beside(made: Manifest) -> dict[str, str]:
+    """Returns {name: CRC32C} of the files beside the records that a manifest lists."""
+    found = {name: crc for shard in made.shards for name, crc in shard.files.items() if name != shard.file}
+    columns = ((split, name, crc) for name, column in made.columns.items() for split, crc in column.files.items())
+    return found | {naming.column_name(split, name, crc): crc for split, name, crc in columns}
+
+
+def _remove(path: pathlib.Path, crc: str) -> None:
+    """Removes a file that has this CRC32C."""
+    if path.is_file():
+        with named(path, "cannot be removed"):
+            if f"{crc32c.crc32c(path.read_bytes()):08x}" == crc:
+                path.unlink()
+
+
 def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]], earlier: Manifest | None) -> None:
     """Raises UsageError if a file that no manifest lists has the name of one that the index would write."""
     ours = _sidecars_of(earlier)
@@ -138,7 +180,7 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
             raise UsageError(
                 "no manifest lists this file, and the index would replace it",
                 path=data_dir / name,
-                advice="remove it (a run that was killed near its end leaves such a file)",
+                advice="move it elsewhere",
             )
 
 
@@ -153,21 +195,23 @@ def _manifest(
     """Returns the manifest, and lines that say what is in it; `is_by_name`: names of files told the splits."""
     place = folder(data_dir)
     names = [name for of_split in chosen.values() for name in of_split]
-    compression = _found_compression(place, names, compression)
-    counters = _counters(place, compression, chosen, flags) if flags else {}
+    packings = _packings(place, names, compression)
+    counters, classes = _counters(place, packings, chosen, flags) if flags else ({}, ())
     doubts = FeatureDoubts()
     if is_by_name and len(chosen) == 1:
-        doubts = choice.doubts([place / name for name in names], compression, flags)
-    found = _shards(place, names, compression, drafts, counters, doubts)
+        doubts = choice.doubts({place / name: packings[name] for name in names}, flags)
+    found = _shards(place, packings, drafts, counters, doubts)
     doubts.check(place, chosen)
     for split, of_split in chosen.items():
         if not any(shard.num_examples for shard in found if shard.file in of_split):
             some = ", ".join(of_split[:_MOST_NAMED]) + (", ..." if len(of_split) > _MOST_NAMED else "")
+            which = f"split {split!r}" if is_by_name else f"--split={split}"
             raise DataError(
-                f"--split={split}: {count_of(len(of_split), 'file')} without a record ({some}); a split must have one: "
-                "leave it out, or check what wrote the files"
+                f"{which}: {count_of(len(of_split), 'file')} without a record ({some}); a split must have one: leave "
+                "it out, or check what wrote the files"
             )
-    shards, has_tables = iter(found), bool(compression) and any(shard.offsets_crc32c for shard in found)
+    shards, kinds = iter(found), set(packings.values())
+    compression = kinds.pop() if len(kinds) == 1 else ""
     made = Manifest(
         dataset=os.path.basename(os.path.realpath(data_dir)) or _NAMELESS,
         class_names=(),
@@ -178,78 +222,78 @@ def _manifest(
         source=(),
         options={},
         compression=compression,
-        format_version=MEMBERS_VERSION if has_tables else FORMAT_VERSION,
+        format_version=_version_of(found, compression),
     )
-    return _with_images(place, made, counters, drafts, flags) if flags else (made, [])
+    return _with_images(made, counters, classes, drafts, flags) if flags else (made, [])
+
+
+def _version_of(shards: Sequence[ShardInfo], compression: str) -> int:
+    """Returns the oldest version of a manifest that can say what is in it; `compression` is that of all shards."""
+    packings = {shard.compression for shard in shards}
+    if packings - {compression} or "ZLIB" in packings:
+        return PACKINGS_VERSION
+    return MEMBERS_VERSION if compression and any(shard.offsets_crc32c for shard in shards) else FORMAT_VERSION
 
 
 def _counters(
-    place: StoragePath, compression: str, chosen: dict[str, list[str]], flags: ImageFlags
-) -> dict[str, ShardImages]:
-    """Returns what counts the images of each file, by its name."""
-    schema = images.schema_of([place / name for names in chosen.values() for name in names], compression, flags)
-    classes = len(flags.named_classes(place)) or images.MOST_CLASSES
-    decoded = {STATISTICS_SPLIT} & chosen.keys() or chosen.keys()
-    return {
-        name: ShardImages(schema, flags, classes, split in decoded) for split, names in chosen.items() for name in names
+    place: StoragePath, packings: Mapping[str, str], chosen: dict[str, list[str]], flags: ImageFlags
+) -> tuple[dict[str, ShardImages], tuple[str, ...]]:
+    """Returns what counts the images of each file, by its name, and the class names; none: labels name themselves."""
+    files = [place / name for names in chosen.values() for name in names]
+    schema = images.schema_of({place / name: packing for name, packing in packings.items()}, flags)
+    classes = flags.named_classes(place, files, schema.label)
+    decoded, count = {STATISTICS_SPLIT} & chosen.keys() or chosen.keys(), len(classes) or images.MOST_CLASSES
+    counters = {
+        name: ShardImages(schema, flags, count, split in decoded) for split, names in chosen.items() for name in names
     }
+    return counters, classes
 
 
 def _with_images(
-    place: StoragePath, made: Manifest, counters: dict[str, ShardImages], drafts: Drafts, flags: ImageFlags
+    made: Manifest, counters: dict[str, ShardImages], classes: tuple[str, ...], drafts: Drafts, flags: ImageFlags
 ) -> tuple[Manifest, list[str]]:
     """Returns a manifest with what was counted, and lines that say it; adds the files of columns to the drafts."""
     splits = {split: [(shard, counters[shard.file]) for shard in info.shards] for split, info in made.splits.items()}
-    found = images.described(splits, flags, flags.named_classes(place))
-    made = dataclasses.replace(made, splits=found.splits, **found.fields)
+    found = images.described(splits, flags, classes)
+    version = max(made.format_version, found.fields["format_version"])
+    made = dataclasses.replace(made, splits=found.splits, **{**found.fields, "format_version": version})
     return columns.drafted(drafts, made, found.columns), list(images.lines(made, found.turned))
 
 
-def _found_compression(place: StoragePath, names: Sequence[str], given: str) -> str:
-    """Returns the compression of the files, `GZIP` or "", as their first bytes say.
+def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str, str]:
+    """Returns the compression of each file, as its first bytes say; of files of which they say nothing, as of others.
 
     Raises:
-      DataError: they are compressed in a way that a manifest cannot say, or in several ways.
       UsageError: `given`, the flag, says something else.
     """
-    found: dict[str, list[str]] = {}
-    for name in names:
-        packing = _packing_of(place / name)
-        if packing is not None and (place / name).identity().num_bytes:
-            found.setdefault(packing, []).append(name)
-    kinds = [
-        f"{count_of(len(alike), 'file')} {f'compressed with {packing}' if packing else 'not compressed'} "
-        f"({', '.join(alike[:_MOST_NAMED])}{', ...' if len(alike) > _MOST_NAMED else ''})"
-        for packing, alike in sorted(found.items())
-    ]
-    if len(found) > 1 or "ZLIB" in found:
-        raise DataError(
-            f"{', '.join(kinds)}: the files of an index must all be compressed with GZIP, or none of them",
-            path=place,
-            advice="decompress them or write them alike, or choose files of one kind with --split; if they hold "
-            f"images, {to_run('beam_jobs.convert')} --dataset=tfrecord reads all kinds at once",
+    found = {name: _packing_of(place / name) for name in names}
+    kinds = {packing for packing in found.values() if packing is not None}
+    if given and (others := [name for name, packing in found.items() if packing not in (None, given)]):
+        some = ", ".join(others[:_MOST_NAMED]) + ", ..." * (len(others) > _MOST_NAMED)
+        raise UsageError(
+            f"--compression={given}: {count_of(len(others), 'file')} not compressed with it ({some}); leave out the "
+            "flag: the files themselves tell"
         )
-    if given and "" in found:
-        raise UsageError(f"--compression={given}: {kinds[0]}; leave out the flag: the files themselves tell")
-    return next(iter(found), given)
+    usual = next(iter(kinds)) if len(kinds) == 1 else given
+    return {name: usual if packing is None else packing for name, packing in found.items()}
 
 
 def _packing_of(file: StoragePath) -> str | None:
     with file.open_file() as opened:
-        return framing.packing_of(bytes(opened.read_at(0, min(framing.HEADER, file.identity().num_bytes))))
+        start = bytes(opened.read_at(0, min(framing.HEADER, opened.identity().num_bytes)))
+    return framing.packing_of(start) if start else None
 
 
 def _shards(
     place: StoragePath,
-    names: Sequence[str],
-    compression: str,
+    packings: Mapping[str, str],
     drafts: Drafts,
     counters: dict[str, ShardImages],
     doubts: FeatureDoubts,
 ) -> list[ShardInfo]:
     """Reads the files in threads; returns their entries in the manifest. The first error stops all threads."""
     stopped, lock = threading.Event(), threading.Lock()
-    size = sum((place / name).identity().num_bytes for name in names)
+    size = sum((place / name).identity().num_bytes for name in packings)
     bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False)
 
     def count(num_bytes: int) -> None:
@@ -261,8 +305,8 @@ def _shards(
     with bar, ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="index") as pool:
         try:
             tasks = [
-                pool.submit(_shard, place, name, compression, drafts, count, counters.get(name), doubts)
-                for name in names
+                pool.submit(_shard, place, name, packing, drafts, count, counters.get(name), doubts)
+                for name, packing in packings.items()
             ]
             for task in as_completed(tasks):
                 task.result()
@@ -307,7 +351,7 @@ def _scanned(
     Args:
       place: folder of the data set.
       name: file of records in it.
-      compression: `GZIP`, or empty.
+      compression: compression of the file.
       on_bytes: is called with the number of bytes after each read; what it raises ends the scan.
       counter: counts the images in the records; None: they may be anything.
       doubts: features that may tell splits; sees each record.
@@ -339,7 +383,7 @@ def _scanned(
     if file.identity() != before:
         raise DataError("changed while it was being read", path=file, advice="stop what writes there and start again")
     begins = np.frombuffer(offsets, np.uint64).astype(np.int64)
-    lengths, firsts = np.diff(begins), _member_firsts(stream, begins) if compression else None
+    lengths, firsts = np.diff(begins), _member_firsts(stream, begins) if compression == "GZIP" else None
     is_even = (firsts is not None or not compression) and len(lengths) > 0 and bool((lengths == lengths[0]).all())
     beside = {}
     if len(lengths):
@@ -358,6 +402,7 @@ def _scanned(
         int(lengths[0]) if is_even else None,
         of_beside.get(naming.offsets_name(name)),
         crcs_crc32c=of_beside.get(naming.crcs_name(name)),
+        compression=compression,
     )
     return info, beside
 

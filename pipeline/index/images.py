@@ -24,8 +24,9 @@ from pipeline.manifest.columns import column_names
 from pipeline.manifest.manifest import EXACT, IN_PLACE_VERSION, NO_LABEL, STORED, size_histogram
 from pipeline.read.statistics import PixelSums, entropy, label_histogram, moments
 from pipeline.records import schema, tf_example
+from pipeline.records.class_names import beside
 from pipeline.records.columns import Gathered, without_names
-from pipeline.records.schema import LABELS_FILE, Schema, kind
+from pipeline.records.schema import Schema, kind
 from pipeline.records.stream import records_of
 
 MOST_CLASSES = 1 << 20
@@ -53,28 +54,35 @@ class ImageFlags:
     keep_columns: tuple[str, ...] = ()
     image_shape: tuple[int, int, int] | None = None
 
-    def named_classes(self, folder: StoragePath) -> tuple[str, ...]:
+    def named_classes(self, folder: StoragePath, files: Sequence[StoragePath], label: str) -> tuple[str, ...]:
         """Returns the class names of the file; none if there is no file.
 
+        Args:
+          folder: the data set's folder.
+          files: files of records in it.
+          label: feature of the labels.
+
         Raises:
-          UsageError: the file that the flag names is missing, or names a class twice.
-          DataError: the file is no list of names.
+          UsageError: the file that the flag names is missing, or a class is named twice.
+          DataError: the file is no list of names, or files in several folders have different ones.
         """
-        path = path_of(self.class_names) if self.class_names else folder / LABELS_FILE
-        names = schema.read_labels(path, self.label_offset)
-        if self.class_names and not names:
-            raise UsageError(f"--class_names={self.class_names}: there is no such file")
+        if self.class_names:
+            names = schema.read_labels(path_of(self.class_names), self.label_offset)
+            if not names:
+                raise UsageError(f"--class_names={self.class_names}: there is no such file")
+        else:
+            names = beside(folder, files, label, self.label_offset)
         if twice := next((name for name, count in Counter(names).items() if count > 1), None):
-            raise UsageError(f"names the class {twice!r} twice", path=path)
+            where = path_of(self.class_names) if self.class_names else folder
+            raise UsageError(f"the class names have {twice!r} twice", path=where)
         return names
 
 
-def schema_of(files: Sequence[StoragePath], compression: str, flags: ImageFlags) -> Schema:
+def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
     """Returns the schema of the records of all files, inferred from the first records of each.
 
     Args:
-      files: files of all splits.
-      compression: compression of the files.
+      packings: compression of each file of all splits.
       flags: flags about images.
 
     Raises:
@@ -84,9 +92,9 @@ def schema_of(files: Sequence[StoragePath], compression: str, flags: ImageFlags)
     found: dict[str, Schema] = {}
     sample: list[dict[str, Any]] = []  # records of the first file that has some
     kept: list[Mapping[str, Any]] = []
-    for file in files:
+    for file, packing in packings.items():
         count = _FIRST_OF_OTHERS if found else schema.FIRST_RECORDS
-        records, seen = schema.first_examples((record for _, record in records_of(file, compression)), count)
+        records, seen = schema.first_examples((record for _, record in records_of(file, packing)), count)
         if not records:
             if seen:
                 raise DataError(f"of {count_of(seen, 'record')} read, none is a tf.train.Example", path=file)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from pipeline import manifest, order_flags, step_rows
 from pipeline.commands import commandline, quiet
-from pipeline.commands.flags import check_all, check_ending, fields_with, flag
+from pipeline.commands.flags import check_all, check_ending, check_needs, fields_with, flag, shown
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, name_of, named
 from pipeline.files.paths import PathLike
@@ -41,23 +41,23 @@ class InspectConfig:
 
     data_dir: str | None = flag(
         None,
-        f"the data set's folder; of --step and --key also several, as in {name_of('trainer.run')} --data_dir, or none: "
-        "the run's",
+        f"the data set's folder; for --step and --key also several, as in {name_of('trainer.run')} --data_dir, or "
+        "none: the run's",
         positional=True,
         metavar="DATA_DIR",
     )
-    png: str | None = flag(None, "write a contact sheet here: images as stored and augmented; of --step, all its rows")
+    png: str | None = flag(None, "contact sheet to write: images as stored and augmented; with --step, all its rows")
     step: int | None = flag(
-        None, "show the batch of this step of a run, counted from 0: the updates made before it", least=0
+        None, "step of a run whose batch is shown, counted from 0: the updates made before it", least=0
     )
-    key: str | None = flag(None, "show at which steps of an epoch the record with this key is, and where")
-    epoch: int | None = flag(None, "of --key: the epoch, from 0; default: 0", least=0)
+    key: str | None = flag(None, "key of a record: shows at which steps of an epoch it is, and where")
+    epoch: int | None = flag(None, "epoch of --key, from 0; default: 0", least=0, needs="key")
     model_dir: str | None = flag(
         None, f"a run of {name_of('trainer.run')}: --step and --key are of its data, order and augmentation"
     )
-    replicas: int | None = flag(None, "of the run; default: those that its flags tell of, else 1", least=1)
+    replicas: int | None = flag(None, "number of the run's replicas; default: what its flags tell, else 1", least=1)
     order: InputFlags = dataclasses.field(default_factory=InputFlags)
-    json: bool = flag(False, "of --step and --key: print one object of JSON, instead of tables")
+    json: bool = flag(False, "one object of JSON instead of tables, for --step and --key")
 
     def __post_init__(self) -> None:
         check_all(self._check_png, self._check_needed, self._check_step)
@@ -89,8 +89,7 @@ class InspectConfig:
     def _check_step(self) -> None:
         if self.step is not None and self.key is not None:
             raise UsageError(f"--step={self.step} and --key={self.key}: give one of them")
-        if self.epoch is not None and self.key is None:
-            raise UsageError(f"--epoch={self.epoch}: is the epoch of --key; give --key=KEY too")
+        check_needs(self, key="is the epoch of --key; give --key=KEY too")
         if self.is_of_run and self.model_dir is None and None in (self.data_dir, self.order.global_batch_size):
             raise UsageError(
                 f"{_words({'step': self.step, 'key': self.key})[0]}: of which run? give its --model_dir, or DATA_DIR, "
@@ -100,8 +99,7 @@ class InspectConfig:
 
 def _words(flags: Mapping[str, Any]) -> list[str]:
     """Returns the flags that are given as on the command line."""
-    given = {name: value for name, value in flags.items() if value is not None and value is not False}
-    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
+    return [shown(name, value) for name, value in flags.items() if value is not None and value is not False]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -327,10 +325,10 @@ def _more_lines(made: Manifest) -> Iterator[str]:
     if made.columns:
         listed = (f"{name} ({'string' if c.values else c.dtype})" for name, c in sorted(made.columns.items()))
         yield f"columns: {', '.join(listed)}"
-    if made.compression:
-        forward = sum(not shard.is_seekable(made.compression) for shard in made.shards)
+    if made.packing:
+        forward = sum(not shard.is_seekable for shard in made.shards)
         limits = f"; {forward} of {len(made.shards)} are read forward only" if forward else ""
-        yield f"shards compressed with {made.compression}{limits}"
+        yield f"shards compressed with {made.packing}{limits}"
 
 
 def _split_row(name: str, split: SplitInfo) -> list[tuple[str, str]]:

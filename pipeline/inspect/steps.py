@@ -68,7 +68,7 @@ def find_key(resolved: ResolvedInput, key: str) -> list[tuple[int, int]]:
 def _keys(part: ResolvedRequest, key_feature: str) -> Iterator[str]:
     for segment in part.selection.segments:
         file = folder(part.request.folder) / segment.shard.file
-        yield from map(key_text, keys_of(file, segment, part.manifest.compression, key_feature))
+        yield from map(key_text, keys_of(file, segment, key_feature))
 
 
 def fed_in_epoch(resolved: ResolvedInput, source: int, record: int, epoch: int, replicas: int) -> list[Fed]:

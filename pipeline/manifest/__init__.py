@@ -3,6 +3,7 @@
 from pipeline.manifest.manifest import (
     FORMAT_VERSION,
     MEMBERS_VERSION,
+    PACKINGS_VERSION,
     Column,
     Feature,
     Manifest,
@@ -17,6 +18,7 @@ from pipeline.manifest.manifest import (
 __all__ = [
     "FORMAT_VERSION",
     "MEMBERS_VERSION",
+    "PACKINGS_VERSION",
     "Column",
     "Feature",
     "Manifest",

@@ -25,6 +25,7 @@ SEAL = "content_sha256"
 FORMAT_VERSION = 2
 MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which version 2 does not have
 IN_PLACE_VERSION = 4  # features may have other names in the records than in the manifest
+PACKINGS_VERSION = 5  # shards may be compressed with ZLIB, or differ in their compression
 NO_LABEL = -1  # what a record without a label has
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes
 
@@ -153,6 +154,8 @@ class ShardInfo:
       crcs_crc32c: of the file `naming.crcs_name(file)`, which has the masked CRC32C of each record as its frame stores
         it, uint32, little-endian. By it a window read from another data set's shard is noticed. None in older
         manifests: then only reading the whole shard shows that.
+      compression: compression of the file: `GZIP`, `ZLIB`, or empty. Where all shards are alike, the manifest says it
+        once for all of them.
     """
 
     file: str
@@ -163,6 +166,7 @@ class ShardInfo:
     offsets_crc32c: str | None = None
     label_entropy: float | None = None
     crcs_crc32c: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    compression: str = dataclasses.field(default="", metadata={OPTIONAL: True})
 
     @property
     def files(self) -> dict[str, str]:
@@ -184,9 +188,10 @@ class ShardInfo:
         }
         return {self.file: self.crc32c} | sidecars
 
-    def is_seekable(self, compression: str) -> bool:
-        """Returns whether a record can be read without those before it; `compression` is the manifest's."""
-        return not compression or self.offsets_crc32c is not None or self.num_examples == 0
+    @property
+    def is_seekable(self) -> bool:
+        """Whether a record can be read without those before it."""
+        return not self.compression or self.offsets_crc32c is not None or self.num_examples == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +269,7 @@ class Manifest:
       image_std: standard deviation of these, per channel.
       source: the files it was made from.
       options: of the conversion that shaped the bytes (seed, number of shards).
-      compression: of the shards: `GZIP`, or empty.
+      compression: compression of all shards: `GZIP`, `ZLIB`, or empty: none, or as each shard says.
       format_version: of this file.
       columns: by name; they may be added to a data set that exists, so the data's digest is without them.
       pixel_rule: how its image files become pixels; None: as by releases that had no rule, or it has no image files.
@@ -282,6 +287,22 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     columns: dict[str, Column] = dataclasses.field(default_factory=dict, metadata={OPTIONAL: True})
     pixel_rule: PixelRule | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+
+    def __post_init__(self) -> None:
+        """Gives each shard the compression of all."""
+        if self.compression and not all(shard.compression for shard in self.shards):
+            made = {}
+            for name, split in self.splits.items():
+                shards = (dataclasses.replace(s, compression=s.compression or self.compression) for s in split.shards)
+                made[name] = dataclasses.replace(split, shards=tuple(shards))
+            object.__setattr__(self, "splits", made)
+
+    @property
+    def packing(self) -> str:
+        """How shards are compressed, for messages: `GZIP`, or `GZIP (2 of 5 shards)`; empty if none is."""
+        kinds, shards = Counter(shard.compression for shard in self.shards if shard.compression), len(self.shards)
+        of = {kind: "" if self.compression else f" ({count} of {shards} shards)" for kind, count in kinds.items()}
+        return " and ".join(f"{kind}{of[kind]}" for kind in sorted(of))
 
     @property
     def pixels(self) -> PixelRule:
@@ -379,6 +400,8 @@ class Manifest:
             for shard in split["shards"]:
                 if not with_crcs or shard["crcs_crc32c"] is None:
                     del shard["crcs_crc32c"]
+                if self.compression or not shard["compression"]:  # said once, as earlier releases wrote it
+                    del shard["compression"]
         for feature in content["features"].values():
             for field, default in (("stored_as", None), ("offset", 0)):  # as earlier releases wrote it
                 if feature[field] == default:
@@ -397,6 +420,7 @@ def _text(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
 
+_PACKINGS = ", ".join(name for name in naming.PACKINGS if name)
 _WEIGHTED = re.compile(r"=\d*\.?\d+$")  # such as `a=0.7`, which in a mixture is a source and its weight
 DTYPES = ("uint8", "int64", "float32", "string")
 COLUMN_DTYPES = ("int8", "int16", "int32", "int64", "float32", "float64")
@@ -473,9 +497,9 @@ def _check_version(content: Any, file: str) -> None:
         raise DataError(
             f"format_version {version} is of an earlier release", path=file, advice="convert the data again"
         )
-    if version > IN_PLACE_VERSION:
+    if version > PACKINGS_VERSION:
         raise DataError(
-            f"format_version {version} is newer than {IN_PLACE_VERSION}, the newest that this release reads",
+            f"format_version {version} is newer than {PACKINGS_VERSION}, the newest that this release reads",
             path=file,
             advice="upgrade it",
         )
@@ -489,9 +513,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         for name in ("class_names", "image_mean", "image_std"):
             if getattr(manifest, name):
                 yield f"{name} is {getattr(manifest, name)}, but there is no feature 'image'"
-    if manifest.compression not in naming.COMPRESSIONS:
-        known = ", ".join(name for name in naming.COMPRESSIONS if name)
-        yield f"compression is {manifest.compression!r}; known: {known}, or an empty text for none"
+    if manifest.compression not in naming.PACKINGS:
+        yield f"compression is {manifest.compression!r}; known: {_PACKINGS}, or an empty text for none"
     if not manifest.splits:
         yield "lists no split"
     for name, split in manifest.splits.items():
@@ -611,13 +634,21 @@ def _of_shard(shard: ShardInfo, split: str) -> Iterator[str]:
 
 def _of_layout(shard: ShardInfo, manifest: Manifest) -> Iterator[str]:
     has_stride, has_offsets = shard.stride is not None, shard.offsets_crc32c is not None
-    if not manifest.compression:
+    version, packing = manifest.format_version, shard.compression
+    if packing not in naming.PACKINGS:
+        yield f"{shard.file}: compression is {packing!r}; known: {_PACKINGS}, or none"
+    if manifest.compression not in ("", packing):
+        yield f"{shard.file}: compression is {packing}, but that of all shards is {manifest.compression}"
+    if (packing == "ZLIB" or packing != manifest.compression) and version < PACKINGS_VERSION:
+        yield f"{shard.file}: is compressed with {packing}, which version {version} does not know of a shard"
+    if not packing:
         if has_stride and has_offsets:
             yield f"{shard.file}: has a stride and offsets; must have only one of them"
         if shard.stride is not None and shard.stride * shard.num_examples != shard.num_bytes:
             yield f"{shard.file}: {shard.num_examples} records of {shard.stride} bytes are not {shard.num_bytes} bytes"
         return
-    version = manifest.format_version
+    if packing == "ZLIB" and has_offsets:
+        yield f"{shard.file}: has a table of GZIP members, but is compressed with ZLIB"
     if version < MEMBERS_VERSION and (has_stride or has_offsets):
         yield f"{shard.file}: has a stride or offsets, which compressed shards cannot have in version {version}"
     if has_stride and not has_offsets:

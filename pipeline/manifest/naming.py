@@ -15,8 +15,10 @@ COLUMNS = "columns"  # the folder of the files of columns
 TFDS_FILES = ("dataset_info.json", "features.json", "label.labels.txt")  # what TensorFlow Datasets reads
 COMPRESSIONS = {"": "", "GZIP": ".gz"}  # TensorFlow's name: the suffix of a shard's file
 FOREIGN_FILES = "file like *.tfrecord* or *-00000-of-00001"  # for errors: what `is_foreign_file` finds
+PACKINGS = ("", "GZIP", "ZLIB")  # TensorFlow's names: how a file of another writer may be compressed
+PACKED = (".gz", ".zz", ".zlib")  # endings by which other writers name compressed files
 # TensorFlow Extended writes data_tfrecord-00000-of-00001.gz.
-_FOREIGN = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz)?)", re.IGNORECASE)
+_FOREIGN = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz|\.zz|\.zlib)?)", re.IGNORECASE)
 _BESIDE = (".offsets", ".crcs", ".index", ".idx", ".crc", ".json", ".txt")  # added to the name of a file of records
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*\.\w+\.[0-9a-f]{8}\.npy")
 _SPLIT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -99,6 +101,11 @@ def parse_shard_name(name: str) -> tuple[str, int, int] | None:
 def is_foreign_file(name: str) -> bool:
     """Returns whether a base name is that of a file of records, as other writers name them."""
     return _FOREIGN.fullmatch(name) is not None and not name.endswith(_BESIDE)
+
+
+def unpacked(name: str) -> str:
+    """Returns the name of a file without the ending that says how it is compressed."""
+    return next((name.removesuffix(ending) for ending in PACKED if name.lower().endswith(ending)), name)
 
 
 def is_split_name(name: str) -> bool:

@@ -24,8 +24,8 @@ _UNIT = 1 << 20  # 1 MiB; sizes are rounded up to it, so that memory fits more m
 _MOST_FREE = 16
 
 
-class GzipReader:
-    """Reads records of shards that are one GZIP stream. Several threads may use it, each for another part."""
+class ForwardReader:
+    """Reads records of shards that are one compressed stream. Several threads may use it, each for another part."""
 
     def __init__(self, shards: Shards, sidecars: Sidecars, block: int = BLOCK, kept: int = _KEPT) -> None:
         self._shards, self._sidecars, self._block, self._kept = shards, sidecars, block, kept
@@ -71,7 +71,7 @@ class GzipReader:
             with self._shards.opened(segment) as file:  # for each read again, so that a change is noticed
                 return file.read_at(stream.num_bytes, size)
 
-        stream = RecordStream(read, "GZIP", self._block)
+        stream = RecordStream(read, shard.compression, self._block)
         for frame in walk(stream.read):
             fault = frame.fault.text if frame.fault else ""
             if fault or number == shard.num_examples:  # raises, because nothing can be skipped in such a file

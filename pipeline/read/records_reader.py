@@ -1,8 +1,9 @@
-"""Reads records of any kind as byte strings and checks their CRCs: images of any size, more features, GZIP."""
+"""Reads records of any kind as byte strings and checks their CRCs: images of any size, more features, GZIP, ZLIB."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.read import frames
-from pipeline.read.compressed import KEPT_BYTES, GzipReader, MemberReader
+from pipeline.read.compressed import KEPT_BYTES, ForwardReader, MemberReader
 from pipeline.read.memory import aligned_matrix
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
@@ -72,7 +73,6 @@ class RecordsReader:
 
     Args:
       shards: to read.
-      compression: of the manifest.
       kept_bytes: of decompressed members to keep, as for `MemberReader`.
       judge: says which records whose CRC is right cannot be used; is asked once for each. None: all can.
     """
@@ -80,7 +80,6 @@ class RecordsReader:
     def __init__(
         self,
         shards: Shards,
-        compression: str,
         kept_bytes: int = KEPT_BYTES,
         judge: Judge | None = None,
     ) -> None:
@@ -89,8 +88,8 @@ class RecordsReader:
         self._firsts = np.cumsum([0, *(taken.shard.num_examples for taken in shards.segments)])
         self._is_judged = np.zeros(self._firsts[-1] if judge else 0, bool)
         self._useless: dict[int, str] = {}
-        self.shards, self.sidecars, self._compression = shards, Sidecars(shards), compression
-        self._gzip = GzipReader(shards, self.sidecars)
+        self.shards, self.sidecars = shards, Sidecars(shards)
+        self._forward = ForwardReader(shards, self.sidecars)
         self._members = MemberReader(shards, self.sidecars, kept_bytes)
 
     def read(
@@ -144,7 +143,7 @@ class RecordsReader:
         """Returns the bytes that a task needs; and, of a shard that only its whole stream yields, the records."""
         segment = task.segment
         if not self._is_seekable(segment):
-            streamed = [record for run in task.runs for record in self._gzip.read(segment, *run)]
+            streamed = [record for run in task.runs for record in self._forward.read(segment, *run)]
             return sum(map(len, streamed)), streamed
         return sum(self.offset(segment, stop) - self.offset(segment, start) for start, stop in task.runs), None
 
@@ -164,7 +163,8 @@ class RecordsReader:
         numbers = np.concatenate([np.arange(*run) for run in task.runs])
         begins, sizes = self._frames(task)
         places = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])  # in the memory
-        if self._compression:
+        is_packed = self._is_packed(segment)
+        if is_packed:
             good = self._decompressed(memory, task, places)
             problems, crcs = frames.check(memory, places)
         else:
@@ -176,7 +176,7 @@ class RecordsReader:
             self.shards.corrupt(segment, int(numbers[i]), int(begins[i]), fault.text if fault else "")
             good[i] = False
         # The records are intact, but may be those of another conversion: only the manifest's CRCs show that.
-        if not self._compression and good.all() and self.shards.is_checked_whole(segment, len(numbers)):
+        if not is_packed and good.all() and self.shards.is_checked_whole(segment, len(numbers)):
             self.shards.check_crc(segment, crc32c.crc32c(memory.data))
         else:
             whole = np.flatnonzero(good)
@@ -212,7 +212,7 @@ class RecordsReader:
 
     def _frames(self, task: _Task) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the offset of each frame of a task in the decompressed shard, and its size."""
-        if self._compression:
+        if self._is_packed(task.segment):
             table = self.sidecars.members(task.segment)
             ends = [table.begins_of(*run) for run in task.runs]
         else:
@@ -239,24 +239,30 @@ class RecordsReader:
         Raises:
           DataError: the shard's sidecar is missing or corrupt.
         """
-        if self._compression:
+        if self._is_packed(segment):
             return self.sidecars.members(segment).begin(record)
         return int(self.sidecars.offsets(segment)[record])
 
     def _tasks(self, pieces: NDArray[np.int64]) -> list[_Task]:
         """Returns tasks that together read the records of pieces in their order."""
-        parts = []
+        parts: list[tuple[int, int, int]] = []
         for piece in pieces:
-            if self._compression and self._is_seekable(int(piece[0])):
+            is_packed = self._is_packed(int(piece[0]))
+            if is_packed and self._is_seekable(int(piece[0])):
                 parts += self._members.parts(piece[None])
             else:
-                parts += self.shards.parts(piece[None], None if self._compression else _TASK)
-        # A member is kept for the thread that reads the rest of it.
-        groups = self.shards.together(parts, 0 if self._compression else _TASK)
+                parts += self.shards.parts(piece[None], None if is_packed else _TASK)
+        groups: list[list[tuple[int, int, int]]] = []
+        for is_packed, run in itertools.groupby(parts, lambda part: self._is_packed(part[0])):
+            # A member is kept for the thread that reads the rest of it.
+            groups += self.shards.together(list(run), 0 if is_packed else _TASK)
         return [_Task(group[0][0], [(start, stop) for _, start, stop in group]) for group in groups]
 
     def _is_seekable(self, segment: int) -> bool:
-        return self.shards.segments[segment].shard.is_seekable(self._compression)
+        return self.shards.segments[segment].shard.is_seekable
+
+    def _is_packed(self, segment: int) -> bool:
+        return bool(self.shards.segments[segment].shard.compression)
 
     def probe(self) -> None:
         """Reads the first and the last record of every seekable shard, which shows if it is of another conversion.

@@ -98,11 +98,14 @@ class RowsReader:
             return None
         pixels = math.prod(manifest.image_shape)
         least = len(Layout.build(pixels, 0).template) + framing.OVERHEAD
+        packings = {segment.shard.compression for segment in shards.segments}
+        if len(packings) > 1:
+            return None
         for shard in (segment.shard for segment in shards.segments):
-            if not shard.is_seekable(manifest.compression) or (shard.stride is not None and shard.stride < least):
+            if not shard.is_seekable or (shard.stride is not None and shard.stride < least):
                 return None
         sidecars = Sidecars(shards)
-        members = MemberReader(shards, sidecars) if manifest.compression else None
+        members = MemberReader(shards, sidecars) if any(packings) else None
         return cls(shards, sidecars, manifest.features, pixels, with_keys, members)
 
     def read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from typing import Any, ClassVar, Protocol
 
@@ -224,7 +225,6 @@ class GraphReader:
     Attributes:
       data_dir: the data set's folder, under its path in that process.
       selection: whose segments the pieces name.
-      compression: of the shards.
       is_chosen: whether pieces are records that a view chooses: many that lie close, or have copies.
     """
 
@@ -232,7 +232,6 @@ class GraphReader:
 
     data_dir: PathLike
     selection: Selection
-    compression: str
     is_chosen: bool = False
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
@@ -266,8 +265,8 @@ class GraphReader:
         arrays = TENSORS
         segment, begin, end = tf.unstack(pieces, num=3, axis=1)
         gap = begin[1:] - end[:-1]
-        is_apart = (segment[1:] != segment[:-1]) | (gap < 0)
-        is_apart = is_apart if self.compression else is_apart | (gap > self._in_buffer)
+        is_packed = tf.gather(tf.constant([bool(s.shard.compression) for s in self.selection.segments]), segment[1:])
+        is_apart = (segment[1:] != segment[:-1]) | (gap < 0) | (~is_packed & (gap > self._in_buffer))
         one = arrays.range(arrays.minimum(arrays.size(begin), 1)) == 0
         begins, ends = arrays.concat([one, is_apart]), arrays.concat([is_apart, one])
         first = arrays.select(begin, begins)
@@ -293,20 +292,18 @@ class GraphReader:
         file = tf.gather(tf.constant([str(data_dir / s.shard.file) for s in segments]), piece[0])
         first = tf.gather(tf.constant([s.start for s in segments], tf.int64), piece[0]) + piece[1]
         count = piece[2] - piece[1]
-        if self.compression:
-            source = tf.data.TFRecordDataset(file, self.compression).skip(first)
-        else:
-            source = _from_offset(file, self._offset(piece[0], first))
-        found = source.take(count).ignore_errors(log_warning=True)
-        if rows is not None:  # the others are counted below, but not kept until then
-            is_wanted = tf.scatter_nd(rows[:, None], tf.ones_like(rows, tf.bool), [count])
-            together = max(1, self._in_buffer)  # since a call per record would cost more than to read it
-            masks = tf.data.Dataset.from_tensor_slices(is_wanted).batch(together)
-            pairs = tf.data.Dataset.zip((found.batch(together), masks))
-            found = pairs.map(lambda records, kept: tf.where(kept[: tf.size(records)], records, "")).unbatch()
-        # If ignored, the error of a file that cannot be opened would repeat forever. So one byte is read first.
-        opened = tf.data.FixedLengthRecordDataset(file, 1, buffer_size=1).take(1)
-        records = _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
+
+        def stored(packing: str) -> tf.Tensor:
+            if packing:
+                source = tf.data.TFRecordDataset(file, packing).skip(first)
+            else:
+                source = _from_offset(file, self._offset(piece[0], first))
+            return self._taken(file, source.take(count).ignore_errors(log_warning=True), count, rows)
+
+        packings = sorted({s.shard.compression for s in segments})
+        number = tf.gather(tf.constant([packings.index(s.shard.compression) for s in segments]), piece[0])
+        reads = [functools.partial(stored, packing) for packing in packings]
+        records = reads[0]() if len(reads) == 1 else tf.switch_case(number, reads)
         read = tf.size(records, tf.int64)
         bad = tf.strings.as_string(first + read)
         advice = (
@@ -315,6 +312,18 @@ class GraphReader:
         problem = tf.strings.join([file, ", record ", bad, advice])
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(read, count), [problem])]):
             return tf.identity(records) if rows is None else tf.gather(records, rows)
+
+    def _taken(self, file: tf.Tensor, found: tf.data.Dataset, count: tf.Tensor, rows: tf.Tensor | None) -> tf.Tensor:
+        """Returns the records of a dataset of `count` of them, as far as they can be read; others than `rows` empty."""
+        if rows is not None:  # the others are counted below, but not kept until then
+            is_wanted = tf.scatter_nd(rows[:, None], tf.ones_like(rows, tf.bool), [count])
+            together = max(1, self._in_buffer)  # since a call per record would cost more than to read it
+            masks = tf.data.Dataset.from_tensor_slices(is_wanted).batch(together)
+            pairs = tf.data.Dataset.zip((found.batch(together), masks))
+            found = pairs.map(lambda records, kept: tf.where(kept[: tf.size(records)], records, "")).unbatch()
+        # If ignored, the error of a file that cannot be opened would repeat forever. So one byte is read first.
+        opened = tf.data.FixedLengthRecordDataset(file, 1, buffer_size=1).take(1)
+        return _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
 
     def _offset(self, segment: tf.Tensor, record: tf.Tensor) -> tf.Tensor:
         shards = [s.shard for s in self.selection.segments]

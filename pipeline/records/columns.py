@@ -62,9 +62,12 @@ def _add(data_dir: str, source: str) -> None:
     found: Mapping[str, Mapping[str, Any]]
     if kind == FROM_RECORDS:
         wanted = [name.strip() for name in names.split(",") if name.strip()]
-        found = of_records(data_dir, manifest, Scalars(manifest, wanted))
+        scalars = Scalars(manifest, wanted)
+        found = of_records(data_dir, manifest, scalars, None if wanted else scalars.left_out)
         if missing := [name for name in wanted if column_name(name) not in found]:
             raise unknown("--add_columns: feature", missing[0], found)
+        for name, why in sorted(scalars.left_out.items()):
+            print(f"  {name}: left out, {why}")
         if not wanted:
             found = dict(without_names(found))
     elif match := _FUNCTION.fullmatch(source):
@@ -166,13 +169,16 @@ def remove_others(data_dir: pathlib.Path, manifest: Manifest) -> None:
             path.unlink(missing_ok=True)
 
 
-def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[str, dict[str, Values]]:
+def of_records(
+    data_dir: str, manifest: Manifest, of_record: OfRecord, left_out: dict[str, str] | None = None
+) -> dict[str, dict[str, Values]]:
     """Returns {column: {split: values}} that a function finds in each record; numbers are an array.
 
     Args:
       data_dir: the data set's folder.
       manifest: of the data set.
       of_record: returns {column: value} of a serialized record, of the same columns for each.
+      left_out: gets {column: reason} of those that not all records have; None: they are an error.
 
     Raises:
       DataError: a shard is missing, cut or corrupt, or a record does not have what others have.
@@ -184,20 +190,24 @@ def of_records(data_dir: str, manifest: Manifest, of_record: OfRecord) -> dict[s
             count, gathered = 0, {name: Gathered() for name in found}
             for shard in info.shards:
                 file = folder(data_dir) / shard.file
-                for number, (offset, record) in enumerate(records_of(file, manifest.compression)):
+                for number, (offset, record) in enumerate(records_of(file, shard.compression)):
                     values = _values(of_record, record, file, number, offset)
                     if count == 0 and not gathered:
                         gathered = {name: Gathered() for name in values}
-                    if values.keys() != gathered.keys():
-                        odd = sorted(values.keys() ^ gathered.keys())[0]
+                    odd = sorted(values.keys() ^ gathered.keys())
+                    if odd and left_out is None:
                         raise DataError(
-                            f"has no value {odd!r}, or is the first that has one; every record needs one",
+                            f"has no value {odd[0]!r}, or is the first that has one; every record needs one",
                             path=file,
                             record=number,
                             offset=offset,
                         )
-                    for name, value in values.items():
-                        gathered[name].append(value)
+                    for name in odd if left_out is not None else ():
+                        left_out.setdefault(name, f"record {number:,} of {shard.file} has no single value of it")
+                        gathered.pop(name, None)
+                        found.pop(name, None)
+                    for name, column in gathered.items():
+                        column.append(values[name])
                     count += 1
                 bar.update(shard.num_examples)
             if count != info.num_examples:
@@ -281,7 +291,10 @@ class Scalars:
 
     Args:
       manifest: of the data set.
-      wanted: names of features; empty: all that the first record has, but not its key.
+      wanted: names of features; empty: all that each record has, but not its key.
+
+    Attributes:
+      left_out: {feature: reason} of those that are not taken although none are named.
 
     Raises:
       UsageError: two features would be one column.
@@ -290,6 +303,8 @@ class Scalars:
     def __init__(self, manifest: Manifest, wanted: Iterable[str]) -> None:
         self._wanted = list(wanted)
         self._names: list[str] | None = self._wanted or None
+        self.left_out: dict[str, str] = {}
+        self._known: set[str] = set()
         self._columns = column_names(self._wanted, _FLAG)
         self._features = manifest.features
         feature = manifest.features.get("image")
@@ -306,8 +321,14 @@ class Scalars:
         except ValueError as error:
             raise tf_example.BadExampleError(str(error)) from None
         if self._names is None:
-            self._names = sorted(name for name, value in values.items() if _is_scalar(name, value))
+            reasons = {name: _reason(name, value) for name, value in values.items()}
+            self._names = sorted(name for name, why in reasons.items() if not why)
             self._columns = column_names(self._names, _FLAG)
+            self.left_out |= {name: why for name, why in reasons.items() if why}
+            self._known |= values.keys()
+        if not self._wanted and (later := values.keys() - self._known):
+            self.left_out |= dict.fromkeys(later, "is not in the first record")
+            self._known |= later
         found: dict[str, Any] = {"bytes": len(record), **self._shared}
         if self._has_sizes:
             found["width"], found["height"] = _size(values)
@@ -315,6 +336,8 @@ class Scalars:
             if name in found and name not in values:  # not a feature: made here
                 continue
             value: Any = values.get(name, [])
+            if len(value) != 1 and not self._wanted:
+                continue
             if len(value) != 1:
                 raise tf_example.BadExampleError(f"feature {name!r} has {len(value)} values; a column needs one")
             found[self._columns[name]] = value[0]
@@ -322,8 +345,11 @@ class Scalars:
         return {name: value for name, value in found.items() if not wanted or name in wanted}
 
 
-def _is_scalar(name: str, value: Any) -> bool:
-    return len(value) == 1 and name not in (_KEY, "image") and not name.endswith("encoded")
+def _reason(name: str, value: Any) -> str:
+    """Returns why a feature of the first record is no column; empty: it may be one."""
+    if name in (_KEY, "image") or name.endswith("encoded"):
+        return f"is {'an image' if name != _KEY else 'the key'}"
+    return "" if len(value) == 1 else f"has {count_of(len(value), 'value')} in the first record"
 
 
 def _size(values: Mapping[str, Any]) -> tuple[int, int]:

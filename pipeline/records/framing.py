@@ -24,6 +24,7 @@ from pipeline.errors import DataError
 HEADER = 12  # bytes: length, crc of the length
 FOOTER = 4  # bytes: crc of the record
 OVERHEAD = HEADER + FOOTER
+START = 4096  # bytes of a file by which `begins_file` tells; GZIP's header may hold a name and a comment
 MAX_RECORD = 320 << 20  # 320 MiB, more than the largest image file; else a few MB of GZIP could claim all memory
 _MASK_DELTA = 0xA282EAD8
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -229,6 +230,17 @@ def packing_of(start: bytes) -> str | None:
         return "GZIP"
     # RFC 1950: deflate, and the header's check.
     return "ZLIB" if start[0] == 0x78 and int.from_bytes(start[:2], "big") % 31 == 0 else None
+
+
+def begins_file(start: bytes) -> bool:
+    """Returns whether a file that has these first bytes, up to `START`, is one of records, compressed or not."""
+    packing = packing_of(start[:HEADER])
+    if packing:
+        try:
+            start = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(start, HEADER)  # 32: GZIP or ZLIB
+        except zlib.error:
+            return False
+    return packing is not None and len(start) >= HEADER and claimed_length(start) is not None
 
 
 def claimed_length(data: bytes | memoryview, start: int = 0) -> int | None:

@@ -274,7 +274,8 @@ def kept_feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> 
         raise UsageError(f"--keep_columns={name}: every converted record has a feature of this name")
     found = [record[name] for record in records if name in record and len(record[name])]
     if not found:
-        raise UsageError(f"--keep_columns={name}: {file}: the first record has {_listed(records[0])}")
+        lacks = f"the first record has no {name}; it has {_listed(records[0])}"
+        raise UsageError(f"--keep_columns={name}: {file}: {lacks}")
     dtype = DTYPES[kind(found[0])]
     if all(len(values) == 1 for values in found) and len(found) == len(records):
         return Feature(dtype)

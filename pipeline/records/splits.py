@@ -364,16 +364,29 @@ def check_complete(root: StoragePath, names: Iterable[str]) -> None:
       root: folder of the files, for the error.
       names: paths of the files in it.
     """
-    counted: dict[tuple[str, str, str], set[int]] = {}
-    for match in filter(None, map(_NUMBERED.fullmatch, names)):
-        counted.setdefault((match["head"], match["count"], match["tail"]), set()).add(int(match["index"]))
+    counted: dict[tuple[str, str, str], dict[int, str]] = {}  # {one set: {number: how its file is compressed}}
+    for name in names:
+        plain = naming.unpacked(name)
+        if match := _NUMBERED.fullmatch(plain):
+            of_set = counted.setdefault((match["head"], match["count"], match["tail"]), {})
+            of_set[int(match["index"])] = name.removeprefix(plain)
     for (head, count, tail), found in counted.items():
         missing = next((index for index in range(min(int(count), len(found) + 1)) if index not in found), None)
         if missing is not None:
             raise DataError(
                 f"is missing; the folder has {len(found):,} of {count_of(int(count), 'file')}",
-                path=root / f"{head}{missing:0{len(count)}d}-of-{count}{tail}",
+                path=root / f"{head}{missing:0{len(count)}d}-of-{count}{tail}{next(iter(found.values()))}",
                 advice="get it, or name the files to take with a glob",
+            )
+
+
+def check_packed_once(root: object, names: Iterable[str]) -> None:
+    """Raises DataError if a file lies there twice, as `x` and compressed as `x.gz`: its rows would be read twice."""
+    found: dict[str, str] = {}
+    for name in sorted(names):
+        if (other := found.setdefault(naming.unpacked(name), name)) != name:
+            raise DataError(
+                f"holds both {other} and {name}, which are one file", path=root, advice="remove one of them"
             )
 
 

@@ -154,7 +154,7 @@ def forward(file: OpenFile) -> Callable[[int], memoryview]:
 
 
 def records_of(file: StoragePath, compression: str) -> Iterator[tuple[int, bytes]]:
-    """Yields (byte offset, record) of every record of a file of a data set; `compression` is `GZIP` or empty.
+    """Yields (byte offset, record) of every record of a file of a data set; `compression` is as for `RecordStream`.
 
     Raises:
       DataError: the file cannot be read, or a record is cut or corrupt.

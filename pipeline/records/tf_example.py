@@ -124,20 +124,19 @@ def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> di
     return found
 
 
-def keys_of(file: StoragePath, segment: Segment, compression: str, key: str = "key") -> Iterator[bytes]:
+def keys_of(file: StoragePath, segment: Segment, key: str = "key") -> Iterator[bytes]:
     """Yields the keys of a segment's records, reading its shard `file` from the beginning.
 
     Args:
       file: the shard.
       segment: the records.
-      compression: compression of the shard.
       key: name of the feature in the records.
 
     Raises:
       DataError: the shard cannot be read, a record is cut or corrupt or has no key, or records are missing.
     """
     count = 0
-    for offset, record in records_of(file, compression):
+    for offset, record in records_of(file, segment.shard.compression):
         if segment.start <= count < segment.stop:
             yield _key_of(record, key, file, count, offset)
         count += 1

@@ -92,7 +92,7 @@ def made(folder, kind, counts=COUNTS):
 def reader_of(folder, policy="raise", most=1000):
     manifest = manifests.load(folder)
     shards = Shards.found(str(folder), select(manifest, "train").segments, Corruption(str(folder), policy, most))
-    return RowsReader.fit(manifest, shards, with_keys=True) or RecordsReader(shards, manifest.compression)
+    return RowsReader.fit(manifest, shards, with_keys=True) or RecordsReader(shards)
 
 
 def examples(found):

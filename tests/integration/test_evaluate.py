@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 
 from pipeline import input_fn
+from pipeline import manifest as manifests
 from pipeline.errors import DataError
+from pipeline.index import __main__ as index
 from tests import forked, runs
 from tests.datasets import edit_manifest
 from tests.runs import finish, scalars
@@ -145,6 +147,28 @@ def test_a_split_without_some_classes_and_another_data_set(trained, digits, tmp_
     absent = [each for each in found["report"]["classes"] if not each["examples"]]
     assert len(absent) >= 5
     assert all(each["recall"] is None for each in absent)
+
+
+def test_another_data_set_is_evaluated_on_by_the_run_and_after_it(digits, tmp_path):
+    new, folder = tmp_path / "new", tmp_path / "run"
+    new.mkdir()
+    for shard in manifests.load(digits).splits["test"].shards:
+        shutil.copy(digits / shard.file, new / shard.file.replace("test-", "held_out-"))
+    index.main([str(new), "--split=held_out:*", "--feature_map=image:image,label:label,key:key"])
+    flags = ("--model=mlp", "--train_steps=4", "--train_split=train+test", f"--eval_data_dir={new}", *FLAGS)
+    [(code, out, err)] = finish(runs.start(digits, folder, *flags))
+    assert code == 0, err
+    last = [line for line in out.splitlines() if line.startswith("held_out accuracy")][-1]
+    assert last.endswith("(368 examples)")
+    found = json_of(f"--model_dir={folder}")
+    assert (found["data_dir"], found["split"], found["num_examples"]) == (str(new), "held_out", 368)
+    assert f"held_out accuracy = {found['metrics']['accuracy']:.4f}" in last
+    again = json_of(f"--model_dir={folder}", f"--data_dir={digits}", "--split=test")
+    assert (again["data_dir"], again["split"]) == (str(digits), "test")
+    assert again["metrics"]["accuracy"] == found["metrics"]["accuracy"]  # they are the same images
+    [path] = folder.glob("ckpt-4.index")
+    made = built.build(reader.read(path.with_suffix("")), CheckpointFlags(str(folder)))
+    assert str(made.split.request.folder) == str(new)
 
 
 def test_mistakes_are_named_by_their_keys(trained, digits):

@@ -223,7 +223,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_
         (["--model_dir=RUN"], 2, "IMAGE is missing"),
         (["a.png"], 2, "--model_dir or --exported is missing"),
         (["a.png", "--model_dir=RUN", "--exported=E"], 2, "--model_dir and --exported: give one"),
-        (["a.png", "--exported=E", "--weights=raw"], 2, "--weights=raw with --exported: is of a run"),
+        (["a.png", "--exported=E", "--weights=raw"], 2, "--weights=raw: is of a run, not of --exported"),
         (["a.png", "--model_dir=RUN", "--output=x.txt"], 2, "--output=x.txt: must end with .jsonl or .csv"),
         (["nowhere.png", "--model_dir=RUN"], 1, "nowhere.png: cannot be read: No such file or directory"),
         (["EMPTY", "--model_dir=RUN"], 1, "EMPTY: no images"),

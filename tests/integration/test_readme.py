@@ -26,6 +26,7 @@ PAGES = (
     "docs/augmentation.md",
     "docs/feeding.md",
     "docs/reading.md",
+    "docs/record_folders.md",
     "docs/topology.md",
     "docs/using.md",
 )

@@ -85,6 +85,7 @@ SEEN: dict[str, dict[str, str]] = {
         "data_dir": "integration/test_mixtures.py::test_a_run_reports_each_source_and_all_together",
         "train_split": "integration/test_train.py::test_slices_of_splits",
         "eval_split": "integration/test_train.py::test_slices_of_splits",
+        "eval_data_dir": "integration/test_evaluate.py::test_another_data_set_is_evaluated_on_by_the_run_and_after_it",
         "resize": "unit/trainer/test_training.py::test_another_size_is_another_model",
         "augment": "integration/test_train.py::test_augmented_images_train_to_other_weights",
         "augment_on": "integration/test_train.py::test_what_the_replicas_are_fed",

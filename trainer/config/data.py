@@ -36,6 +36,14 @@ class DataFlags:
         shapes_training=False,
         replay="none",
     )
+    eval_data_dir: str | None = flag(
+        None,
+        "folder of another data set to evaluate on, of the same classes and image shape (None: --data_dir)",
+        shapes_training=False,
+        per_machine=True,
+        reads=True,
+        replay=None,
+    )
     eval_where: str | None = order_flag(
         "where", text="records to evaluate on, by columns, like --where", shapes_training=False, used_in="evaluation"
     )
@@ -91,6 +99,11 @@ class DataFlags:
     def sources(self) -> tuple[Source, ...]:
         """What is trained on: the sources of a mixture, or the single data set."""
         return sources_of(parse_sources(self.data_dir), self.train_split)
+
+    @property
+    def evaluated(self) -> str:
+        """What is evaluated on: a folder, or several, as --data_dir names them."""
+        return self.eval_data_dir or self.data_dir
 
     @property
     def evaluates(self) -> bool:

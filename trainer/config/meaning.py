@@ -154,7 +154,7 @@ def check_parameter_server(config: Any) -> None:
                     raise UsageError(f"--{field.name}={value} with --strategy={PARAMETER_SERVER}: {why}")
 
 
-def check_apart(name: str, path: str | None, data_dir: str | None) -> None:
+def check_apart(name: str, path: str | None, data_dir: str | None, flag: str = "data_dir") -> None:
     """Raises UsageError if a folder for output is a data set's folder, lies in it, or holds it.
 
     Links and `..` are resolved. Data at a URL cannot clash.
@@ -163,6 +163,7 @@ def check_apart(name: str, path: str | None, data_dir: str | None) -> None:
       name: of the flag for the output.
       path: its value; None: not given.
       data_dir: as in --data_dir: a folder, or several with weights; None: not given.
+      flag: name of the flag that has it.
     """
     if not data_dir:
         return
@@ -171,12 +172,12 @@ def check_apart(name: str, path: str | None, data_dir: str | None) -> None:
             continue
         data = os.path.realpath(folder)
         if data == os.path.realpath(os.sep):
-            raise UsageError(f"--data_dir={data_dir}: is the root of the file system; name the data set's own folder")
+            raise UsageError(f"--{flag}={data_dir}: is the root of the file system; name the data set's own folder")
         given = None if path is None else os.path.realpath(path)
         if given is not None and os.path.commonpath([given, data]) in (given, data):
             where = "is" if given == data else "lies in" if os.path.commonpath([given, data]) == data else "holds"
             raise UsageError(
-                f"--{name}={path}: {where} the data set's folder, --data_dir={data_dir}; name a folder beside it"
+                f"--{name}={path}: {where} the data set's folder, --{flag}={data_dir}; name a folder beside it"
             )
 
 

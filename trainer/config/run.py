@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from typing import ClassVar
 
-from pipeline.commands.flags import check, check_all, fields_with
+from pipeline.commands.flags import check, check_all, check_needs
 from pipeline.errors import UsageError, name_of
 from trainer.config.meaning import PARAMETER_SERVER, flag
 from trainer.run_folder import RunFolder
@@ -177,10 +177,5 @@ class AggregationFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_sync)
-
-    def _check_sync(self) -> None:
-        for field in fields_with(self, "needs"):
-            value = getattr(self, field.name)
-            if value and not self.sync:
-                raise UsageError(f"--{field.name}={value}: needs --sync; without it, each gradient is a step by itself")
+        why = "needs --sync; without it, each gradient is a step by itself"
+        check_all(lambda: check(self), lambda: check_needs(self, sync=why))

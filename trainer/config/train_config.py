@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pipeline.commands import aliases, commandline
-from pipeline.commands.flags import Flag, Mistakes, check_all, fields_with, flags_of, make
+from pipeline.commands.flags import Flag, Mistakes, check_all, check_needs, flags_of, make
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import VIEWS, own_views
 from pipeline.order.views import View
@@ -202,10 +202,18 @@ class TrainConfig:
         what = field.metadata["writes"]
         check_local(group, field.name, what=what)
         if what == "folder":
-            check_apart(field.name, getattr(group, field.name), self.data.data_dir)
+            for name in ("data_dir", "eval_data_dir"):
+                check_apart(field.name, getattr(group, field.name), getattr(self.data, name), name)
 
     def _check_evaluated(self) -> None:
-        steps = self.steps
+        steps, other = self.steps, self.data.eval_data_dir
+        if other is not None and not self.data.evaluates:
+            raise UsageError(
+                f"--eval_data_dir={other} with --eval_split={self.data.eval_split or 'none'}: there is no evaluation; "
+                "give a split of it, or leave out both"
+            )
+        if other is not None and not other.strip():
+            raise UsageError("--eval_data_dir: is empty (a shell variable that is not set?); name a folder")
         if steps.eval_every and not self.data.evaluates:
             raise UsageError(
                 f"--eval_every={steps.eval_every} with --eval_split={self.data.eval_split or 'none'}: there is nothing "
@@ -213,14 +221,8 @@ class TrainConfig:
             )
 
     def _check_compared(self) -> None:
-        steps = self.steps
-        for field in fields_with(steps, "needs"):
-            value = getattr(steps, field.name)
-            if value and value != field.default and not steps.ranks:
-                raise UsageError(
-                    f"--{field.name}={value}: evaluations are ranked for --keep_best and --early_stopping alone; give "
-                    f"one of them, or leave --{field.name} out"
-                )
+        why = "evaluations are ranked for --keep_best and --early_stopping alone; give one of them, or leave it out"
+        check_needs(self.steps, ranks=why)
 
     def _check_drawn(self) -> None:
         for name, value in meaning.given(self, "draws").items():

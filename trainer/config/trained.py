@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from pipeline.commands.flags import check, check_all, fields_with, flag
+from pipeline.commands.flags import check, check_all, check_needs, fields_with, flag
 from pipeline.errors import UsageError, name_of, unknown
 from pipeline.order.views import View
 from pipeline.registry import Registry
@@ -90,7 +90,9 @@ class EvaluateConfig(CheckpointFlags):
     where: str | None = order_flag("where", unset="the run's --eval_where", of_run="eval_where")
     limit: str | None = order_flag("limit", unset="the run's --eval_limit", of_run="eval_limit")
     continuous: bool = flag(False, "evaluate each checkpoint of a run that is training, until its last step")
-    interval: float = flag(10.0, "of --continuous: seconds between two looks for new checkpoints", above=0)
+    interval: float = flag(
+        10.0, "seconds between two looks for new checkpoints, with --continuous", above=0, needs="continuous"
+    )
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
@@ -98,6 +100,7 @@ class EvaluateConfig(CheckpointFlags):
             super().__post_init__,
             lambda: self._check_folder("output"),
             self._check_one,
+            lambda: check_needs(self),
             lambda: View(where=self.where, limit=self.limit),
         )
 
@@ -231,9 +234,8 @@ class PredictConfig:
         if (self.model_dir is None) == (self.exported is None):
             are = "or --exported is missing" if self.exported is None else "and --exported"
             raise UsageError(f"--model_dir {are}: give one of them")
-        for field in fields_with(self, "needs"):
-            if self.exported is not None and (value := getattr(self, field.name)) is not None:
-                raise UsageError(f"--{field.name}={value} with --exported: is of a run; give --model_dir")
+        if self.exported is not None:
+            check_needs(self, model_dir="is of a run, not of --exported; give --model_dir")
 
     def _check_output(self) -> None:
         if self.output is not None and not self.output.endswith(_OUTPUTS):

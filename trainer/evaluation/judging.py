@@ -95,7 +95,7 @@ class Judge:
         examples = []
         for split in self._trained.splits.values():
             shards = [segment.shard for segment in split.selection.segments]
-            if not (split.manifest.has_images and all(s.is_seekable(split.manifest.compression) for s in shards)):
+            if not (split.manifest.has_images and all(shard.is_seekable for shard in shards)):
                 return []
             folder, name, cache = split.request.folder, split.request.split, split.request.cache_dir
             examples.append(RandomAccess(folder, name, cache_dir=cache, cache_bytes=split.request.cache_bytes))

@@ -30,7 +30,7 @@ def to_json(trained: Trained, judgement: Judgement) -> dict[str, Any]:
         "checkpoint": str(trained.record.path),
         "step": trained.record.step,
         "weights": "ema" if trained.averaged else "raw",
-        "data_dir": trained.config.data.data_dir,
+        "data_dir": trained.config.data.evaluated,
         **{name: getattr(evaluation, name) for name in shown},
         **({"sources": sources} if sources else {}),
         "report": report and report.to_json(),

@@ -129,6 +129,57 @@ def test_an_unknown_split_to_evaluate_on(data_dir, config_of):
         plan.make(config_of(data_dir=data_dir, eval_split="validation"))
 
 
+@pytest.fixture
+def other_dir(data_dir):
+    """A manifest of 21 held-out examples of the same classes; no shard is read."""
+    made = dataclasses.replace(manifests.load(data_dir), splits={"held_out": split("held_out", 21)})
+    (data_dir / "other").mkdir()
+    (data_dir / "other" / "manifest.json").write_bytes(dataclasses.replace(made, image_mean=(9.0,)).to_bytes())
+    return data_dir / "other"
+
+
+@pytest.mark.parametrize("given", [None, "held_out", "held_out[:20]"])
+def test_another_data_set_may_be_evaluated_on(given, data_dir, other_dir, config_of):
+    config = config_of(data_dir=data_dir, eval_data_dir=other_dir, eval_split=given, train_split="train+test")
+    made = plan.make(config)
+    [(name, evaluation)] = made.evaluation.items()
+    assert (name, evaluation.order.num_records) == (given or "held_out", 20 if given and "[" in given else 21)
+    assert [str(evaluation.request.folder), str(evaluation.request.statistics)] == [str(other_dir), str(data_dir)]
+    assert str(made.training.first.request.folder) == str(data_dir)
+    assert plan.splits_of(config) == ["held_out"]
+    [(name, evaluation)] = plan.evaluation_of(plan.with_trained_split(config), None).items()
+    assert (name, str(evaluation.request.folder)) == ("train+test", str(data_dir))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"class_names": ("a", "c")}, "differ in class names: a, b and a, c"),
+        ({"features": {"image": Feature("uint8", (5, 4, 1), "raw")}}, "differ in the shape of images"),
+        ({"splits": {"train": split("train", 9), "more": split("more", 9)}}, "--eval_split=test: .*more, train"),
+    ],
+)
+def test_another_data_set_must_be_like_the_one_trained_on(change, message, data_dir, other_dir, config_of):
+    made = manifests.load(other_dir)
+    change = {name: {**made.features, **value} if name == "features" else value for name, value in change.items()}
+    (other_dir / "manifest.json").write_bytes(dataclasses.replace(made, **change).to_bytes())
+    with pytest.raises(UsageError, match=f"^--eval_data_dir={re.escape(str(other_dir))}.*{message}"):
+        plan.make(config_of(data_dir=data_dir, eval_data_dir=other_dir))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"eval_data_dir": "D", "eval_split": "none"}, "^--eval_data_dir=D with --eval_split=none: "),
+        ({"eval_data_dir": " "}, "^--eval_data_dir: is empty"),
+        ({"eval_data_dir": "D", "model_dir": "D/run"}, "^--model_dir=D/run: lies in .*--eval_data_dir=D"),
+    ],
+)
+def test_flags_that_do_not_go_with_another_data_set(flags, message, data_dir, config_of):
+    with pytest.raises(UsageError, match=message):
+        config_of(data_dir=data_dir, **flags)
+
+
 @pytest.mark.parametrize(
     ("values", "workers"),
     [

@@ -143,9 +143,9 @@ def _check_folders(job: Job, flags: KubernetesFlags) -> None:
         if mount.is_read_only:
             raise UsageError(f"--{flag}={path}: lies on a volume that is mounted read-only ({mount.path}:ro)")
     read = [*meaning.given(config, "reads").items(), *(("config", path) for path in _config_files(job.flags))]
-    read += [("data_dir", folder) for folder in _data_folders(config.data.data_dir) if "://" not in folder]
+    read += [("data_dir", folder) for folder in _data_folders(config.data.data_dir)]
     for flag, path in read:
-        if not _mount_of(path, flags):
+        if "://" not in path and not _mount_of(path, flags):
             raise UsageError(
                 f"--{flag}: {path} lies on {_no_volume(flags)}, so pods do not have it; give "
                 "--volume=CLAIM:/FOLDER:ro and a path in it"

@@ -14,6 +14,7 @@ from beam_jobs import sources
 from beam_jobs.sources import record_files
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
+from pipeline.index import __main__ as index
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 from pipeline.records import framing, tf_example
 from tests.datasets import as_earlier_releases, write_dataset, write_shard
@@ -575,3 +576,16 @@ def test_numbers_of_different_classes_are_not_joined(tmp_path):
     (tmp_path / "b" / "labels.txt").unlink()
     with pytest.raises(DataError, check=said(tmp_path, "a and of b")):
         opened(f"{tmp_path}/*/*.tfrecord")
+
+
+def test_an_index_of_any_records_says_which_file_is_of_which_split(tmp_path):
+    for name, rows in (("a.tfrecord", range(3)), ("b.tfrecord", range(3, 5)), ("c.tfrecord", range(5, 9))):
+        write(tmp_path / name, [book(row) for row in rows], gzip.compress if name == "b.tfrecord" else bytes)
+    index.main([str(tmp_path), "--split=held_out:[ab]*", "--split=train:c*"])
+    flags = {"feature_map": (("image", "image_raw"), ("label", "label")), "image_shape": (28, 28, 1)}
+    source = opened(tmp_path, **flags)
+    assert source.splits == {"train": 4, "held_out": 5}
+    assert source.read("held_out", np.arange(5)).labels.tolist() == [0, 1, 2, 3, 4]
+    assert [*opened(tmp_path, **flags, splits=("held_out",)).splits] == ["held_out"]
+    with pytest.raises(UsageError, check=said("--splits", "'test'", "held_out")):
+        opened(tmp_path, **flags, splits=("test",))

@@ -243,9 +243,9 @@ def test_the_log_says_what_the_run_was(data, tmp_path, capsys):
 
 
 def test_two_records_of_one_key_cannot_be_told_apart(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(observed, "keys_of", lambda file, segment, packing, key: [b"same"] * segment.num_examples)
+    monkeypatch.setattr(observed, "keys_of", lambda file, segment, key: [b"same"] * segment.num_examples)
     with pytest.raises(DataError, match="'same'.* 0 of train-00000.* 1 of train-00000"):
-        observed.read_keys(data, source_of(data).selection, "")
+        observed.read_keys(data, source_of(data).selection)
 
 
 def test_keys_of_compressed_shards_are_read(data, tmp_path):
@@ -258,9 +258,10 @@ def test_keys_of_compressed_shards_are_read(data, tmp_path):
     for segment in source.selection.segments:
         name = segment.shard.file + ".gz"
         (tmp_path / name).write_bytes(gzip.compress((data / segment.shard.file).read_bytes()))
-        segments.append(Segment(dataclasses.replace(segment.shard, file=name), segment.start, segment.stop))
-    found = observed.read_keys(tmp_path, Selection("train", tuple(segments)), "GZIP")
-    assert found == observed.read_keys(data, source.selection, "") == [f"train#{i:05d}" for i in range(99)]
+        packed = dataclasses.replace(segment.shard, file=name, compression="GZIP")
+        segments.append(Segment(packed, segment.start, segment.stop))
+    found = observed.read_keys(tmp_path, Selection("train", tuple(segments)))
+    assert found == observed.read_keys(data, source.selection) == [f"train#{i:05d}" for i in range(99)]
 
 
 def test_a_shard_that_is_missing_or_cut_is_named(data, tmp_path):

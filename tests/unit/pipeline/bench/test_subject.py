@@ -161,7 +161,7 @@ def test_reading_is_limited_and_rows_stay_within_the_part(folders, monkeypatch):
     subject = opened(folders / "raw", **WINDOWS)
     monkeypatch.setattr(measure, "MOST_BYTES", 1000)
     pieces, row_of = np.array([[0, 2, 9], [1, 0, 20]]), np.arange(27)[::-1]
-    reads = measure.limited(subject.reads.shards, pieces, row_of, False)
+    reads = measure.limited(subject.reads.shards, pieces, row_of)
     record = (folders / "raw" / "train-00000-of-00003.tfrecord").stat().st_size // 20  # bytes
     assert reads.rows == 1000 // record
     assert sorted(reads.row_of) == list(range(reads.rows))

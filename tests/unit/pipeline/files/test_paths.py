@@ -1,13 +1,15 @@
 """Paths, local and of stores, and errors of files."""
 
 import errno
+import glob
+import pathlib
 import pickle
 
 import pyarrow
 import pytest
 
 from pipeline.errors import DataError, TransientError, one_line
-from pipeline.files.paths import LocalPath, each, path_of
+from pipeline.files.paths import LocalPath, each, matches, path_of
 from pipeline.files.remote import RemotePath
 
 
@@ -82,3 +84,44 @@ def test_each_keeps_the_order_and_raises_of_the_first(remote):
     assert list(each(lambda n: n * n, range(100), remote)) == [n * n for n in range(100)]
     with pytest.raises(ZeroDivisionError):
         list(each(lambda n: 1 // (n - 50), range(100), remote))
+
+
+NAMES = [
+    "a.parquet",
+    "b.txt",
+    ".c.parquet",
+    "d/a.parquet",
+    "d/e/a.parquet",
+    "d/.e/a.parquet",
+    ".d/a.parquet",
+    "x/y/z/b1",
+]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*",
+        "*.parquet",
+        ".*",
+        "*/*.parquet",
+        "**",
+        "**/*.parquet",
+        "d/**",
+        "**/a.parquet",
+        "x/**/b[0-9]",
+        "**/e/*",
+        "[ab]*",
+    ],
+)
+def test_globs_match_what_they_match_in_a_folder(tmp_path, pattern):
+    for name in NAMES:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    found = {
+        path for match in glob.glob(str(tmp_path / pattern), recursive=True) if (path := pathlib.Path(match)).is_file()
+    }
+    expected = sorted(path.relative_to(tmp_path).as_posix() for path in found)
+    matched = [name for name in NAMES if matches(name.split("/"), pattern.split("/"))]
+    assert sorted(matched) == expected

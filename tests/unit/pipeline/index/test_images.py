@@ -4,13 +4,15 @@ import gzip
 import io
 import json
 import pathlib
+import zlib
 
 import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
 
-from beam_jobs import validate
+from beam_jobs import sources, validate
+from beam_jobs.sources.base import SourceOptions
 from pipeline import RandomAccess, input_fn, operations
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
@@ -155,6 +157,33 @@ def test_class_names_are_those_of_the_file(tmp_path):
     assert made.features["image"].shape == (36, 36, 3)
     assert {"sex", "age_approx"} <= made.columns.keys()
     assert RandomAccess(folder)[1]["key"] == b"ISIC_0000017"
+
+
+def test_files_of_several_compressions_feed_the_same_rows(imagenet, tmp_path):
+    for path, pack in zip(sorted(imagenet.glob("*-of-*")), (gzip.compress, bytes, bytes, zlib.compress), strict=True):
+        (tmp_path / path.name).write_bytes(pack(path.read_bytes()))
+    made, plain = run(tmp_path, *TF_SLIM, "--keep_columns=image/height"), manifests.load(imagenet)
+    assert (made.packing, made.format_version) == ("GZIP (1 of 4 shards) and ZLIB (1 of 4 shards)", 5)
+    assert (made.image_mean, made.class_names) == (plain.image_mean, plain.class_names)
+    for split in ("train", "validation"):
+        for options in ({"resize": (8, 8)}, {"resize": (8, 8), "portable": True}):
+            for one, other in zip(fed(tmp_path, split, **options), fed(imagenet, split, resize=(8, 8)), strict=True):
+                assert one[:2] == other[:2]
+                assert np.array_equal(one[2], other[2])
+    source = sources.open_source(SourceOptions("tfrecord", str(tmp_path)))
+    assert source.splits == {"train": 13, "validation": 5}
+    labels = source.read("validation", np.arange(5)).labels.tolist()
+    assert labels == [label for _, label, _ in fed(imagenet, "validation", resize=(8, 8))]
+
+
+def test_class_names_may_lie_in_the_folder_of_the_files(tmp_path):
+    foreign.melanoma(tmp_path / "train")
+    (tmp_path / "train" / "labels.txt").write_text("no\nyes\n")
+    made = run(tmp_path, foreign.MELANOMA)
+    assert (made.class_names, [*made.splits]) == (("no", "yes"), ["train"])
+    (tmp_path / "train" / "labels.txt").write_text("no\nno\n")
+    with pytest.raises(UsageError, check=said("the class names have 'no' twice")):
+        run(tmp_path, foreign.MELANOMA, "--overwrite")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest.splits import select
-from pipeline.read.compressed import GzipReader
+from pipeline.read.compressed import ForwardReader
 from pipeline.read.corruption import Corruption
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
@@ -42,7 +42,7 @@ class Counted(Shards):
 def reader_of(path, kind=Shards, **options):
     segments = select(manifests.load(path), "train").segments
     shards = kind.found(path, segments, Corruption(str(path)))
-    return GzipReader(shards, Sidecars(shards), **options), shards
+    return ForwardReader(shards, Sidecars(shards), **options), shards
 
 
 @pytest.fixture

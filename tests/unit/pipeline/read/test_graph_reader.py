@@ -1,7 +1,9 @@
 """Windows read by TensorFlow's own ops, in a `tf.function`: the same records and inputs as by the ordinary ones."""
 
+import gzip
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import tensorflow as tf
 from pipeline import input_fn
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
+from pipeline.index import __main__ as index
 from pipeline.manifest.splits import select
 from pipeline.read import window
 from pipeline.read.corruption import Corruption
@@ -42,6 +45,11 @@ def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     for name, kind in KINDS.items():
         write_dataset(folder / name, COUNTS, kind=kind)
+    (folder / "mixed").mkdir()
+    packs = [zlib.compress, bytes, gzip.compress, bytes]
+    for path, pack in zip(sorted((folder / "unequal keys").glob("train-*")), packs, strict=True):
+        (folder / "mixed" / path.name).write_bytes(pack(path.read_bytes()))
+    index.main([str(folder / "mixed"), "--split=train:train-*"])
     return folder
 
 
@@ -49,19 +57,22 @@ def in_graph(folder, split="train"):
     """Returns the reader as a function of pieces, and the ordinary one, of a split."""
     manifest = manifests.load(folder)
     selection = select(manifest, split)
-    reader = GraphReader(folder, selection, manifest.compression)
+    reader = GraphReader(folder, selection)
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)], autograph=False)
     def read(pieces):
         return reader.read(pieces, tf.zeros([0], tf.int64))["record"]
 
-    ordinary = RecordsReader(Shards.found(folder, selection.segments, Corruption(str(folder))), manifest.compression)
+    ordinary = RecordsReader(Shards.found(folder, selection.segments, Corruption(str(folder))))
     return read, ordinary
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
 def test_records_are_those_of_the_ordinary_reader(folders, kind):
     read, ordinary = in_graph(folders / kind)
+    if kind == "mixed":
+        plain = in_graph(folders / "unequal keys")[1].read(np.array(PIECES["all"])).as_bytes().tolist()
+        assert ordinary.read(np.array(PIECES["all"])).as_bytes().tolist() == plain
     for name, listed in PIECES.items():
         pieces = np.array(listed, np.int64).reshape(-1, 3)
         found = read(pieces).numpy().tolist()
@@ -182,7 +193,7 @@ def test_chosen_records_that_lie_close_are_read_at_once_and_no_others(tmp_path, 
     selection, shard = select(made, "train"), made.splits["train"].shards[0]
     monkeypatch.setattr(window, "_BUFFER", 5 * shard.num_bytes // shard.num_examples)  # a gap of 4 or 5 records
     pieces = [(0, 3, 5), (0, 8, 9), (0, 20, 21), (1, 20, 23), (1, 2, 3), (0, 38, 40)]
-    reader, every = (GraphReader(tmp_path, selection, compression, is_chosen) for is_chosen in (True, False))
+    reader, every = (GraphReader(tmp_path, selection, is_chosen) for is_chosen in (True, False))
     plainly = every.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64))["record"].numpy().tolist()
     found = reader.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64))["record"].numpy().tolist()
     assert found == plainly
@@ -201,7 +212,7 @@ def test_an_error_among_chosen_records_names_the_record(tmp_path):
     data = bytearray(shard.read_bytes())
     data[len(data) * 5 // 40 + 20] ^= 255
     shard.write_bytes(data)
-    reader = GraphReader(tmp_path, select(made, "train"), "", is_chosen=True)
+    reader = GraphReader(tmp_path, select(made, "train"), is_chosen=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"{shard}, record 5: corrupt or cut"):
         reader.read(tf.constant([(0, 3, 4), (0, 8, 9)], tf.int64), tf.constant([], tf.int64))
 
@@ -213,7 +224,7 @@ from pipeline import manifest
 from pipeline.manifest.splits import select
 from pipeline.read.window import GraphReader
 made = manifest.load(sys.argv[1])
-reader = GraphReader(sys.argv[1], select(made, "train"), "", is_chosen=True)
+reader = GraphReader(sys.argv[1], select(made, "train"), is_chosen=True)
 def read(first, step, last):
     pieces = [(0, number, number + 1) for number in range(first, last, step)]
     return reader.read(tf.constant(pieces, tf.int64), tf.constant([], tf.int64))["record"]

@@ -43,7 +43,7 @@ def reader_of(folder, policy="raise", most=1000):
     manifest = manifests.load(folder)
     segments = select(manifest, "train").segments
     shards = Shards.found(str(folder), segments, Corruption(str(folder), policy, most))
-    return RowsReader.fit(manifest, shards, with_keys=True) or RecordsReader(shards, manifest.compression)
+    return RowsReader.fit(manifest, shards, with_keys=True) or RecordsReader(shards)
 
 
 def read(reader, *pieces):

@@ -53,7 +53,7 @@ class Opened:
         shards = Shards.found(data_dir, select(manifest, split).segments, Corruption(data_dir, policy, most=100))
         if self.are_rows:
             return RowsReader.fit(manifest, shards, with_keys=True)
-        return RecordsReader(shards, manifest.compression)
+        return RecordsReader(shards)
 
     def read_all(self, split="train", policy="raise"):
         return self.reader(split, policy).read(all_pieces(select(manifests.load(self.folder), split)))

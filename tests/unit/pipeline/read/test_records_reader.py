@@ -36,7 +36,7 @@ def folder(tmp_path):
 def reader_of(folder, split="train"):
     manifest = manifests.load(folder)
     shards = Shards.found(folder, select(manifest, split).segments, Corruption(str(folder)))
-    return RecordsReader(shards, manifest.compression)
+    return RecordsReader(shards)
 
 
 def read_all(folder, split="train"):

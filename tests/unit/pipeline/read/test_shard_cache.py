@@ -146,7 +146,7 @@ def test_a_copy_that_goes_bad_after_its_check_is_an_error_and_never_skipped(tmp_
     made = write_dataset(data, (9, 7), kind=kind)
     cache = ShardCache(str(data), made.digest, CacheFolder(tmp_path / "cache"), skips=True)
     segments = select(made, "train").segments
-    reader = RecordsReader(Shards.found(data, segments, Corruption(str(data), "skip", 9), cache), made.compression)
+    reader = RecordsReader(Shards.found(data, segments, Corruption(str(data), "skip", 9), cache))
     expected = reader.read(every).as_bytes().tolist()
     [copy] = tmp_path.glob(f"cache/*/{made.splits['train'].shards[1].file}")
     before = copy.stat()

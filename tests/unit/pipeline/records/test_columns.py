@@ -3,13 +3,18 @@
 import tracemalloc
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import manifest as manifests
+from pipeline.errors import DataError
+from pipeline.index import __main__ as index
 from pipeline.manifest.columns import encode
 from pipeline.records.columns import Gathered, Scalars, of_records
+from tests import foreign
 from tests.datasets import write_dataset
+from tests.raised import at
 
 NUMBERS = st.one_of(
     st.integers(-(1 << 63), (1 << 63) - 1),
@@ -72,3 +77,23 @@ def test_columns_of_records_are_arrays_of_each_split(tmp_path):
         "train": [row % 3 for row in range(7)],
         "test": [0, 1],
     }
+
+
+def test_features_that_not_all_records_have_are_left_out_with_the_reason(tmp_path, capsys):
+    base, two = {"always": 1, "key": b"k", "image/encoded": b"i"}, {"two": np.array([1, 2])}
+    foreign.write(tmp_path / "train.tfrec", [base | two | {"gone": 1}, base | {"gone": 2, "late": 3}])
+    foreign.write(tmp_path / "test.tfrec", [base | two | {"gone": 1}, base, base | {"gone": 1}])
+    index.main([str(tmp_path)])
+    index.main([str(tmp_path), "--add_columns=records"])
+    assert manifests.load(tmp_path).columns.keys() == {"always", "bytes"}
+    said = capsys.readouterr().out
+    for name, why in {
+        "gone": "record 1 of test.tfrec has no single value of it",
+        "two": "has 2 values in the first record",
+        "late": "is not in the first record",
+        "key": "is the key",
+        "image/encoded": "is an image",
+    }.items():
+        assert f"  {name}: left out, {why}\n" in said
+    with pytest.raises(DataError, check=at("test.tfrec", "feature 'two' has 2 values", record=0)):
+        index.main([str(tmp_path), "--add_columns=records:two"])

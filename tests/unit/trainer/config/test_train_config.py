@@ -199,7 +199,7 @@ def test_last_step(flags, last_step):
         (["--resize=32"], ["--resize='32'", "224x224"]),
         (["--eval_every=5", "--eval_split=none"], ["--eval_every=5 with --eval_split=none", "--eval_every=0"]),
         (["--eval_every=5", "--eval_split="], ["--eval_every=5 with --eval_split=none"]),
-        (["--best_metric=loss"], ["--best_metric=loss", "--keep_best", "--early_stopping", "leave --best_metric out"]),
+        (["--best_metric=loss"], ["--best_metric=loss", "--keep_best", "--early_stopping", "leave it out"]),
         (["--best_mode=max"], ["--best_mode=max", "--keep_best", "--early_stopping", "leave --best_mode out"]),
         (["--histogram_every=5", "--summary_every=0"], ["--histogram_every=5 with --summary_every=0", "TensorBoard"]),
         (["--image_every=5", "--summary_every=0"], ["--image_every=5 with --summary_every=0", "TensorBoard"]),
