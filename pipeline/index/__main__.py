@@ -11,6 +11,7 @@ from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError, unknown
 from pipeline.index.images import ImageFlags
 from pipeline.manifest import naming
+from pipeline.manifest.manifest import ORIENTATIONS, STORED
 from pipeline.records import schema
 
 COMMAND = "pipeline.index"
@@ -36,6 +37,9 @@ class IndexConfig:
     )
     keep_columns: str = flag("", schema.KEEP_COLUMNS.text)
     image_shape: str = flag("", f"{schema.IMAGE_SHAPE.text}; default: as their features height, width and depth say")
+    orientation: str = flag(
+        STORED, "of photographs: upright, turned as their EXIF data say whenever they are decoded", known=ORIENTATIONS
+    )
     add_columns: str | None = flag(
         None,
         "of values to choose and weigh records by: FILE.parquet (joined by key), records or records:label,width "
@@ -55,11 +59,13 @@ class IndexConfig:
         shape = schema.IMAGE_SHAPE.parse("image_shape", self.image_shape)
         feature_map = schema.FEATURE_MAP.parse("feature_map", self.feature_map)
         kept = schema.KEEP_COLUMNS.parse("keep_columns", self.keep_columns)
-        return ImageFlags(feature_map, self.label_offset, self.class_names, kept, shape)
+        return ImageFlags(feature_map, self.label_offset, self.class_names, kept, shape, self.orientation)
 
     def _check_images(self) -> None:
-        for name in ("label_offset", "class_names", "keep_columns", "image_shape") if not self.feature_map else ():
-            if getattr(self, name):
+        if self.feature_map:
+            return
+        for name in ("label_offset", "class_names", "keep_columns", "image_shape", "orientation"):
+            if getattr(self, name) not in (0, "", STORED):
                 raise UsageError(f"--{name}={getattr(self, name)}: needs --feature_map, which says where images are")
 
     def _check_folder(self) -> None:
