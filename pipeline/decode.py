@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
 import tensorflow as tf
 
@@ -24,12 +24,16 @@ from pipeline.records import tf_example
 
 _DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
 Columns = dict[str, tf.Tensor]
+Turns: TypeAlias = Any  # EXIF's orientations of all records of a selection, int8 (records,): a tensor or an array
 PLACES, SIZES = "places", "sizes"  # columns of `Kept`: the bounds and sizes of `InMemory`
 _DCT_METHODS = {FAST: "", EXACT: "INTEGER_ACCURATE"}  # TensorFlow's names
 _RATIOS = (2, 4, 8)  # at which TensorFlow decodes a JPEG, besides 1
 _JUDGED_TOGETHER = 64  # images, by one thread
 _MOST_TRIED = 16  # records, of a batch and of others, to find one that a parser takes
 _BLOCK = 16  # pixels, of the blocks that JPEG decodes together; few files have larger ones
+_ON_ITS_SIDE = 5  # EXIF's orientation from which on rows are stored as columns
+# By EXIF's orientation, from 0: 1 where an upright image has its rows, or its columns, in the other order.
+_ROWS_REVERSED, _COLUMNS_REVERSED = (0, 0, 0, 1, 1, 0, 0, 1, 1), (0, 0, 1, 1, 0, 0, 1, 1, 0)
 
 
 def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
@@ -62,6 +66,42 @@ def _along_first(values: tf.Tensor, size: int) -> tf.Tensor:
         kernel_type="triangle",
         antialias=True,
     )
+
+
+def upright(image: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+    """Returns an image turned upright, the same as by `images.turned`: uint8 (height, width, channels).
+
+    Args:
+      image: as it is stored, uint8 (h, w, channels).
+      turn: EXIF's orientation, int32 scalar.
+    """
+
+    def turned() -> tf.Tensor:
+        placed = tf.cond(turn >= _ON_ITS_SIDE, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
+        steps = [1 - 2 * tf.gather(reversed_, turn) for reversed_ in (_ROWS_REVERSED, _COLUMNS_REVERSED)]
+        return placed[:: steps[0], :: steps[1]]
+
+    return tf.ensure_shape(tf.cond(turn > 1, turned, lambda: image), (None, None, image.shape[2]))
+
+
+def upright_sizes(sizes: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
+    """Returns the sizes of images once they are upright: int32 (..., 2); `turns` are EXIF's orientations, (...)."""
+    return tf.where((turns >= _ON_ITS_SIDE)[..., None], sizes[..., ::-1], sizes)
+
+
+def stored_boxes(boxes: tf.Tensor, sizes: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
+    """Returns where parts of upright images lie in the images as they are stored: int32 (..., 4).
+
+    Args:
+      boxes: top, left, height and width of each part, int32 (..., 4).
+      sizes: of the upright images, int32 (..., 2).
+      turns: EXIF's orientations, int32 (...).
+    """
+    top, left, height, width = tf.unstack(boxes, axis=-1)
+    top = tf.where(tf.gather(_ROWS_REVERSED, turns) > 0, sizes[..., 0] - top - height, top)
+    left = tf.where(tf.gather(_COLUMNS_REVERSED, turns) > 0, sizes[..., 1] - left - width, left)
+    on_side = tf.stack([left, top, width, height], axis=-1)
+    return tf.where((turns >= _ON_ITS_SIDE)[..., None], on_side, tf.stack([top, left, height, width], axis=-1))
 
 
 class Encoded(Protocol):
@@ -243,6 +283,7 @@ class ImageJudge:
         self._features, self._image, self._dct = manifest.features, image, manifest.pixels.dct
         self._channels = image.shape[2] or 3
         self._shape = (*image.shape[:2], self._channels)
+        self._upright = manifest.turns_images
 
     def problems(self, records: Sequence[bytes]) -> list[str | None]:
         """Returns for each record why it is invalid; None: it is valid."""
@@ -250,6 +291,8 @@ class ImageJudge:
 
     def problem(self, record: bytes) -> str | None:
         """Returns why a record is invalid; None: it is valid."""
+        from pipeline import images  # noqa: PLC0415, with Pillow, which raw images do not need
+
         image = self._image
         try:
             with tf.device("CPU:0"):
@@ -257,6 +300,8 @@ class ImageJudge:
                 if image.encoding == "raw":
                     return None
                 found = decode_file(stored, self._channels, image.encoding or "", self._dct)
+                if self._upright:
+                    found = upright(found, tf.constant(images.orientation_of(stored.numpy())))
         except tf_example.BadExampleError as error:
             return str(error)
         except tf.errors.OpError as error:
@@ -411,23 +456,29 @@ class ImageDecoder:
         """Whether images are decoded from where they are in their records."""
         return self.by_operation and self.encoding != "raw"
 
-    def decode(self, images: Encoded, keys: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns encoded images decoded: uint8 (rows, height, width, channels)."""
+    def decode(self, images: Encoded, keys: Callable[[], tf.Tensor], turns: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns encoded images decoded: uint8 (rows, height, width, channels).
+
+        Args:
+          images: of a batch.
+          keys: returns a key for random numbers per row, uint64 (rows,).
+          turns: EXIF's orientation of each, by which it is turned upright, int32 (rows,); None: all are.
+        """
         rows, crop = images.rows, self.crop
+        turning = () if turns is None else (turns,)
         if isinstance(images, InStrings) and self.encoding == "raw" and crop is None:
             pixels = tf.io.decode_raw(images.strings, tf.uint8, fixed_length=None)
             return tf.reshape(tf.ensure_shape(pixels, (rows, math.prod(self.image_shape))), (-1, *self.image_shape))
         if crop is None:
-            decoded = self._mapped(lambda image: tf.ensure_shape(self._decoded(image), self.image_shape), images)
+            decoded = self._mapped(self._whole, images, *turning)
             return tf.ensure_shape(decoded, (rows, *self.image_shape))
         of_row = keys()
         mirrored = self.mirrored(of_row) if self.mirrored else tf.zeros_like(of_row, tf.bool)
         if self.encoding == "jpeg":  # drawing all boxes together costs a tenth of drawing them one by one
-            sizes = images.sizes()
-            places = self._places(crop.box(sizes[:, 0], sizes[:, 1], of_row))
-            decoded = self._mapped(self._jpeg_part, images, *places, mirrored)
+            places = self._places(_boxes(crop, images.sizes(), of_row, turns))
+            decoded = self._mapped(self._jpeg_part, images, *places, mirrored, *turning)
         else:
-            decoded = self._mapped(functools.partial(self._part, crop), images, of_row, mirrored)
+            decoded = self._mapped(functools.partial(self._part, crop), images, of_row, mirrored, *turning)
         return tf.ensure_shape(decoded, (rows, *self.image_shape))
 
     def _mapped(self, function: Callable[..., tf.Tensor], images: Encoded, *rows: tf.Tensor) -> tf.Tensor:
@@ -441,33 +492,46 @@ class ImageDecoder:
         around = tf.stack([top, left - margin, height, width + margin], axis=-1)
         return around, tf.stack([tf.zeros_like(top), margin, height, width], axis=-1)
 
-    def _jpeg_part(self, image: tf.Tensor, around: tf.Tensor, part: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
+    def _whole(self, image: tf.Tensor, turn: tf.Tensor | None = None) -> tf.Tensor:
+        return tf.ensure_shape(self._decoded(image, turn), self.image_shape)
+
+    def _jpeg_part(
+        self,
+        image: tf.Tensor,
+        around: tf.Tensor,
+        part: tf.Tensor,
+        mirrored: tf.Tensor,
+        turn: tf.Tensor | None = None,
+    ) -> tf.Tensor:
         """Returns a part of what lies around it in a file, as of `_places`, in the size of the result."""
 
         def whole() -> tf.Tensor:
             pixels = tf.image.decode_and_crop_jpeg(image, around, channels=self.channels, dct_method=self.dct_method)
-            return self._resized(pixels, part, mirrored)
+            return self._resized(pixels, part, mirrored, turn)
 
         def scaled(ratio: int) -> tf.Tensor:
             box = tf.stack([around[0], around[1] + part[1], part[2], part[3]])
             pixels = tf.io.decode_jpeg(image, channels=self.channels, ratio=ratio, dct_method=self.dct_method)
             first, end = box[:2] // ratio, -(-(box[:2] + box[2:]) // ratio)
-            return self._resized(pixels, tf.concat([first, end - first], axis=0), mirrored)
+            return self._resized(pixels, tf.concat([first, end - first], axis=0), mirrored, turn)
 
         if self.crop is None or not self.crop.is_scaled:
             return whole()
         # The part is still at least as large as the result: it is never scaled up.
-        times = tf.reduce_min(part[2:] // self.image_shape[:2])
+        size = part[2:] if turn is None else upright_sizes(part[2:], turn)
+        times = tf.reduce_min(size // self.image_shape[:2])
         branch = tf.reduce_sum(tf.cast(times >= _RATIOS, tf.int32))
         return tf.switch_case(branch, [whole, *(functools.partial(scaled, ratio) for ratio in _RATIOS)])
 
-    def _part(self, crop: Crop, image: tf.Tensor, key: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
+    def _part(
+        self, crop: Crop, image: tf.Tensor, key: tf.Tensor, mirrored: tf.Tensor, turn: tf.Tensor | None = None
+    ) -> tf.Tensor:
         def jpeg_part() -> tf.Tensor:
-            size = tf.io.extract_jpeg_shape(image)
-            return self._jpeg_part(image, *self._places(crop.box(size[0], size[1], key)), mirrored)
+            places = self._places(_boxes(crop, tf.io.extract_jpeg_shape(image)[:2], key, turn))
+            return self._jpeg_part(image, *places, mirrored, turn)
 
         def decoded_part() -> tf.Tensor:
-            pixels = self._decoded(image)
+            pixels = self._decoded(image, turn)
             shape = tf.shape(pixels)
             return self._resized(pixels, crop.box(shape[0], shape[1], key), mirrored)
 
@@ -475,19 +539,42 @@ class ImageDecoder:
             return tf.cond(tf.io.is_jpeg(image), jpeg_part, decoded_part)
         return decoded_part()
 
-    def _decoded(self, image: tf.Tensor) -> tf.Tensor:
+    def _decoded(self, image: tf.Tensor, turn: tf.Tensor | None = None) -> tf.Tensor:
         if self.encoding == "raw":
             return tf.reshape(tf.io.decode_raw(image, tf.uint8), self.shape)
-        return decode_file(image, self.channels, self.encoding, self.dct)
+        pixels = decode_file(image, self.channels, self.encoding, self.dct)
+        return pixels if turn is None else upright(pixels, turn)
 
-    def _resized(self, image: tf.Tensor, part: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
-        """Returns a part of an image, (top, left, height, width), in the size of the result."""
+    def _resized(
+        self, image: tf.Tensor, part: tf.Tensor, mirrored: tf.Tensor, turn: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns a part of an image, (top, left, height, width), in the size of the result, turned before."""
+        if turn is not None:  # before it is resized, because the result depends on which side is resized first
+            image, part = _turned_part(image, part, turn)
         size = self.image_shape[:2]
         if self.by_operation:
             return tf.ensure_shape(operations.resize(image, part, size, mirrored), self.image_shape)
         pixels = image[part[0] : part[0] + part[2], part[1] : part[1] + part[3]]
         same = tf.reduce_all(tf.equal(part[2:], size))
         return tf.ensure_shape(tf.cond(same, lambda: pixels, lambda: resize(pixels, size)), self.image_shape)
+
+
+def _boxes(crop: Crop, sizes: tf.Tensor, keys: tf.Tensor, turns: tf.Tensor | None) -> tf.Tensor:
+    """Returns where `crop` is in images as they are stored, int32 (..., 4), given their sizes as stored, (..., 2)."""
+    sizes = sizes if turns is None else upright_sizes(sizes, turns)
+    boxes = crop.box(sizes[..., 0], sizes[..., 1], keys)
+    return boxes if turns is None else stored_boxes(boxes, sizes, turns)
+
+
+def _turned_part(image: tf.Tensor, part: tf.Tensor, turn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns an image that has a part of another one upright, and where it has it."""
+
+    def turned() -> tuple[tf.Tensor, tf.Tensor]:
+        pixels = image[part[0] : part[0] + part[2], part[1] : part[1] + part[3]]
+        return upright(pixels, turn), tf.concat([[0, 0], upright_sizes(part[2:], turn)], axis=0)
+
+    found, place = tf.cond(turn > 1, turned, lambda: (image, part))
+    return tf.ensure_shape(found, (None, None, image.shape[2])), place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -511,13 +598,29 @@ class Examples:
 class Form:
     """How columns become examples."""
 
-    def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
-        """Returns the examples of gathered columns; `keys` returns a key for random numbers per row, uint64 (rows,)."""
+    def examples(self, columns: Columns, keys: Callable[[], tf.Tensor], ids: tf.Tensor) -> Examples:
+        """Returns the examples of gathered columns.
+
+        Args:
+          columns: with a row per record.
+          keys: returns a key for random numbers per row, uint64 (rows,).
+          ids: record ids of the rows, int64 (rows,).
+        """
         raise NotImplementedError
 
     def as_images(self, images: tf.Tensor) -> tf.Tensor:
         """Returns `Examples.images` as uint8 (..., height, width, channels); XLA compiles it with the augmentation."""
         return images
+
+
+def turns_of(turns: Turns | None, ids: tf.Tensor) -> tf.Tensor | None:
+    """Returns EXIF's orientation of records, by which they are turned, int32 (rows,); None: none of them is.
+
+    Args:
+      turns: of all records of the selection.
+      ids: of the records; those of copies are larger by a multiple of the number of records.
+    """
+    return None if turns is None else tf.cast(tf.gather(turns, ids % len(turns)), tf.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -530,8 +633,8 @@ class PixelRows(Form):
 
     image_shape: tuple[int, int, int]
 
-    def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
-        del keys
+    def examples(self, columns: Columns, keys: Callable[[], tf.Tensor], ids: tf.Tensor) -> Examples:
+        del keys, ids
         features = {name: column for name, column in columns.items() if name not in ("image", "label")}
         return Examples(columns["image"], columns["label"], features)
 
@@ -541,18 +644,25 @@ class PixelRows(Form):
 
 @dataclasses.dataclass(frozen=True)
 class Serialized(Form):
-    """Column `record`: serialized `tf.train.Example`s, decoded for every batch."""
+    """Column `record`: serialized `tf.train.Example`s, decoded for every batch.
+
+    Attributes:
+      parser: of the records.
+      decoder: of a batch's images.
+      turns: of all records of the selection.
+    """
 
     parser: ExampleParser
     decoder: ImageDecoder
+    turns: Turns | None = None
 
-    def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
+    def examples(self, columns: Columns, keys: Callable[[], tf.Tensor], ids: tf.Tensor) -> Examples:
         if self.decoder.in_place:
             encoded, labels, features = self.parser.find(columns["record"])
         else:
             images, labels, features = self.parser.parse(columns["record"])
             encoded = InStrings(images)
-        return Examples(self.decoder.decode(encoded, keys), labels, features)
+        return Examples(self.decoder.decode(encoded, keys, turns_of(self.turns, ids)), labels, features)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -564,14 +674,16 @@ class Kept(Form):
     Attributes:
       memory: that the records were read into, uint8 (1, bytes).
       decoder: of a batch's images.
+      turns: of all records of the selection.
     """
 
     memory: tf.Tensor
     decoder: ImageDecoder
+    turns: Turns | None = None
 
-    def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
+    def examples(self, columns: Columns, keys: Callable[[], tf.Tensor], ids: tf.Tensor) -> Examples:
         images = InMemory(self.memory, columns[PLACES], columns[SIZES])
-        return Examples(self.decoder.decode(images, keys), columns["label"], {})
+        return Examples(self.decoder.decode(images, keys, turns_of(self.turns, ids)), columns["label"], {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -581,7 +693,8 @@ class UserParsed(Form):
     parse: UserFunction
     training: bool
 
-    def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
+    def examples(self, columns: Columns, keys: Callable[[], tf.Tensor], ids: tf.Tensor) -> Examples:
+        del ids
         given = parsed(self.parse, columns["record"], keys, self.training)
         found = Supervised.of(given)
         if found is None:

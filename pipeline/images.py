@@ -225,11 +225,24 @@ def orientation(image: PIL.Image.Image) -> int:
         return 1
 
 
+def orientation_of(data: bytes) -> int:
+    """Returns the `orientation` of an image file; 1 if it cannot be opened."""
+    try:
+        return orientation(open_file(data))
+    except BadImageError:
+        return 1
+
+
 def upright_size(image: PIL.Image.Image) -> tuple[int, int]:
     """Returns the (height, width) that an opened image has once it is upright."""
     if image.format == "TIFF":  # Pillow turns it while decoding, and already gives the size that it will have
         return image.height, image.width
-    return (image.width, image.height) if orientation(image) in _ON_ITS_SIDE else (image.height, image.width)
+    return turned_size((image.height, image.width), orientation(image))
+
+
+def turned_size(size: tuple[int, int], value: int) -> tuple[int, int]:
+    """Returns the (height, width) that an image of this size has once it is turned as an `orientation` says."""
+    return size[::-1] if value in _ON_ITS_SIDE else size
 
 
 def decode_scaled(image: PIL.Image.Image, size: tuple[int, int]) -> None:

@@ -79,7 +79,7 @@ class RandomAccess:
                 )
         self.features = manifest.features
         self.class_names = manifest.class_names
-        self._decode = decode
+        self._decode, self._upright = decode, manifest.turns_images
         cache = make_cache(data_dir, manifest, segments, cache_dir, cache_bytes)
         self._shards = Shards.found(data_dir, segments, Corruption(os.fspath(data_dir)), cache)
         self._start()
@@ -160,6 +160,6 @@ class RandomAccess:
         if not self.features:  # of `pipeline.index`
             return {"record": found}
         try:
-            return tf_example.example(found, self.features, self._decode)
+            return tf_example.example(found, self.features, self._decode, self._upright)
         except tf_example.BadExampleError as error:
             raise error.at(*self._location(segment, record)) from None

@@ -213,7 +213,7 @@ def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
                 if made.features["image"].encoding == "raw":
                     picture = picture_of_pixels(image, made.image_shape, most_bytes)
                 else:
-                    picture = picture_of_file(image, most_bytes)
+                    picture = picture_of_file(image, most_bytes, made.turns_images)
                 shown[label].append((key, picture))
             except BadImageError:
                 undecodable += 1
@@ -340,16 +340,21 @@ def picture_of_pixels(data: bytes, shape: tuple[int, int, int], most_bytes: int)
     return Picture(_uri(array[..., :3] if shape[2] >= 3 else array[..., :1], most_bytes), *shape[:2])
 
 
-def picture_of_file(data: bytes, most_bytes: int) -> Picture:
+def picture_of_file(data: bytes, most_bytes: int, upright: bool = False) -> Picture:
     """Returns the picture of an image file.
+
+    Args:
+      data: the file.
+      most_bytes: of the picture's file.
+      upright: whether to turn it as its EXIF data say.
 
     Raises:
       BadImageError: it cannot be decoded.
     """
     opened = images.open_file(data)
-    height, width = opened.height, opened.width
+    height, width = images.upright_size(opened) if upright else (opened.height, opened.width)
     opened.draft(None, (2 * _LARGEST_SIDE, 2 * _LARGEST_SIDE))  # decodes a JPEG at a fraction of its size
-    return Picture(_uri(images.pixels(opened), most_bytes), height, width)
+    return Picture(_uri(images.pixels(opened, upright=upright), most_bytes), height, width)
 
 
 def _uri(array: NDArray[np.uint8], most_bytes: int) -> str:

@@ -9,7 +9,7 @@ import math
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from pipeline.errors import location, reason_of
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
 from pipeline.manifest import Column, Feature, Manifest, naming
-from pipeline.manifest.columns import column_name, values_of
+from pipeline.manifest.columns import ORIENTATION, column_name, values_of
 from pipeline.manifest.manifest import NO_LABEL
 from pipeline.read import sidecars
 from pipeline.read.statistics import PixelSums, entropy
@@ -331,18 +331,18 @@ class ColumnCheck:
     differences: int = 0
     _first: str = ""
 
-    def compare(self, number: int, record: bytes, found: dict[str, Values], size: tuple[int, int] | None) -> None:
+    def compare(self, number: int, record: bytes, found: dict[str, Values], image: Mapping[str, int]) -> None:
         """Compares the value of a record.
 
         Args:
           number: number of the record in the shard.
           record: its bytes.
           found: its features.
-          size: (height, width) of its image, if that was decoded.
+          image: what its image has in columns, if that was decoded: `height`, `width`, `exif_orientation`.
         """
         if number >= len(self.values):
             return  # the number of records is wrong, which is a problem by itself
-        made = {"bytes": len(record), **({"height": size[0], "width": size[1]} if size else {})}
+        made = {"bytes": len(record), **image}
         feature = found.get(self.feature)
         if feature is None and self.feature not in made:
             return
@@ -372,7 +372,8 @@ def _columns_of(data_dir: StoragePath, manifest: Manifest, number: int) -> list[
     split, infos = next((name, info.shards) for name, info in manifest.splits.items() if shard in info.shards)
     first = sum(before.num_examples for before in infos[: infos.index(shard)])
     scalars = (name for name, feature in manifest.features.items() if feature.shape in ((), (1,)) and name != "image")
-    features = {column_name(name): name for name in ("bytes", "height", "width", *scalars)}
+    made = ("bytes", "height", "width", *((ORIENTATION,) if manifest.turns_images else ()))
+    features = {column_name(name): name for name in (*made, *scalars)}
     found = []
     for name, column in manifest.columns.items():
         if name in features and split in column.files and not column.is_own:
@@ -391,7 +392,7 @@ class ExampleCheck:
     ) -> None:
         """Makes a check that puts labels, sizes and sums into the report, and looks at the pixels if `decodes`."""
         self.columns = columns
-        self._size: tuple[int, int] | None = None  # of the last image
+        self._of_image: dict[str, int] = {}  # what columns have of the last image
         self._features = manifest.features
         self._image = manifest.features.get("image", _NO_IMAGE)
         self._classes = {"label": len(manifest.class_names)}
@@ -403,7 +404,7 @@ class ExampleCheck:
         self._decodes = decodes
         self._judge = _judge_of(manifest) if decodes and manifest.has_images and self._raw_shape is None else None
         self._report = report
-        self._is_in_place = manifest.is_in_place
+        self._is_in_place, self._upright = manifest.is_in_place, manifest.turns_images
         self._raw: list[bytes] = []
 
     def check(self, record: bytes, number: int = 0) -> tuple[bytes | None, list[str]]:
@@ -413,7 +414,7 @@ class ExampleCheck:
           record: bytes of the example.
           number: its number in the shard.
         """
-        self._size = None
+        self._of_image = {}
         if not self._features:  # of `pipeline.index`: any bytes will do
             return None, []
         try:
@@ -436,7 +437,7 @@ class ExampleCheck:
         if not problems and self._judge and (problem := self._judge(record)):
             problems.append(problem)
         for column in self.columns:
-            column.compare(number, record, found, self._size)
+            column.compare(number, record, found, self._of_image)
         key = found.get("key")
         return key[0] if isinstance(key, list) and len(key) == 1 else None, problems
 
@@ -477,8 +478,7 @@ class ExampleCheck:
                     f"its image has {count_of(len(data), 'byte')}, not the "
                     f"{math.prod(self._raw_shape)} of {shape_of(self._image.shape)}"
                 )
-            self._size = self._raw_shape[:2]
-            self._report.sizes[self._size] += 1
+            self._count_size(*self._raw_shape[:2])
             if self._decodes:
                 self._raw.append(data)
                 if len(self._raw) == _RAW_AT_ONCE:
@@ -488,18 +488,23 @@ class ExampleCheck:
             return "its image is empty"
         return self._decoded_problem(data) if self._decodes else None
 
+    def _count_size(self, height: int, width: int) -> None:
+        self._of_image = {"height": height, "width": width}
+        self._report.sizes[height, width] += 1
+
     def _decoded_problem(self, data: bytes) -> str | None:
         try:
             opened = images.open_file(data)
             if images.kept_as(opened, data) not in _FORMATS[str(self._image.encoding)]:
                 return f"its image is of format {opened.format}, the manifest says {self._image.encoding}"
-            pixels = images.pixels(opened)
+            pixels = images.pixels(opened, upright=self._upright)
         except BadImageError as error:
             return str(error)
         if any(side not in (None, has) for side, has in zip(self._image.shape, pixels.shape, strict=True)):
             return f"its image is {shape_of(pixels.shape)}, not {shape_of(self._image.shape)}"
-        self._size = pixels.shape[0], pixels.shape[1]
-        self._report.sizes[self._size] += 1
+        self._count_size(pixels.shape[0], pixels.shape[1])
+        if self._upright:
+            self._of_image[ORIENTATION] = images.orientation(opened)
         self._report.sums.add(images.with_channels(pixels, self._report.sums.channels))
         return None
 

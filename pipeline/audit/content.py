@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from pipeline import images
 from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Check, Fault
 from pipeline.commands.text import count_of, size_of
@@ -24,7 +25,7 @@ from pipeline.errors import location
 from pipeline.files.paths import folder
 from pipeline.graph_calls import error_of_input
 from pipeline.input import input_fn
-from pipeline.manifest import Feature, ShardInfo
+from pipeline.manifest import Feature, Manifest, ShardInfo
 from pipeline.order.reading import Topology
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
@@ -182,16 +183,18 @@ def _stored(
             values = tf_example.example(record, features, decode_image=False)
         except tf_example.BadExampleError as error:
             raise error.at(path, number, offset, bool(compression)) from None
-        pixels = _pixels(values["image"], features["image"], source.manifest.pixels.dct, size)
+        pixels = _pixels(values["image"], features["image"], source.manifest, size)
         yield where, number, {**values, "image": pixels}
 
 
-def _pixels(data: bytes, feature: Feature, dct: str, size: tuple[int, int] | None) -> Any:
+def _pixels(data: bytes, feature: Feature, made: Manifest, size: tuple[int, int] | None) -> Any:
     """Returns one image, decoded by itself, by TensorFlow: other decoders lack its fast DCT."""
     if feature.encoding == "raw":
         pixels = np.frombuffer(data, np.uint8).reshape([n or 0 for n in feature.shape])
     else:
+        dct = made.pixels.dct
         pixels = decode_file(tf.constant(data), feature.shape[2] or 3, feature.encoding or "", dct).numpy()
+        pixels = images.turned(pixels, images.orientation_of(data)) if made.turns_images else pixels
     return pixels if size is None or pixels.shape[:2] == size else resize(tf.constant(pixels), size).numpy()
 
 

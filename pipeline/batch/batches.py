@@ -67,7 +67,7 @@ class Batches:
         if self.until == WEIGHTS:
             return (*weights, *self._ids(records))
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
-        examples = self.form.examples(taken, lambda: self.keys_of(plan.epoch, records))
+        examples = self.form.examples(taken, lambda: self.keys_of(plan.epoch, records), records)
         if self.until == DECODE:
             return examples.images, examples.labels, records
         x, labels = examples.images, examples.labels

@@ -29,12 +29,14 @@ from pipeline.decode import (
     PixelRows,
     Serialized,
     Stretched,
+    Turns,
     UserParsed,
 )
 from pipeline.errors import DataError, UsageError
 from pipeline.files import remote
 from pipeline.files.paths import folder
 from pipeline.graph_calls import UserFunction, release_arrays
+from pipeline.manifest.columns import ORIENTATION, Columns
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.order import MAX_STEP
@@ -318,7 +320,7 @@ def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
     except DataError:  # the reader will raise it, or skip the record
         return
     try:
-        tf_example.example(record or b"", manifest.features)
+        tf_example.example(record or b"", manifest.features, upright=manifest.turns_images)
     except tf_example.BadExampleError as error:
         raise error.at(shards.file(int(segment)), number) from None
 
@@ -329,6 +331,7 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
     if request.parse is not None:
         parse = UserFunction.of("parse", request.parse, no_python=no_python(request))
         return UserParsed(parse, request.training), recipe
+    turns = _turns_of(resolved)
     parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
     crop: Crop | None = Stretched(request.size) if request.size else None
     mirrored, by_operation = None, operations.can_resize() and not is_read_by_graph(request)
@@ -338,7 +341,22 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
             mirrored = cropping.mirrored if resolved.order.training else None
             recipe = of_flipped(recipe)
     decoder = ImageDecoder(image.encoding or "", image.shape, crop, by_operation, mirrored, made.pixels.dct)
-    return Serialized(parser, decoder), recipe
+    return Serialized(parser, decoder, turns), recipe
+
+
+def _turns_of(resolved: ResolvedRequest) -> Turns | None:
+    """Returns by which EXIF orientation each image is to be turned when it is decoded; None: none is.
+
+    Raises:
+      DataError: the file that has them is missing, or of another index.
+    """
+    request, made = resolved.request, resolved.manifest
+    if not made.turns_images:
+        return None
+    found = Columns(request.folder, made, resolved.selection)[ORIENTATION]
+    if not (found > 1).any():
+        return None
+    return found if is_read_by_graph(request) else tf.constant(found)  # one tensor for all functions
 
 
 @tf.autograph.experimental.do_not_convert

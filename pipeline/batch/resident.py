@@ -144,19 +144,19 @@ def _decoded(form: Serialized, columns: Columns, selection: Selection, times: Ti
     matrix = aligned_matrix(count, int(np.prod(shape)))
 
     @tf.function(autograph=False)
-    def decode(part: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None, Columns]:
-        examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64))
+    def decode(part: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None, Columns]:
+        examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64), ids)
         return examples.images, examples.labels, examples.features
 
     parts = []
     firsts = range(0, count, _DECODED_TOGETHER)
     for first in progress.bar(firsts, len(firsts), "decoding the images"):
+        ids = np.arange(first, min(first + _DECODED_TOGETHER, count))
+        ids = ids if times is None else times.ids(ids)
         try:
-            images, labels, features = decode(_records(columns, first, min(first + _DECODED_TOGETHER, count)))
+            images, labels, features = decode(_records(columns, first, first + len(ids)), tf.constant(ids, tf.int64))
         except tf.errors.OpError as error:
-            ids = np.arange(first, min(first + _DECODED_TOGETHER, count))
-            ids = ids if times is None else times.ids(ids)
-            raise _undecodable(decode, columns, first, list(map(selection.locate, ids.tolist())), error) from None
+            raise _undecodable(decode, columns, first, ids.tolist(), selection, error) from None
         matrix[first : first + _DECODED_TOGETHER] = images.numpy().reshape(-1, matrix.shape[1])
         parts.append({"label": labels, **features})
     others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
@@ -181,7 +181,7 @@ def _kept(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
         sizes = operations.jpeg_sizes(records, places) if is_jpeg else tf.zeros_like(places, tf.int32)
         parts.append((places, labels, sizes))
     places, labels, sizes = (tf.concat(part, axis=0) for part in zip(*parts, strict=True))
-    return {PLACES: bounds[:, :1] + places, SIZES: sizes, "label": labels}, Kept(columns[MEMORY], decoder)
+    return {PLACES: bounds[:, :1] + places, SIZES: sizes, "label": labels}, Kept(columns[MEMORY], decoder, form.turns)
 
 
 def _records(columns: Columns, first: int, stop: int) -> tf.Tensor:
@@ -189,17 +189,19 @@ def _records(columns: Columns, first: int, stop: int) -> tf.Tensor:
 
 
 def _undecodable(
-    decode: Callable[[tf.Tensor], Any],
+    decode: Callable[[tf.Tensor, tf.Tensor], Any],
     columns: Columns,
     first: int,
-    places: list[tuple[str, int]],
+    ids: list[int],
+    selection: Selection,
     error: tf.errors.OpError,
 ) -> DataError:
-    """Returns the error for the first row from number `first` on that cannot be decoded; `places` has file and row."""
-    for number, (file, row) in enumerate(places, first):
+    """Returns the error for the first row from number `first` on that cannot be decoded; `ids` are of their records."""
+    for number, record in enumerate(ids, first):
         try:
-            decode(_records(columns, number, number + 1))
+            decode(_records(columns, number, number + 1), tf.constant([record], tf.int64))
         except tf.errors.OpError as alone:
+            file, row = selection.locate(record)
             reason = f"its image cannot be decoded: {root_cause(alone.message)[1]}"
             return DataError(reason, path=file, record=row, advice="convert the data again")
     return DataError(f"images cannot be decoded: {root_cause(error.message)[1]}")

@@ -122,24 +122,25 @@ def _settle() -> None:
             return
 
 
-def decoding(form: Form, records: tf.Tensor) -> Callable[[int], int]:
+def decoding(form: Form, records: tf.Tensor, ids: tf.Tensor) -> Callable[[int], int]:
     """Returns a function that decodes images in the way of a split that is kept in memory, and returns how many.
 
     Args:
       form: of the records.
       records: serialized, string (n,). The function decodes 256 of them, as many times as its argument says.
+      ids: of the records, int64 (n,).
     """
     count = min(_DECODED_TOGETHER, int(records.shape[0]))
 
     @tf.function(autograph=False)
-    def decode(part: tf.Tensor) -> Any:
-        examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64))
+    def decode(part: tf.Tensor, ids: tf.Tensor) -> Any:
+        examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64), ids)
         return examples.images, examples.labels, examples.features
 
     def take(times: int) -> int:
         for i in range(times):
             first = i * count % (int(records.shape[0]) - count + 1)
-            decode(records[first : first + count])
+            decode(records[first : first + count], ids[first : first + count])
         return times * count
 
     return take

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline.augmentation.composed import cropping_of
@@ -21,7 +22,7 @@ from pipeline.commands.text import count_of
 from pipeline.decode import PixelRows, Serialized
 from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request, in_groups
 from pipeline.errors import UsageError
-from pipeline.order.arrays import NumpyArrays
+from pipeline.order.arrays import NumpyArrays, consecutive
 from pipeline.order.feed import make_feed
 from pipeline.order.order import MAX_STEP
 from pipeline.order.sharding import check_replicas
@@ -176,7 +177,7 @@ class Subject:
             records = gather(
                 columns, tf.range(int(reads.pieces[:, 2].sum() - reads.pieces[:, 1].sum()), dtype=tf.int64)
             )
-            found.append(Part(DECODE, decoding(self.chosen.form, records["record"])))
+            found.append(Part(DECODE, decoding(self.chosen.form, records["record"], tf.constant(self._ids()))))
         cut_off = [WEIGHTS, *self.prefixes()] if self.prefixes() else []
         found += [steps(name, self.dataset(name), self.rows) for name in cut_off]
         found.append(steps(BATCHES, self.dataset(), self.rows))
@@ -230,6 +231,12 @@ class Subject:
             Stage("batch", found["batch"], "with tf.data's own work for each batch", batch),
             self._copy_stage(batch),
         ]
+
+    def _ids(self) -> np.ndarray:
+        """Returns the ids of the records that are read, in their order, int64 (n,)."""
+        counts = np.array([segment.num_examples for segment in self.resolved.selection.segments], np.int64)
+        segments, first, stop = self.reads.pieces.T
+        return consecutive(NumpyArrays(), (np.cumsum(counts) - counts)[segments] + first, stop - first)
 
     def _decodes_once(self) -> bool:
         return isinstance(self.chosen.form, Serialized) and isinstance(self.batches.form, PixelRows)

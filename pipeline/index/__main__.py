@@ -11,6 +11,7 @@ from pipeline.commands.flags import check_all, check_needs, flag
 from pipeline.errors import UsageError, unknown
 from pipeline.index.images import ImageFlags
 from pipeline.manifest import naming
+from pipeline.manifest.manifest import ORIENTATIONS, STORED
 from pipeline.records import schema
 
 COMMAND = "pipeline.index"
@@ -45,6 +46,12 @@ class IndexConfig:
     image_shape: str = flag(
         "", f"{schema.IMAGE_SHAPE.text}; default: as their features height, width and depth say", needs="feature_map"
     )
+    orientation: str = flag(
+        STORED,
+        "way to decode photographs: stored; upright, turned as their EXIF data say",
+        known=ORIENTATIONS,
+        needs="feature_map",
+    )
     add_columns: str | None = flag(
         None,
         "columns of values to choose and weigh records by: FILE.parquet (joined by key), records or "
@@ -64,7 +71,7 @@ class IndexConfig:
         shape = schema.IMAGE_SHAPE.parse("image_shape", self.image_shape)
         feature_map = schema.FEATURE_MAP.parse("feature_map", self.feature_map)
         kept = schema.KEEP_COLUMNS.parse("keep_columns", self.keep_columns)
-        return ImageFlags(feature_map, self.label_offset, self.class_names, kept, shape)
+        return ImageFlags(feature_map, self.label_offset, self.class_names, kept, shape, self.orientation)
 
     @property
     def indexes(self) -> bool:

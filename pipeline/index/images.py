@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from pipeline import images
 from pipeline.commands.text import count_of, shape_of
-from pipeline.errors import DataError, UsageError, name_of, to_run
+from pipeline.errors import DataError, UsageError, to_run
 from pipeline.files.paths import StoragePath, path_of
 from pipeline.manifest import Feature, Manifest, PixelRule, ShardInfo, SplitInfo
-from pipeline.manifest.columns import column_names
-from pipeline.manifest.manifest import EXACT, IN_PLACE_VERSION, NO_LABEL, STORED, size_histogram
+from pipeline.manifest.columns import ORIENTATION, column_names
+from pipeline.manifest.manifest import EXACT, IN_PLACE_VERSION, NO_LABEL, STORED, UPRIGHT, size_histogram
 from pipeline.read.statistics import PixelSums, entropy, label_histogram, moments
 from pipeline.records import schema, tf_example
 from pipeline.records.class_names import beside
@@ -46,6 +46,7 @@ class ImageFlags:
       class_names: file with a class name per line; empty: `labels.txt` beside the records, else the labels themselves.
       keep_columns: other features to keep.
       image_shape: (height, width, channels) of raw pixels; None: the records say it, or images are encoded.
+      orientation: that of the `PixelRule`.
     """
 
     feature_map: tuple[tuple[str, str], ...]
@@ -53,6 +54,12 @@ class ImageFlags:
     class_names: str = ""
     keep_columns: tuple[str, ...] = ()
     image_shape: tuple[int, int, int] | None = None
+    orientation: str = STORED
+
+    @property
+    def turns_images(self) -> bool:
+        """Whether who decodes an image is to turn it as its EXIF data say."""
+        return self.orientation == UPRIGHT
 
     def named_classes(self, folder: StoragePath, files: Sequence[StoragePath], label: str) -> tuple[str, ...]:
         """Returns the class names of the file; none if there is no file.
@@ -110,6 +117,8 @@ def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
         schema.infer(sample, next(iter(found)), flags.feature_map, flags.image_shape)  # says what there is
     _check_alike(found)
     first = next(iter(found))
+    if flags.turns_images and found[first].image_shape:
+        raise UsageError(f"--orientation={UPRIGHT}: {first}: holds raw pixels, which no EXIF data turn")
     extra = {
         name: schema.kept_feature([{**sample[0], **kept[0]}, *kept[1:]], name, first) for name in flags.keep_columns
     }
@@ -176,17 +185,21 @@ class ShardImages:
 
     def __init__(self, found: Schema, flags: ImageFlags, classes: int, decodes: bool) -> None:
         self.schema, self._offset, self._classes, self._decodes = found, flags.label_offset, classes, decodes
+        self._upright = flags.turns_images
         self._names = [name for name in (found.image, found.label, found.key, *found.sizes, *found.extra) if name]
         scalars = [name for name, feature in found.extra.items() if not feature.shape]
         self._columns = column_names(scalars, "--keep_columns")
         self.kept = {*self._columns.values()}  # of features; they take precedence over what is made
+        if self._upright and ORIENTATION in self.kept:
+            raise UsageError(f"--keep_columns: {ORIENTATION}: with --orientation={UPRIGHT} a column has this name")
         self.labels: list[int] = []
         self.sizes: Counter[tuple[int, int, int]] = Counter()
         self.formats: set[str] = set()
         self.sums: dict[int, PixelSums] = {}  # {channels: sums}
         self.turned = 0
         self.keys: list[bytes] = []  # hashes of them
-        self.columns = {name: Gathered() for name in (*_MADE, *self._columns.values())}
+        made = (*_MADE, ORIENTATION) if self._upright else _MADE
+        self.columns = {name: Gathered() for name in (*made, *self._columns.values())}
 
     def add(self, record: bytes) -> None:
         """Counts a record.
@@ -238,10 +251,14 @@ class ShardImages:
             unusual = f"a {opened.format} file of a kind that TensorFlow reads otherwise or not at all"
             found = unusual if opened.format in ("JPEG", "MPO") else f"of format {opened.format}"
             raise ValueError(f"its image is {found}; only usual PNG and JPEG files can stay as they are")
-        self.turned += images.orientation(opened) != 1
-        shape = opened.height, opened.width, images.channels_of(opened)
-        self._count(shape, form, images.pixels(opened) if self._decodes else None)
-        return shape[0], shape[1]
+        turn = images.orientation(opened)
+        self.turned += turn != 1
+        height, width = opened.height, opened.width
+        if self._upright:
+            height, width = images.turned_size((height, width), turn)
+            self.columns[ORIENTATION].append(turn)
+        self._count((height, width, images.channels_of(opened)), form, images.pixels(opened) if self._decodes else None)
+        return height, width
 
     def _count(self, shape: tuple[int, int, int], form: str, pixels: NDArray[np.uint8] | None) -> None:
         self.sizes[shape] += 1
@@ -321,7 +338,7 @@ def described(splits: Mapping[str, Sequence[Counted]], flags: ImageFlags, class_
         "image_mean": mean,
         "image_std": std,
         "format_version": IN_PLACE_VERSION,
-        "pixel_rule": None if image.encoding == "raw" else PixelRule(STORED, EXACT),
+        "pixel_rule": None if image.encoding == "raw" else PixelRule(flags.orientation, EXACT),
     }
     infos = {split: _split_info(shards, labels[split], len(names)) for split, shards in splits.items()}
     columns = _columns_of(splits, labels, image)
@@ -397,7 +414,7 @@ def lines(made: Manifest, turned: int) -> Iterator[str]:
 
     Args:
       made: the manifest.
-      turned: number of images whose EXIF data turn them.
+      turned: number of images that EXIF data turn.
     """
     image, label = made.features["image"], made.features["label"]
     shifted = f" {label.offset:+d}" if label.offset else ""
@@ -416,10 +433,12 @@ def lines(made: Manifest, turned: int) -> Iterator[str]:
         )
     for name in unlabelled:
         yield f"  {name}: no labels (label {NO_LABEL}), so it can be predicted, but neither trained nor evaluated on"
-    if turned:
+    if turned and made.turns_images:
+        yield f"  {count_of(turned, 'image')} turned upright whenever they are decoded, as their EXIF data say"
+    elif turned:
         yield (
-            f"  note: {count_of(turned, 'image')} would be turned by EXIF data; records in place are read as they are "
-            f"stored, in training and in predictions; {name_of('beam_jobs.convert')} turns them upright"
+            f"  note: {count_of(turned, 'image')} would be turned by EXIF data, which all readers ignore, as "
+            f"tf.io.decode_jpeg does; with --orientation={UPRIGHT} all turn them, in training and in predictions"
         )
 
 

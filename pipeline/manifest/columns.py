@@ -28,6 +28,7 @@ from pipeline.manifest.splits import Selection
 Values = NDArray[Any]
 FROM_RECORDS = "records"  # in place of a file: the values are in the shards
 NO_COLUMNS = "none"
+ORIENTATION = "exif_orientation"  # column: EXIF's 1 to 8 of each image, if readers turn them (`Manifest.turns_images`)
 MOST_STRINGS = 1 << 16  # of a column, since each process reads them with the manifest
 LONGEST_STRING = 256  # characters of a string that a column gets without being asked for
 _NOT_IDENTIFIER = re.compile(r"\W")

@@ -117,8 +117,8 @@ class PixelRule:
     """How the image files of a data set become pixels, for all that decodes them: training, evaluation, prediction.
 
     Attributes:
-      orientation: `upright`: files whose EXIF data turn the image were turned when they were stored; `stored`: they are
-        as they were, and are decoded without being turned.
+      orientation: `upright`: images are as their EXIF data say. A conversion turns files when it stores them; files in
+        place are turned whenever they are decoded (`Manifest.turns_images`). `stored`: EXIF data are ignored.
       dct: the inverse cosine transform that decodes JPEG: `exact`, in which TensorFlow and Pillow agree, or `fast`,
         TensorFlow's default, which differs from it by up to 7 of 255 at quality 95, and by dozens at 100.
     """
@@ -324,6 +324,11 @@ class Manifest:
     def is_in_place(self) -> bool:
         """Whether `pipeline.index` found the images in records of another writer, which stay as they are."""
         return any(feature.stored_as is not None for feature in self.features.values())
+
+    @property
+    def turns_images(self) -> bool:
+        """Whether who decodes an image turns it as its EXIF data say, which the column `ORIENTATION` has."""
+        return self.is_in_place and self.pixel_rule is not None and self.pixel_rule.orientation == UPRIGHT
 
     @property
     def key_feature(self) -> str | None:

@@ -26,7 +26,15 @@ from pipeline.errors import DataError, UsageError, of_user, unknown
 from pipeline.files.paths import alone_in, folder
 from pipeline.files.write import Drafts, drafts_in
 from pipeline.manifest import Column, Manifest, naming
-from pipeline.manifest.columns import FROM_RECORDS, LONGEST_STRING, MOST_STRINGS, column_name, column_names, encode
+from pipeline.manifest.columns import (
+    FROM_RECORDS,
+    LONGEST_STRING,
+    MOST_STRINGS,
+    ORIENTATION,
+    column_name,
+    column_names,
+    encode,
+)
 from pipeline.records import tf_example
 from pipeline.records.stream import records_of
 
@@ -149,6 +157,8 @@ def drafted(
     for name in found:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise UsageError(f"column {name!r}: must be a name of letters, digits and _, and no word of Python")
+    if ORIENTATION in found and ORIENTATION in manifest.columns and manifest.turns_images:
+        raise UsageError(f"column {ORIENTATION!r}: by it images are turned upright; give yours another name")
     for name, splits in found.items():
         try:
             column, files = encode(splits)
@@ -306,7 +316,7 @@ class Scalars:
         self.left_out: dict[str, str] = {}
         self._known: set[str] = set()
         self._columns = column_names(self._wanted, _FLAG)
-        self._features = manifest.features
+        self._features, self._upright = manifest.features, manifest.turns_images
         feature = manifest.features.get("image")
         self._has_sizes = feature is not None and feature.encoding != "raw" and None in feature.shape[:2]
         self._shared: dict[str, Any] = {}  # sides that all images have
@@ -331,7 +341,7 @@ class Scalars:
             self._known |= later
         found: dict[str, Any] = {"bytes": len(record), **self._shared}
         if self._has_sizes:
-            found["width"], found["height"] = _size(values)
+            found["height"], found["width"] = _size(values, self._upright)
         for name in self._names:
             if name in found and name not in values:  # not a feature: made here
                 continue
@@ -352,12 +362,16 @@ def _reason(name: str, value: Any) -> str:
     return "" if len(value) == 1 else f"has {count_of(len(value), 'value')} in the first record"
 
 
-def _size(values: Mapping[str, Any]) -> tuple[int, int]:
+def _size(values: Mapping[str, Any], upright: bool) -> tuple[int, int]:
+    """Returns the height and width of a record's image, once it is upright if it is to be turned."""
     import PIL.Image  # noqa: PLC0415, raw images do not need it
+
+    from pipeline import images  # noqa: PLC0415, like Pillow
 
     try:
         with PIL.Image.open(io.BytesIO(values["image"][0]), formats=("PNG", "JPEG")) as image:
-            return image.size
+            turn = images.orientation_of(values["image"][0]) if upright else 1
+            return images.turned_size((image.height, image.width), turn)
     except (OSError, KeyError, IndexError) as error:
         raise tf_example.BadExampleError(f"its image has no size: {error}") from None
 

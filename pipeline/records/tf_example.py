@@ -219,13 +219,16 @@ class BadExampleError(ValueError):
         )
 
 
-def example(record: bytes, features: Mapping[str, Feature], decode_image: bool = True) -> dict[str, Any]:
+def example(
+    record: bytes, features: Mapping[str, Feature], decode_image: bool = True, upright: bool = False
+) -> dict[str, Any]:
     """Returns {feature: value} of a serialized Example.
 
     Args:
       record: the Example.
       features: of the manifest.
       decode_image: False: images stay bytes.
+      upright: whether to turn images as their EXIF data say (`Manifest.turns_images`).
 
     Raises:
       BadExampleError: it is not an Example, or does not have these features.
@@ -237,7 +240,7 @@ def example(record: bytes, features: Mapping[str, Feature], decode_image: bool =
     values = {name: _value(name, feature, found.get(name, [])) for name, feature in features.items()}
     values["label"] = int(values["label"])
     if decode_image:
-        values["image"] = image(values["image"], features["image"])
+        values["image"] = image(values["image"], features["image"], upright)
     return values
 
 
@@ -261,7 +264,7 @@ def _value(name: str, feature: Feature, found: Any) -> Any:
     return array.reshape([size or 0 for size in shape])[()]
 
 
-def image(data: bytes, feature: Feature) -> NDArray[np.uint8]:
+def image(data: bytes, feature: Feature, upright: bool = False) -> NDArray[np.uint8]:
     """Returns the pixels of an image's stored bytes: uint8 (height, width, channels), writable.
 
     They are those of training, but for JPEG in data sets without a `PixelRule`, where TensorFlow rounds differently.
@@ -274,13 +277,13 @@ def image(data: bytes, feature: Feature) -> NDArray[np.uint8]:
         if len(data) != math.prod(shape):
             raise BadExampleError(f"its image has {len(data)} bytes, not those of raw pixels of shape {feature.shape}")
         return np.frombuffer(data, np.uint8).reshape(shape).copy()
-    pixels = _decoded(data, feature.shape[2] or 3)
+    pixels = _decoded(data, feature.shape[2] or 3, upright)
     if any(size not in (None, found) for size, found in zip(feature.shape, pixels.shape, strict=True)):
         raise BadExampleError(f"its image is of shape {pixels.shape}, not {feature.shape}")
     return pixels
 
 
-def _decoded(data: bytes, channels: int) -> NDArray[np.uint8]:
+def _decoded(data: bytes, channels: int, upright: bool) -> NDArray[np.uint8]:
     import PIL  # noqa: PLC0415, raw images do not need it
     import PIL.Image  # noqa: PLC0415
 
@@ -295,7 +298,8 @@ def _decoded(data: bytes, channels: int) -> NDArray[np.uint8]:
         raise BadExampleError(f"its image is not a PNG or JPEG; it begins with 0x{data[:4].hex()}") from None
     except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError
         raise BadExampleError(f"its image cannot be decoded: {error or type(error).__name__}") from None
-    return pixels.reshape(*pixels.shape[:2], -1)
+    pixels = pixels.reshape(*pixels.shape[:2], -1)
+    return np.array(images.turned(pixels, images.orientation_of(data))) if upright else pixels
 
 
 @dataclasses.dataclass(frozen=True)

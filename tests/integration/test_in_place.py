@@ -40,6 +40,18 @@ def melanoma(folder):
     return folder
 
 
+def phones(folder):
+    """Photographs of which seven in eight are on their side, upside down or mirrored in their files."""
+    sizes = [(33, 50), (50, 33)]
+    files = [foreign.jpeg(n, sizes[n % 8 + 1 >= 5], n % 8 + 1) for n in range(32)]
+    records = [{"image": file, "label": n % 3, "key": b"%d" % n} for n, file in enumerate(files)]
+    foreign.write(folder / "train-0", records[:24])
+    foreign.write(folder / "val-0", records[24:])
+    flags = ["--split=train:train*", "--split=val:val*", "--feature_map=image:image,label:label,key:key"]
+    index.main([str(folder), *flags, "--orientation=upright"])
+    return folder
+
+
 def rows(folder, split, **more):
     """Returns {key: (label, pixels)} of a split."""
     options = {"global_batch_size": 5, "training": False, "features": ("key",), "resize": (33, 31), **more}
@@ -77,11 +89,13 @@ def test_rows_are_those_of_the_same_records_converted(tmp_path):
     assert ours.columns.keys() == theirs.columns.keys()
 
 
-def test_predictions_take_files_as_training_took_them(tmp_path):
+@pytest.mark.parametrize("orientation", ["stored", "upright"])
+def test_predictions_take_files_as_training_took_them(orientation, tmp_path):
     file = foreign.jpeg(5, exif=6)
     foreign.write(tmp_path / "train", [{"image": file, "label": 0}])
-    index.main([str(tmp_path), "--split=train:train", "--feature_map=image:image"])
+    index.main([str(tmp_path), "--split=train:train", "--feature_map=image:image", f"--orientation={orientation}"])
     [(x, _, _)] = input_fn(tmp_path, global_batch_size=1, training=False)
+    assert x[0].shape == ((48, 40, 3) if orientation == "upright" else (40, 48, 3))
     assert np.array_equal(x[0], pixels_of(file, 3, manifest.load(tmp_path).pixels))
 
 
@@ -107,13 +121,13 @@ def test_killed_and_resumed_a_run_ends_with_the_same_bits(processes, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("made", [tf_slim, flowers, melanoma])
+@pytest.mark.parametrize("made", [tf_slim, flowers, melanoma, phones])
 def test_a_run_is_evaluated_exported_and_predicts(made, tmp_path, capfd):
     data, run, files = made(tmp_path / "data"), tmp_path / "run", tmp_path / "files"
     eval_split = ["--eval_split=none"] if made is melanoma else []
     code, out, err = finish(start(data, run, *FLAGS, "--train_steps=6", "--balance=label", *eval_split))[0]
     assert code == 0, err
-    assert ("evaluates on the split 'val'" in out) == (made is flowers)  # its test split has no labels
+    assert ("evaluates on the split 'val'" in out) == (made in (flowers, phones))  # a test split has no labels
     split = ["--split=train[:8]"] if made is melanoma else []
     done = forked.run(["-m", "trainer.evaluate", run, f"--output={tmp_path}/evaluation", *split])
     assert done.returncode == 0, done.stderr
@@ -126,7 +140,9 @@ def test_a_run_is_evaluated_exported_and_predicts(made, tmp_path, capfd):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(".jpg: ") == 3
     about = json.loads((files / "export.json").read_text())
-    assert about["preprocessing"]["pixel_rule"] == {"orientation": "stored", "dct": "exact"}
+    orientation = "upright" if made is phones else "stored"
+    assert about["preprocessing"]["pixel_rule"] == {"orientation": orientation, "dct": "exact"}
+    assert ("exif_transpose" in (files / "README.md").read_text()) == (made is phones)
     capfd.readouterr()
     validate.main([str(data), "--deep", "--card"])
     assert "the data set matches its manifest" in capfd.readouterr().out

@@ -322,6 +322,7 @@ SEEN: dict[str, dict[str, str]] = {
         "class_names": "unit/pipeline/index/test_images.py::test_class_names_are_those_of_the_file",
         "keep_columns": "unit/pipeline/index/test_images.py::test_class_names_are_those_of_the_file",
         "image_shape": "unit/pipeline/index/test_images.py::test_raw_pixels_in_place",
+        "orientation": "unit/pipeline/index/test_orientation.py::test_what_is_fed_is_upright",
         "add_columns": "unit/pipeline/test_views.py::test_values_that_a_file_lacks_are_nan_false_or_empty",
     },
     "pipeline.audit": {

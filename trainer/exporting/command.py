@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from pipeline import images
 from pipeline.batch.compose import make_dataset
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of
@@ -73,7 +74,7 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
 
 def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pathlib.Path) -> None:
     """Writes each format, compares it with the model, and writes the description of all."""
-    images = stored_images(trained, config.examples)
+    stored = stored_images(trained, config.examples)
     expected = trained_probabilities(trained, config.examples)
     tolerance, differences, files = config.tolerance or _tolerance(trained, model), {}, {}
     for name in config.formats:
@@ -81,7 +82,7 @@ def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pa
         path = folder / kind.file
         with named(f"--output={config.output}", "cannot be written"), quiet.logs():
             kind.write(model, path, config.stablehlo_batch)
-        batches = batches_of(model, images, kind.any_size, kind.rows(config.stablehlo_batch))
+        batches = batches_of(model, stored, kind.any_size, kind.rows(config.stablehlo_batch))
         files[name] = File(path, batches)
     flags = trained.config.model
     modules = [given.partition(":")[0] for given in (flags.model, flags.task) if given and ":" in given]
@@ -260,7 +261,9 @@ def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
     if feature.encoding == "raw":
         return [np.frombuffer(row, np.uint8).reshape(manifest.image_shape) for row in rows]
     of_file = feature.shape[2] or 3, feature.encoding or "", manifest.pixels.dct
-    return [decode_file(tf.constant(row), *of_file).numpy() for row in rows]
+    found = ((row, decode_file(tf.constant(row), *of_file).numpy()) for row in rows)
+    turns = manifest.turns_images
+    return [images.turned(pixels, images.orientation_of(row)) if turns else pixels for row, pixels in found]
 
 
 def trained_probabilities(trained: Trained, count: int) -> NDArray[np.float32]:

@@ -138,11 +138,15 @@ class ColumnBatches:
     def _decoded(self, records: tf.Tensor) -> Columns:
         pixels = math.prod(self._resolved.image_shape or ())
 
-        def decode(part: tf.Tensor) -> Columns:
-            examples = self._form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64))
+        def decode(part: tf.Tensor, ids: tf.Tensor) -> Columns:
+            examples = self._form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64), ids)
             return {"image": tf.reshape(examples.images, [-1, pixels]), "label": examples.labels}
 
-        parts = tf.data.Dataset.from_tensor_slices(records).batch(_DECODED_TOGETHER).map(decode)
+        times, ids = self._resolved.order.times, tf.range(self._count, dtype=tf.int64)
+        assert isinstance(self._form, Serialized)
+        if times is not None and self._form.turns is not None:  # else the ids tell nothing, and take room in the graph
+            ids = times.ids(ids, TENSORS)
+        parts = tf.data.Dataset.from_tensor_slices((records, ids)).batch(_DECODED_TOGETHER).map(decode)
         whole: Columns = parts.rebatch(max(1, self._count)).get_single_element()
         return whole
 

@@ -42,7 +42,7 @@ def test_a_list_of_tensors_is_not_stacked(records):
 
 @pytest.mark.parametrize("form", [lambda one: (one,), lambda one: (one,) * 4, lambda one: {"image": one, "label": one}])
 def test_what_is_neither_a_pair_nor_three_parts_is_not_taken_apart(form, records):
-    found = UserParsed(UserFunction.of("parse", form), training=True).examples({"record": records}, list)
+    found = UserParsed(UserFunction.of("parse", form), training=True).examples({"record": records}, list, tf.range(3))
     tf.nest.assert_same_structure(found.images, form(records))
     assert found.labels is None
 

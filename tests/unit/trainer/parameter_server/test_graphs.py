@@ -10,6 +10,9 @@ import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
 from pipeline.index.__main__ import main as index
+from pipeline.request import Request
+from pipeline.resolved import resolve
+from tests import foreign
 from tests.datasets import write_dataset
 from trainer import plan
 from trainer.callbacks import tensorboard
@@ -195,6 +198,27 @@ def test_the_batches_of_a_view_are_those_of_one_process(of_view, flags, shares, 
         parts = [make(number, tf.constant(share, tf.int64)) for share in range(shares)]
         for mine, theirs in zip(zip(*parts, strict=True), next(wanted), strict=True):
             np.testing.assert_array_equal(np.concatenate(mine), theirs)
+
+
+CROP = {"augment": "random_crop(size=16, normalize=False)", "weigh": "exif_orientation"}
+
+
+@pytest.mark.parametrize("options", [{}, {"where": "label > 0"}, CROP])
+def test_images_that_exif_data_turn_are_upright_on_every_worker(options, tmp_path, monkeypatch):
+    index_of_worker = "experimental_get_current_worker_index"
+    monkeypatch.setattr(tf.distribute.coordinator, index_of_worker, lambda: tf.constant(0, tf.int64))
+    sizes = [(21, 30), (30, 21)]
+    files = [foreign.jpeg(turn, sizes[turn > 4], turn) for turn in range(1, 9)]
+    foreign.write(tmp_path / "train", [{"image": file, "label": n % 3} for n, file in enumerate(files)])
+    index([str(tmp_path), "--split=train:train", "--feature_map=image:image,label:label", "--orientation=upright"])
+    request = Request(tmp_path, global_batch_size=4, training=True, seed=1, epochs=1, **options)
+    batches = ColumnBatches(resolve(request))
+    content, _ = next(iter(batches.dataset()))
+    for step, (images, labels, _) in enumerate(make_dataset(request)):
+        number = tf.constant(step, tf.int64)
+        mine = batches.of_epoch(content, number)(number, tf.constant(0, tf.int64))
+        np.testing.assert_array_equal(mine[0], images)
+        np.testing.assert_array_equal(mine[1], labels)
 
 
 def test_each_graph_has_four_bytes_of_each_record_of_a_view(tmp_path, config_of, monkeypatch):
