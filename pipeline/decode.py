@@ -515,9 +515,40 @@ class Form:
         """Returns the examples of gathered columns; `keys` returns a key for random numbers per row, uint64 (rows,)."""
         raise NotImplementedError
 
+    @property
+    def augmented(self) -> Form:
+        """The form that decodes the parts of images that training would, for augmented copies in evaluations."""
+        return self
+
+    @property
+    def draws(self) -> bool:
+        """Whether examples depend on their keys, because parts of images are drawn."""
+        return False
+
     def as_images(self, images: tf.Tensor) -> tf.Tensor:
         """Returns `Examples.images` as uint8 (..., height, width, channels); XLA compiles it with the augmentation."""
         return images
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded(Form):
+    """A form that decodes images for every batch.
+
+    Attributes:
+      decoder: of a batch's images.
+      augmenting: that of augmented copies in evaluations; None: the same.
+    """
+
+    decoder: ImageDecoder
+    augmenting: ImageDecoder | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def augmented(self) -> Form:
+        return dataclasses.replace(self, decoder=self.augmenting or self.decoder)
+
+    @property
+    def draws(self) -> bool:
+        return self.decoder.crop is not None and not isinstance(self.decoder.crop, Stretched)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -540,11 +571,14 @@ class PixelRows(Form):
 
 
 @dataclasses.dataclass(frozen=True)
-class Serialized(Form):
-    """Column `record`: serialized `tf.train.Example`s, decoded for every batch."""
+class Serialized(Decoded):
+    """Column `record`: serialized `tf.train.Example`s.
+
+    Attributes:
+      parser: finds images, labels and features in them.
+    """
 
     parser: ExampleParser
-    decoder: ImageDecoder
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
         if self.decoder.in_place:
@@ -556,18 +590,16 @@ class Serialized(Form):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept(Form):
+class Kept(Decoded):
     """Columns `PLACES`, `SIZES` and `label`: images that stay encoded in memory, of which every batch decodes some.
 
     No record of them is copied for a batch, so that its files are not in memory twice.
 
     Attributes:
       memory: that the records were read into, uint8 (1, bytes).
-      decoder: of a batch's images.
     """
 
     memory: tf.Tensor
-    decoder: ImageDecoder
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
         images = InMemory(self.memory, columns[PLACES], columns[SIZES])
