@@ -608,6 +608,16 @@ class Form:
         """
         raise NotImplementedError
 
+    @property
+    def augmented(self) -> Form:
+        """The form that decodes the parts of images that training would, for augmented copies in evaluations."""
+        return self
+
+    @property
+    def draws(self) -> bool:
+        """Whether examples depend on their keys, because parts of images are drawn."""
+        return False
+
     def as_images(self, images: tf.Tensor) -> tf.Tensor:
         """Returns `Examples.images` as uint8 (..., height, width, channels); XLA compiles it with the augmentation."""
         return images
@@ -621,6 +631,29 @@ def turns_of(turns: Turns | None, ids: tf.Tensor) -> tf.Tensor | None:
       ids: of the records; those of copies are larger by a multiple of the number of records.
     """
     return None if turns is None else tf.cast(tf.gather(turns, ids % len(turns)), tf.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded(Form):
+    """A form that decodes images for every batch.
+
+    Attributes:
+      decoder: of a batch's images.
+      turns: EXIF orientations of all records of the selection; None: no image is turned.
+      augmenting: decoder of augmented copies in evaluations; None: the same.
+    """
+
+    decoder: ImageDecoder
+    turns: Turns | None = dataclasses.field(default=None, kw_only=True)
+    augmenting: ImageDecoder | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def augmented(self) -> Form:
+        return dataclasses.replace(self, decoder=self.augmenting or self.decoder)
+
+    @property
+    def draws(self) -> bool:
+        return self.decoder.crop is not None and not isinstance(self.decoder.crop, Stretched)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -643,18 +676,14 @@ class PixelRows(Form):
 
 
 @dataclasses.dataclass(frozen=True)
-class Serialized(Form):
-    """Column `record`: serialized `tf.train.Example`s, decoded for every batch.
+class Serialized(Decoded):
+    """Column `record`: serialized `tf.train.Example`s.
 
     Attributes:
-      parser: of the records.
-      decoder: of a batch's images.
-      turns: of all records of the selection.
+      parser: finds images, labels and features in them.
     """
 
     parser: ExampleParser
-    decoder: ImageDecoder
-    turns: Turns | None = None
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor], ids: tf.Tensor) -> Examples:
         if self.decoder.in_place:
@@ -666,20 +695,16 @@ class Serialized(Form):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept(Form):
+class Kept(Decoded):
     """Columns `PLACES`, `SIZES` and `label`: images that stay encoded in memory, of which every batch decodes some.
 
     No record of them is copied for a batch, so that its files are not in memory twice.
 
     Attributes:
       memory: that the records were read into, uint8 (1, bytes).
-      decoder: of a batch's images.
-      turns: of all records of the selection.
     """
 
     memory: tf.Tensor
-    decoder: ImageDecoder
-    turns: Turns | None = None
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor], ids: tf.Tensor) -> Examples:
         images = InMemory(self.memory, columns[PLACES], columns[SIZES])

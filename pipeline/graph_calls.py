@@ -100,14 +100,30 @@ class UserFunction:
         Raises:
           UsageError: as for `call_user`.
         """
-        named = {TRAINING: training} if TRAINING in self.asked else {}
-        by_name = KEYS in self.asked
+        given = [keys()] if self.takes_keys else []
 
-        def call(batch: tf.Tensor, *keys: tf.Tensor) -> Any:
-            return self.function(batch, keys=keys[0], **named) if by_name else self.function(batch, *keys, **named)
+        def call(batch: tf.Tensor, *keys: tf.Tensor) -> Any:  # a partial would make a tensor of `training`
+            return self.plainly(batch, *keys, training=training)
 
-        given = [keys()] if by_name or self.by_position else []
         return call_user(self.name, call, batch, *given, of=self.function, no_python=self.no_python)
+
+    @property
+    def takes_keys(self) -> bool:
+        """Whether the function asks for the keys."""
+        return self.by_position or KEYS in self.asked
+
+    def plainly(self, batch: tf.Tensor, *keys: tf.Tensor, training: bool) -> Any:
+        """Calls the function without any check; returns its result.
+
+        Args:
+          batch: its first argument.
+          *keys: the keys, uint64 (rows,), if it asks for them.
+          training: whether the rows are for training.
+        """
+        named: dict[str, Any] = {TRAINING: training} if TRAINING in self.asked else {}
+        if KEYS in self.asked:
+            return self.function(batch, keys=keys[0], **named)
+        return self.function(batch, *keys, **named)
 
 
 def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[bool, tuple[str, ...]]:
@@ -137,7 +153,8 @@ def _asked(name: str, function: Callable[..., Any], any_keys: bool) -> tuple[boo
             continue
         is_first, is_needed = place == 1 and one.kind is not one.KEYWORD_ONLY, one.default is one.empty
         # Keys go by position where they can: a decorator's function may take (*arguments) and say otherwise.
-        if is_first and (one.name == KEYS or (any_keys and is_needed and not _NOT_KEYS.fullmatch(one.name))):
+        may_be_keys = any_keys and is_needed and one.name != TRAINING and not _NOT_KEYS.fullmatch(one.name)
+        if is_first and (one.name == KEYS or may_be_keys):
             by_position = True
         elif one.name in ASKED and one.kind is not one.POSITIONAL_ONLY:
             asked.append(one.name)

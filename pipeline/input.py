@@ -83,6 +83,11 @@ def input_fn(request: Request) -> tf.data.Dataset:
       augment_on: `host`: in this input. `device`: in the replicas' steps, by the function that `pipeline.augment_fn`
         returns; the first component is then a dict of `image`, uint8 as stored, and keys. `both`: the input does what
         keeps pixels uint8, and that function makes floats of them (docs/augmentation.md).
+      copies: augmented copies of each record in its batch, as contrastive methods need them. From 2 on, images are
+        (rows, copies, height, width, channels); rows, labels and weights still count records. Copy 0 is what `copies=1`
+        gives, to the bit; copy c has the key of (seed, epoch, record, c). Not with recipes that mix, or `parse`.
+      eval_copies: the same in an evaluation, for test-time augmentation: copy 0 is the image as evaluations have it;
+        the others are augmented by the recipe, but not mixed, with the keys of (seed, 0, record, c) in each epoch.
       resize: `224x160` (height, width): stretch every image to this first.
       statistics: the data set whose means and deviations recipes such as `normalize` use; None: this one, or the first
         source of a mixture. To evaluate another source of a mixture, give the first one.
@@ -129,10 +134,11 @@ def input_fn(request: Request) -> tf.data.Dataset:
         Each continues in its own epochs where the steps before have left it (docs/views.md).
 
     Returns:
-      A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels
-      int64 (rows,), weights float32 (rows,); with `parse`, of its result and weights. The weights of dense targets, of
-      rank 3 or more or integers (rows, 2 or more), have as many axes, (rows, 1, ..., 1), as Keras' losses need them;
-      those of `distribute` and `StepIterator` are always (rows,).
+      A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), with
+      several copies (rows, copies, height, width, channels), labels int64 (rows,), weights float32 (rows,); with
+      `parse`, of its result and weights. The weights of dense targets, of rank 3 or more or integers (rows, 2 or more),
+      have as many axes, (rows, 1, ..., 1), as Keras' losses need them; those of `distribute` and `StepIterator` are
+      always (rows,).
 
     Raises:
       DataError: no valid data set, or a shard is missing, cut or corrupt. If only iterating finds that, it raises

@@ -89,6 +89,8 @@ class JobOptions(OrderOptions):
     start_step: int = field(default=0, metadata={"least": 0})
     epochs: int | None = field(default=None, metadata={"least": 1})
     augment_on: str = field(default=HOST, metadata={"known": PLACES})
+    copies: int = field(default=1, metadata={"least": 1})
+    eval_copies: int = field(default=1, metadata={"least": 1})
     statistics: PathLike | None = None
     features: Sequence[str] = field(default=(), metadata={"of_images": True})
     weights: str = field(default="mask", metadata={"known": WEIGHTS})
@@ -174,8 +176,46 @@ class Request(JobOptions):
         if self.streams is not None:
             check_streams(self.global_batch_size, self.streams)
         self._check_examples()
+        self._check_copies()
         self._check_view()
         self._check_delivery()
+
+    def _check_copies(self) -> None:
+        """Raises UsageError if another option rules out several copies of a record."""
+        for name, why_not in (("copies", self._why_no_copies()), ("eval_copies", self._why_no_eval_copies())):
+            count = getattr(self, name)
+            if count > 1 and (why := self._why_none() or why_not):
+                raise UsageError(f"{name}={count} with {why}")
+
+    def _why_none(self) -> str:
+        if self.parse is not None:
+            return (
+                "parse: the parse function returns everything that is fed; return the copies from it, and draw the "
+                "others by other keys, such as tf.bitwise.invert(keys)"
+            )
+        if self.augment in (None, "none"):
+            return "no augment: all copies would be equal; name a recipe, or leave it out"
+        return ""
+
+    def _why_no_copies(self) -> str:
+        if not self.training:
+            return (
+                "training=False: an evaluation draws nothing, so that all copies would be equal; leave it out, or ask "
+                "for augmented ones by eval_copies"
+            )
+        if self.mixes:
+            return (
+                f"augment={self.augment!r}: each mixed copy would need a label of its own; leave out what mixes, or "
+                "the copies"
+            )
+        return ""
+
+    def _why_no_eval_copies(self) -> str:
+        if self.training:
+            return "training=True: it is for evaluations; give copies instead"
+        if self.augment_on != HOST:
+            return f"augment_on={self.augment_on!r}: copies of an evaluation are augmented in the input; use {HOST!r}"
+        return ""
 
     def _check_view(self) -> None:
         self._set("skip_steps", checked_skips(self.skip_steps))
@@ -339,6 +379,11 @@ class Request(JobOptions):
     def size(self) -> tuple[int, int] | None:
         """(height, width) to which every image is stretched; None: images stay as stored."""
         return parse_size(self.resize)
+
+    @property
+    def images_per_record(self) -> int:
+        """How many images each record gives: the copies of this input; if there are several, images have their axis."""
+        return self.copies if self.training else self.eval_copies
 
     @property
     def crops(self) -> bool:

@@ -179,7 +179,7 @@ def _resolved(
 ) -> dict[str, ResolvedRequest]:
     statistics = _given_statistics(config, flags) or _statistics(record, config, flags)
     try:
-        return plan.evaluation_of(config, task.parse, statistics)
+        return plan.evaluation_of(config, task, statistics)
     except DataError as error:
         if flags.data_dir is not None:
             raise

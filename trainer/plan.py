@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError, reason_of
@@ -14,7 +15,7 @@ from pipeline.manifest.sources import Source, Sources, parse_sources
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
-from pipeline.request import HOST, Request, UserParse, check_classes
+from pipeline.request import HOST, Request, check_classes
 from pipeline.resolved import (
     ResolvedInput,
     ResolvedRequest,
@@ -25,6 +26,9 @@ from pipeline.resolved import (
 )
 from trainer.config import TrainConfig, meaning
 from trainer.config.data import AUTO
+
+if TYPE_CHECKING:
+    from trainer.task import Task
 
 _EVAL_SPLIT = EVALUATED[0]
 
@@ -48,13 +52,13 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def make(config: TrainConfig, workers: int = 1, parse: UserParse | None = None) -> Plan:
+def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) -> Plan:
     """Returns the plan of a run.
 
     Args:
       config: of the run.
       workers: processes whose replicas share the training.
-      parse: makes features and labels of serialized records; None: the data are images.
+      task: has the run's own `parse` and `augment`; None: the data are images, which --augment augments.
 
     Raises:
       DataError: no valid data set.
@@ -63,7 +67,7 @@ def make(config: TrainConfig, workers: int = 1, parse: UserParse | None = None) 
     given, config = config.data.eval_split, with_eval_split(config)
     split = config.data.eval_split  # None was given: one that the data have
     replicas, virtual = max(config.run.num_replicas or 1, workers), config.order.virtual_replicas
-    request = request_of(config, parse)
+    request = request_of(config, task)
     if virtual is not None:
         check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
         request.check_replicas(virtual, "virtual replicas")
@@ -71,7 +75,7 @@ def make(config: TrainConfig, workers: int = 1, parse: UserParse | None = None) 
     training = resolve_all(request)
     training.check_pairs(replicas)
     check_classes(config.model.class_weights, training.first.manifest.class_names, "--class_weight")
-    evaluation = _evaluation(config, parse) if config.data.evaluates else {}
+    evaluation = _evaluation(config, task) if config.data.evaluates else {}
     _check_evaluated(config, training, evaluation)
     may_skip = config.data.max_corrupt * workers if config.data.on_corrupt == "skip" else 0
     notes = [*_sharing(training, workers), *_left_out(config, evaluation), *_repeated(training)]
@@ -119,25 +123,25 @@ def splits_of(config: TrainConfig) -> list[str]:
     return list(dict.fromkeys(name for made in loaded for name in made.labelled(made.splits)))
 
 
-def request_of(config: TrainConfig, parse: UserParse | None) -> Request:
+def request_of(config: TrainConfig, task: type[Task] | None) -> Request:
     """Returns the request for the training split.
 
     Args:
       config: of the run.
-      parse: as in `make`.
+      task: as in `make`.
     """
     data_dir = parse_sources(config.data.data_dir)
-    return _request(config, parse, data_dir, config.data.train_split, None, training=True)
+    return _request(config, task, data_dir, config.data.train_split, None, training=True)
 
 
 def evaluation_of(
-    config: TrainConfig, parse: UserParse | None, statistics: PathLike | None = None
+    config: TrainConfig, task: type[Task] | None, statistics: PathLike | None = None
 ) -> dict[str, ResolvedRequest]:
     """Returns {name: request for one padded pass over the evaluation split} of each data set that has the split.
 
     Args:
       config: of the run.
-      parse: as in `make`.
+      task: as in `make`.
       statistics: the data set whose means and deviations normalise images; None: the first that is trained on.
 
     Raises:
@@ -152,19 +156,19 @@ def evaluation_of(
     has_split = [folder for folder in folders if len(folders) == 1 or needed <= manifests.load(folder).splits.keys()]
     found = {
         names[folder]: resolve(
-            _request(config, parse, folder, config.data.eval_split, statistics or trained[0], training=False)
+            _request(config, task, folder, config.data.eval_split, statistics or trained[0], training=False)
         )
         for folder in has_split or folders
     }
-    for part in found.values() if parse is None else ():
+    for part in found.values() if task is None or task.parse is None else ():
         require_labels(part.manifest, part.request.split)
     check_alike(list(found.values()), list(found))
     return found
 
 
-def _evaluation(config: TrainConfig, parse: UserParse | None) -> dict[str, ResolvedRequest]:
+def _evaluation(config: TrainConfig, task: type[Task] | None) -> dict[str, ResolvedRequest]:
     try:
-        return evaluation_of(config, parse)
+        return evaluation_of(config, task)
     except UsageError as error:
         flag = f"--eval_split={with_eval_split(config).data.eval_split}"
         flag = f"--eval_data_dir={config.data.eval_data_dir}, {flag}" if config.data.eval_data_dir else flag
@@ -184,7 +188,7 @@ def _check_evaluated(config: TrainConfig, training: ResolvedInput, evaluation: d
 
 def _request(
     config: TrainConfig,
-    parse: UserParse | None,
+    task: type[Task] | None,
     data_dir: PathLike | Sources,
     split: str,
     statistics: PathLike | None,
@@ -193,9 +197,32 @@ def _request(
     options = meaning.options(config, "training" if training else "evaluation")
     if options.get("augment_on") == AUTO:
         options["augment_on"] = HOST
-    if parse and options["augment"] == "none":
-        options["augment"] = None
+    parse = None
+    if task is not None:
+        parse, options["augment"] = task.parse, _augment_of(task, config)
     return Request(data_dir, split, training=training, parse=parse, statistics=statistics, **options)
+
+
+def _augment_of(task: type[Task], config: TrainConfig) -> Any:
+    """Returns what augments a task's images: its own function, or the recipe of --augment; None: nothing does.
+
+    Raises:
+      UsageError: two of them would.
+    """
+    name, flag = task.__name__, config.data.augment
+    if task.augment is None:
+        return None if task.parse and flag == "none" else flag
+    if task.parse is not None:
+        raise UsageError(
+            f"{name}.augment with {name}.parse: parse returns everything that is fed; augment in it, by keys: "
+            "parse(records, keys)"
+        )
+    if flag != "none":
+        raise UsageError(
+            f"--augment={flag} with {name}.augment: one of them augments; give --augment=none (the default is "
+            "--model's), or remove the method"
+        )
+    return task.augment
 
 
 def _folders(config: TrainConfig) -> list[PathLike]:

@@ -40,6 +40,7 @@ from trainer.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from trainer.checkpoint.reader import Record
+    from trainer.task import Task
 
 COMMAND = "trainer.replay"
 _DESCRIPTION = (
@@ -161,7 +162,7 @@ class Replay:
 
         config = _config(flags, record)
         task = lazy_imports.load_task(config.model.task) or Task
-        plan = _plan(flags, config, record, task.parse)
+        plan = _plan(flags, config, record, task)
         strategies.configure(config)
         self.strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
         place = best_place(plan.training, not replicas_are_on_cpus(self.strategy))
@@ -320,7 +321,7 @@ def _config(flags: ReplayConfig, record: Record) -> TrainConfig:
     return TrainConfig.of_stored(record.content["config"], **{**changes, **given})
 
 
-def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, parse: Any) -> plans.Plan:
+def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, task: type[Task]) -> plans.Plan:
     """Returns what the run trains on.
 
     Raises:
@@ -328,7 +329,7 @@ def _plan(flags: ReplayConfig, config: TrainConfig, record: Record, parse: Any) 
     """
     advice = "the run's data: if they have moved, give --data_dir"
     try:
-        plan = plans.make(config, parse=parse)
+        plan = plans.make(config, task=task)
     except DataError as error:
         raise (error if flags.data_dir else error.advised(advice)) from None
     changes = [

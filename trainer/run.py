@@ -132,7 +132,7 @@ def _train(
         if config.model.task and given is None:
             callbacks.phase("loading TensorFlow")
             given = lazy_imports.load_task(config.model.task)
-        plan = plans.make(config, cluster.size, given.parse if given else None)
+        plan = plans.make(config, cluster.size, given)
         heartbeat.job(plan.last_step, config.order.global_batch_size, config.steps.steps_per_loop)
         if cluster.is_chief:
             files.check_to_train(config.run.folder, config.run.fresh)

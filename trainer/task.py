@@ -18,6 +18,7 @@ import tensorflow as tf
 from pipeline.augmentation.base import Recipe, output_spec
 from pipeline.augmentation.composed import cropping_of
 from pipeline.augmentation.recipes import make_recipe
+from pipeline.batch.batches import user_recipe
 from pipeline.batch.weights import of_classes, of_rank
 from pipeline.decode import Supervised
 from pipeline.errors import DataError, PipelineError, UsageError
@@ -114,11 +115,14 @@ class Task:
       parse: for data that are not images, a static method `parse(records)` from serialized records, string (rows,), to
         (features, labels) or (features, labels, sample weights (rows,)), as `parse` of `pipeline.input_fn`, which also
         gives it `keys` and `training` if it has arguments of these names; None: the data set's images and labels.
+      augment: for images, a static method `augment(images, keys, training)` instead of a recipe, as the function that
+        `augment` of `pipeline.input_fn` takes; also what `pipeline.augment` returns. None: --augment augments.
       config: all flags.
       data: the shapes of the batches that the model gets.
     """
 
     parse: ClassVar[Callable[..., Any] | None] = None
+    augment: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, config: TrainConfig, data: DataSpec) -> None:
         self.config, self.data = config, data
@@ -378,17 +382,22 @@ def _means(name: str, count: int, sums: Mapping[str, tf.Tensor], measure: Measur
     return Evaluation(name, seen, skipped, values.pop(LOSS), values, averaged)
 
 
-def data_spec_of(training: ResolvedRequest) -> DataSpec:
+def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
     """Returns the shapes and dtypes of a request's batches.
 
+    Args:
+      training: the request.
+      no_python: reason why the task's own functions may not call Python; "": they may.
+
     Raises:
-      UsageError: the user's `parse` does not return (features, labels).
+      UsageError: the task's `parse` does not return (features, labels), or its `augment` no images of one kind.
     """
     classes = tuple(training.manifest.class_names)
-    parse = training.request.parse
+    parse, augment = training.request.parse, training.request.augment
     if parse is not None:
-        return _parsed(parse, classes)
-    augment = training.request.augment
+        return _parsed(parse, classes, no_python)
+    if callable(augment):
+        return DataSpec(_augmented(training, augment, no_python), tf.TensorSpec([None], tf.int64), classes)
     recipe = make_recipe("none" if augment is None else str(augment), "--augment")
     images = _images(training, recipe)
     labels = tf.TensorSpec([None, len(classes)], tf.float32) if recipe.mixing else tf.TensorSpec([None], tf.int64)
@@ -403,12 +412,25 @@ def _images(training: ResolvedRequest, recipe: Recipe) -> tf.TensorSpec:
     return output_spec(recipe, shape)
 
 
-def _parsed(parse: Any, classes: tuple[str, ...]) -> DataSpec:
+def _augmented(training: ResolvedRequest, augment: Any, no_python: str) -> tf.TensorSpec:
+    recipe, shape = user_recipe(augment, "Task.augment", no_python), training.image_shape
+    assert shape is not None
+    train, evaluation = (output_spec(recipe, shape, is_training) for is_training in (True, False))
+    if train != evaluation:
+        kinds = [f"{spec.dtype.name} {spec.shape[1:]}" for spec in (train, evaluation)]
+        raise UsageError(
+            f"Task.augment: returns images of {kinds[0]} in training, and of {kinds[1]} in evaluations; the model "
+            "takes both, so they must be alike"
+        )
+    return tf.TensorSpec([None, *train.shape[1:]], train.dtype)
+
+
+def _parsed(parse: Any, classes: tuple[str, ...], no_python: str) -> DataSpec:
     returned: list[Any] = []
 
     def call(records: tf.Tensor) -> None:
         keys = lambda: tf.zeros(tf.shape(records), tf.uint64)  # noqa: E731
-        returned.append(UserFunction.of("Task.parse", parse)(records, keys, training=True))
+        returned.append(UserFunction.of("Task.parse", parse, no_python=no_python)(records, keys, training=True))
 
     # Traced, not run; and by a function, which may take tensors, tables and layers that a module has at its top.
     tf.function(call, autograph=False).get_concrete_function(tf.TensorSpec([1], tf.string))

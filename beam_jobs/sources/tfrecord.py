@@ -63,10 +63,10 @@ def open_source(options: SourceOptions) -> Source:
         return _open_foreign(root, splits.by_files(root, names, options.splits), options, is_by_name=True)
     sources = {}
     for place, made in converted.items():
-        names = {path.name for path in paths if path.parent == place}
-        own = dataclasses.replace(options, splits=_splits_among(made, names, options.splits))
+        here = {path.name for path in paths if path.parent == place}
+        own = dataclasses.replace(options, splits=_splits_among(made, here, options.splits))
         if own.splits:
-            sources[place.name_in(root)] = _open_ours(place, made, own, names)
+            sources[place.name_in(root)] = _open_ours(place, made, own, here)
     if not sources:
         splits.among(dict.fromkeys(name for made in converted.values() for name in made.splits), options.splits)
     return next(iter(sources.values())) if len(converted) == 1 else joined.joined(options.dataset, root, sources)

@@ -175,6 +175,22 @@ class UserAugmented(Recipe):
         del statistics
         return self._called(images, keys, training=False)
 
+    def keeps_values(self, image_shape: tuple[int, int, int]) -> bool:
+        """Returns whether an evaluation gets images of a shape as they are, or cast to another type."""
+
+        def evaluated(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+            asked = [keys] if self.function.takes_keys else []
+            given: tf.Tensor = self.function.plainly(images, *asked, training=False)
+            return given
+
+        arguments = tf.TensorSpec((1, *image_shape), tf.uint8), tf.TensorSpec((1,), tf.uint64)
+        graph = tf.function(evaluated, autograph=False).get_concrete_function(*arguments).graph
+        [found] = graph.outputs
+        is_wide = found.dtype.is_floating or found.dtype == tf.uint8
+        while found.op.type in ("Identity", "Cast"):
+            found = found.op.inputs[0]
+        return is_wide and found is graph.inputs[0]
+
     def _called(self, images: tf.Tensor, keys: tf.Tensor, training: bool) -> tf.Tensor:
         given, rows = self.function(images, lambda: keys, training), images.shape[0]
         if (
@@ -186,8 +202,8 @@ class UserAugmented(Recipe):
                 lambda leaf: f"{leaf.dtype.name} {leaf.shape}" if tf.is_tensor(leaf) else leaf, given
             )
             raise UsageError(
-                f"augment: the function must return a tensor of numbers with {rows} rows, as many as it gets; it "
-                f"returned {got}"
+                f"{self.function.name}: the function must return a tensor of numbers with {rows} rows, as many as it "
+                f"gets; it returned {got}"
             )
         return given
 
@@ -233,16 +249,22 @@ def check_argument(
         raise UsageError(f"augment: {recipe}({argument}={value}): must be in {least}..{most}{images}")
 
 
-def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorSpec:
+def output_spec(recipe: Recipe, image_shape: tuple[int, int, int], training: bool = False) -> tf.TensorSpec:
     """Returns the shape, (1, height, width, channels), and dtype of a recipe's result for an image; computes nothing.
+
+    Args:
+      recipe: the augmentation.
+      image_shape: (height, width, channels) of the image.
+      training: whether the image is augmented, which matters to a user's function alone.
 
     Raises:
       UsageError: the recipe cannot take such images.
     """
     recipe.check(image_shape)
     channels = (0.0,) * image_shape[2]
-    evaluate = lambda images, keys: recipe.evaluate(images, keys, ImageStatistics(channels, channels))  # noqa: E731
-    traced = tf.function(evaluate, autograph=False)
+    function = recipe.augment if training else recipe.evaluate
+    statistics = ImageStatistics(channels, channels)
+    traced = tf.function(lambda images, keys: function(images, keys, statistics), autograph=False)
     arguments = tf.TensorSpec((1, *image_shape), tf.uint8), tf.TensorSpec((1,), tf.uint64)
     output = traced.get_concrete_function(*arguments).structured_outputs
     return tf.TensorSpec(output.shape, output.dtype)

@@ -118,6 +118,15 @@ def of_flipped(recipe: Recipe | None) -> Recipe:
     return flipped
 
 
+def unmixed(recipe: Recipe) -> Recipe:
+    """Returns a recipe without the one that mixes rows, which comes last."""
+    if not recipe.mixing:
+        return recipe
+    if isinstance(recipe, Composed) and len(recipe.recipes) > 1:
+        return dataclasses.replace(recipe, names=recipe.names[:-1], recipes=recipe.recipes[:-1])
+    return Unaugmented()
+
+
 def crop_first_of(recipe: Recipe | None) -> CropFirst | None:
     """Returns the recipe that begins by taking a crop of each image, if there is one."""
     first = recipe.recipes[0] if isinstance(recipe, Composed) else recipe

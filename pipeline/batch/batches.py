@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.augmentation.base import ImageStatistics, Recipe, Unaugmented, UserAugmented
-from pipeline.augmentation.composed import Augmenter, cropping_of, cut
+from pipeline.augmentation.composed import Augmenter, cropping_of, cut, unmixed
 from pipeline.augmentation.geometry import CroppingRecipe
 from pipeline.augmentation.libraries import library_of
 from pipeline.augmentation.recipes import make_recipe
@@ -72,7 +72,7 @@ class Batches:
             return examples.images, examples.labels, records
         x, labels = examples.images, examples.labels
         if self.recipe is not None:
-            x, labels = self._augmented(examples, plan.epoch, records, real)
+            x, labels = self._augmented(taken, examples, plan.epoch, records, real)
             if self.until == AUGMENT:
                 return x, labels, records
         targets = [] if labels is None else [labels]
@@ -106,22 +106,67 @@ class Batches:
         return {"image": images, **together} if together else images, labels, *weights, *self._ids(records)
 
     def _augmented(
-        self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
+        self, taken: Columns, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
     ) -> tuple[Any, tf.Tensor | None]:
-        """Returns x and the labels. If the device augments, too, x includes the keys that it needs."""
+        """Returns x and the labels. If the device augments, too, x includes the keys that it needs.
+
+        Args:
+          taken: rows of the window, by column.
+          examples: made of them, with the keys of copy 0.
+          epoch: int64 scalar.
+          records: their record ids.
+          real: which rows are neither padding nor skipped.
+        """
         images, labels = examples.images, examples.labels
-        if self.on_device:
+        if self.resolved.request.images_per_record > 1 and not self._copies_are_alike:
+            images, labels = self._copied(taken, examples, epoch, records, real)
+        elif self.on_device:
             images = self.form.as_images(images)
         else:
             images, labels = self._augmenter(images, labels, epoch, records, real)
         features = {**examples.features, **self._for_device(epoch, records)}
         return {"image": images, **features} if features else images, labels
 
+    def _copied(
+        self, taken: Columns, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Returns images with the axis of the copies behind that of the rows, and the labels of copy 0.
+
+        In an evaluation copy 0 is not augmented; the others are, but no row is mixed.
+        """
+        first, labels = examples.images, examples.labels
+        form, copies = self.form, []
+        if not self.resolved.order.training:
+            evaluated, labels = self._augmenter(first, labels, epoch, records, real)
+            form, copies = self.form.augmented, [evaluated]
+        for copy in range(len(copies), self.resolved.request.images_per_record):
+            keys = functools.partial(self.keys_of, epoch, records, copy)
+            images = form.examples(taken, keys, records).images if copy and form.draws else first
+            if self.on_device:
+                copies.append(form.as_images(images))
+            else:
+                copies.append(self._copier(images, examples.labels, epoch, keys(), real)[0])
+        if any(copy.shape != copies[0].shape or copy.dtype != copies[0].dtype for copy in copies):
+            kinds = [f"{copy.dtype.name} {copy.shape[records.shape.rank :]}" for copy in copies[:2]]
+            raise UsageError(
+                f"eval_copies: the augment function returns {kinds[0]} in evaluations and {kinds[1]} in training; "
+                "copies of an image must be alike"
+            )
+        return tf.stack(copies, axis=records.shape.rank), labels
+
+    @property
+    def _copies_are_alike(self) -> bool:
+        """Whether copies of a record differ only in their keys, by which the device augments them."""
+        return not self.form.draws and (self.on_device or isinstance(self.recipe, Unaugmented))
+
     def _for_device(self, epoch: tf.Tensor, records: tf.Tensor) -> Columns:
         """Returns the features by which a device augments rows; none if it does not."""
         request = self.resolved.request
         if request.augment_on == HOST:
             return {}
+        if request.images_per_record > 1:
+            each = [self.keys_of(epoch, records, copy) for copy in range(request.images_per_record)]
+            return {AUGMENT_KEY: tf.stack(each, axis=records.shape.rank)}
         keys = self.keys_of(epoch, records)
         return {AUGMENT_KEY: keys, **({AUGMENT_EPOCH: tf.fill(tf.shape(keys), epoch)} if request.mixes else {})}
 
@@ -145,9 +190,24 @@ class Batches:
         assert self.recipe is not None
         return augmenter_of(self.resolved, self.recipe, self.by_passes, self.keys_of, self.form.as_images)
 
-    def keys_of(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
-        """Returns the key of each record in an epoch, uint64. All its augmentations are drawn from it."""
-        return tensors.derive_key(Domain.AUGMENT, self.resolved.order.seed, epoch, records)
+    @functools.cached_property
+    def _copier(self) -> Augmenter:
+        """Augments copies, given their keys; it mixes nothing."""
+        assert self.recipe is not None
+        made = augmenter_of(
+            self.resolved, unmixed(self.recipe), self.by_passes, lambda epoch, keys: keys, self.form.as_images
+        )
+        return dataclasses.replace(made, training=True)
+
+    def keys_of(self, epoch: tf.Tensor, records: tf.Tensor, copy: int = 0) -> tf.Tensor:
+        """Returns the key of a copy of each record in an epoch, uint64. All its augmentations are drawn from it.
+
+        Copies in an evaluation are the same in each epoch.
+        """
+        order = self.resolved.order
+        if copy == 0:
+            return tensors.derive_key(Domain.AUGMENT, order.seed, epoch, records)
+        return tensors.derive_key(Domain.AUGMENT, order.seed, epoch if order.training else 0, records, copy)
 
     def _weights(self, real: tf.Tensor, real_rows: tf.Tensor, has_skipped: bool) -> list[tf.Tensor]:
         """Returns the weights, float32, of the rows of one or several elements, in a list; none if none are wanted.
@@ -233,11 +293,8 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     augment = resolved.request.augment
     if resolved.request.parse is not None:
         return None
-    if library_of(augment):
-        kind = f"{type(augment).__name__} of {library_of(augment)}"
-        raise UsageError(f"augment: {kind} draws by itself; give it as pipeline.augment(...)")
-    if callable(augment):
-        return UserAugmented(UserFunction.of("augment", augment, any_keys=True, no_python=no_python(resolved.request)))
+    if library_of(augment) or callable(augment):
+        return user_recipe(augment, no_python=no_python(resolved.request))
     if not isinstance(augment, str | None):
         raise UsageError(f"augment={augment!r}: must be a recipe's name, a function of (images, keys), or None")
     recipe = make_recipe("none" if augment is None else augment)
@@ -248,6 +305,23 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     if recipe.mixing and not resolved.manifest.class_names:
         raise UsageError(f"augment={augment!r}: mixes labels, but the data set's manifest has no class_names")
     return recipe
+
+
+def user_recipe(augment: Any, name: str = "augment", no_python: str = "") -> UserAugmented:
+    """Returns the recipe that calls a user's function of (images, keys).
+
+    Args:
+      augment: the user's function.
+      name: argument, or method, that is the function; for messages.
+      no_python: reason why the function may not call Python; "": it may.
+
+    Raises:
+      UsageError: it is a transform of a library that draws by itself, or needs an argument that it is not given.
+    """
+    if library := library_of(augment):
+        kind = f"{type(augment).__name__} of {library}"
+        raise UsageError(f"{name}: {kind} draws by itself; give it as pipeline.augment(...)")
+    return UserAugmented(UserFunction.of(name, augment, any_keys=True, no_python=no_python))
 
 
 def is_read_by_graph(request: Request) -> bool:
@@ -301,13 +375,21 @@ class DeviceAugmentation:
         """Returns (images, labels, weights) of a batch, as with `augment_on="host"`.
 
         Args:
-          x: images, uint8 (rows, height, width, channels), keys, and other features if there are any.
+          x: images, uint8 (rows, height, width, channels), keys, (rows,) or (rows, copies), and other features if there
+            are any; copies of which the input has decoded other parts are images (rows, copies, height, width,
+            channels).
           labels: int64 (rows,).
           weights: sample weights, float32 (rows,).
         """
         features = {name: value for name, value in x.items() if name not in (AUGMENT_KEY, AUGMENT_EPOCH)}
         keys, epoch = x[AUGMENT_KEY], x.get(AUGMENT_EPOCH, tf.constant(0, tf.int64))
-        images, labels = self._augmenter(features.pop("image"), labels, epoch, keys, weights > 0)
+        images, real = features.pop("image"), weights > 0
+        if keys.shape.rank == 1:
+            images, labels = self._augmenter(images, labels, epoch, keys, real)
+        else:
+            each = tf.unstack(images, axis=1) if images.shape.rank == 5 else [images] * keys.shape[1]
+            made = zip(each, tf.unstack(keys, axis=1), strict=True)
+            images = tf.stack([self._augmenter(one, labels, epoch, key, real)[0] for one, key in made], axis=1)
         return {"image": images, **features} if features else images, labels, weights
 
 

@@ -341,7 +341,11 @@ def _form_and_recipe(resolved: ResolvedRequest) -> tuple[Form, Recipe | None]:
             mirrored = cropping.mirrored if resolved.order.training else None
             recipe = of_flipped(recipe)
     decoder = ImageDecoder(image.encoding or "", image.shape, crop, by_operation, mirrored, made.pixels.dct)
-    return Serialized(parser, decoder, turns), recipe
+    augmenting = None
+    if cropping and not resolved.order.training and request.images_per_record > 1:
+        flips = cropping.mirrored if by_operation else None
+        augmenting = dataclasses.replace(decoder, crop=cropping.crop(True), mirrored=flips)
+    return Serialized(decoder, parser, turns=turns, augmenting=augmenting), recipe
 
 
 def _turns_of(resolved: ResolvedRequest) -> Turns | None:

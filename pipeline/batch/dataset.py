@@ -433,6 +433,7 @@ def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
     if not isinstance(recipe, Unaugmented):
         given = output_spec(recipe, form.image_shape)
         image_bytes = max(image_bytes, math.prod(given.shape) * given.dtype.size)
+    image_bytes *= batches.resolved.request.images_per_record
     rows = min(_MOST_GROUP_ROWS, _MOST_GROUP_BYTES // image_bytes)
     most = max(1, rows // feed.replica_rows)
     # All groups have one size, chosen so that the last one is nearly full: it is computed as a whole.

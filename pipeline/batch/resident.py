@@ -136,6 +136,8 @@ def _crops(batches: Batches) -> Crops | None:
     first, form = crop_first_of(batches.recipe), batches.form
     if first is None or not isinstance(form, PixelRows) or batches.on_device or not batches.resolved.order.training:
         return None
+    if batches.resolved.request.images_per_record > 1:  # each copy has another crop of one image
+        return None
     return Crops(first, form.image_shape, batches.keys_of) if operations.is_compiled() else None
 
 
@@ -181,7 +183,8 @@ def _kept(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
         sizes = operations.jpeg_sizes(records, places) if is_jpeg else tf.zeros_like(places, tf.int32)
         parts.append((places, labels, sizes))
     places, labels, sizes = (tf.concat(part, axis=0) for part in zip(*parts, strict=True))
-    return {PLACES: bounds[:, :1] + places, SIZES: sizes, "label": labels}, Kept(columns[MEMORY], decoder, form.turns)
+    kept = Kept(decoder, columns[MEMORY], turns=form.turns, augmenting=form.augmenting)
+    return {PLACES: bounds[:, :1] + places, SIZES: sizes, "label": labels}, kept
 
 
 def _records(columns: Columns, first: int, stop: int) -> tf.Tensor:

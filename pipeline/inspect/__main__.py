@@ -177,7 +177,10 @@ def _show_run(config: InspectConfig) -> None:
     replicas = config.replicas or order_flags.replicas_of_run(flags)
     resolved.request.check_replicas(replicas)
     if flags.get("task") and not config.json:
-        print(f"the run has --task={flags['task']}: if that parses records itself, the order may be another")
+        print(
+            f"the run has --task={flags['task']}: if that parses records itself, the order may be another; if it "
+            "augments images, they are shown without that"
+        )
     if config.key is not None:
         _show_key(config, resolved, replicas)
     else:

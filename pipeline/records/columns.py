@@ -205,14 +205,14 @@ def of_records(
                     if count == 0 and not gathered:
                         gathered = {name: Gathered() for name in values}
                     odd = sorted(values.keys() ^ gathered.keys())
-                    if odd and left_out is None:
-                        raise DataError(
-                            f"has no value {odd[0]!r}, or is the first that has one; every record needs one",
-                            path=file,
-                            record=number,
-                            offset=offset,
-                        )
-                    for name in odd if left_out is not None else ():
+                    for name in odd:
+                        if left_out is None:
+                            raise DataError(
+                                f"has no value {name!r}, or is the first that has one; every record needs one",
+                                path=file,
+                                record=number,
+                                offset=offset,
+                            )
                         left_out.setdefault(name, f"record {number:,} of {shard.file} has no single value of it")
                         gathered.pop(name, None)
                         found.pop(name, None)

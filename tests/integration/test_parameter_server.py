@@ -7,13 +7,15 @@ import shutil
 import signal
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 from benchmarks import straggler
+from pipeline import input_fn
 from pipeline.index.__main__ import main as index
-from tests import forked
+from tests import augmenting_tasks, forked
 from tests.converting import convert_in_process
 from tests.integration import parameter_server_tasks as tasks
 from tests.parameter_servers import WORKER_LINE, Job, ledger_of, wait_for_line
@@ -118,6 +120,31 @@ def test_skipped_steps_are_made_by_workers_and_change_nothing(line_with_columns,
     assert re.findall(r"^step (\d), skipped \(", out, re.M) == [*"123456"]
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert not [name for line in metrics for name in line if "loss" in name]
+
+
+@pytest.mark.slow
+def test_workers_augment_by_layers_of_keras_as_any_other_input_does(digits, tmp_path):
+    flags = ("--task=tests.augmenting_tasks:Tells", "--model=softmax_regression", "--augment=none")
+    steps = ("--global_batch_size=48", "--train_steps=36", "--eval_every=0")  # of 30 per epoch
+    outcomes = Job(2, 1, digits, tmp_path, *flags, *steps).finish()
+    assert_all_ended(outcomes)
+    assert ledger_of(outcomes["chief 0"][1]) == (36, 36, 0, 0)
+    assert "augment by Tells.augment" in outcomes["chief 0"][1]
+    told = [re.findall(r'^sums "([\d,]+)"$', out, re.M) for _, out, _ in outcomes.values()]
+    found = sorted(int(number) for lines in told for text in lines for number in text.split(","))
+    wanted = input_fn(digits, global_batch_size=48, training=True, augment=augmenting_tasks.Moves.augment)
+    fed = [augmenting_tasks.sums_of(images).numpy() for images, _, _ in wanted.take(36)]
+    assert found == sorted(np.concatenate(fed).tolist())
+
+
+@pytest.mark.slow
+def test_a_function_that_calls_python_ends_all_processes_before_they_connect(digits, tmp_path):
+    flags = ("--task=tests.augmenting_tasks:InPython", "--model=softmax_regression", "--augment=none")
+    outcomes = Job(2, 1, digits, tmp_path, *flags, "--global_batch_size=48", "--train_steps=6").finish()
+    assert {name: end[0] for name, end in outcomes.items()} == dict.fromkeys(outcomes, 2)
+    why = "Task.augment: the function calls Python (the op PyFuncStateless), but the workers of --strat"
+    assert [name for name, end in outcomes.items() if why not in end[2]] == [], [end[2] for end in outcomes.values()]
+    assert not list(tmp_path.glob("ckpt-*"))
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ PAGES = (
     "README.md",
     "docs/augment_libraries.md",
     "docs/augmentation.md",
+    "docs/copies.md",
     "docs/feeding.md",
     "docs/reading.md",
     "docs/record_folders.md",

@@ -89,6 +89,7 @@ SEEN: dict[str, dict[str, str]] = {
         "resize": "unit/trainer/test_training.py::test_another_size_is_another_model",
         "augment": "integration/test_train.py::test_augmented_images_train_to_other_weights",
         "augment_on": "integration/test_train.py::test_what_the_replicas_are_fed",
+        "eval_copies": "unit/trainer/test_eval_copies.py::test_a_run_takes_the_mean_over_copies_and_so_do_its_evaluations",
         "on_corrupt": "integration/test_corruption.py::test_the_trainer_skips_says_so_and_keeps_to_the_budget",
         "max_corrupt": "integration/test_corruption.py::test_the_trainer_skips_says_so_and_keeps_to_the_budget",
         "cache_dir": "integration/test_cache.py::test_trainer_and_evaluation_use_one_cache",
@@ -249,6 +250,7 @@ SEEN: dict[str, dict[str, str]] = {
         "cache_dir": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
         "cache_bytes": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
         "batch_size": "integration/test_train.py::test_evaluations_take_so_many_examples_at_a_time",
+        "eval_copies": "unit/trainer/test_eval_copies.py::test_evaluations_take_the_mean_over_copies_whatever_the_batch",
         "mistakes": "integration/test_evaluate.py::test_mistakes_are_named_by_their_keys",
         "output": "integration/test_evaluate.py::test_it_says_what_the_run_says_and_more",
         "json": "integration/test_evaluate.py::test_mistakes_are_named_by_their_keys",
@@ -282,6 +284,7 @@ SEEN: dict[str, dict[str, str]] = {
         "top": "integration/test_predict.py::test_files_say_what_is_printed_and_batches_change_nothing",
         "output": "integration/test_predict.py::test_files_say_what_is_printed_and_batches_change_nothing",
         "batch_size": "integration/test_predict.py::test_files_say_what_is_printed_and_batches_change_nothing",
+        "eval_copies": "unit/trainer/test_eval_copies.py::test_predictions_are_the_mean_over_copies_of_each_image",
     },
     "pipeline.inspect": {
         "mixture_schedule": "integration/test_schedules.py::test_steps_of_the_run_are_shown_and_made_again",
@@ -416,6 +419,10 @@ SEEN: dict[str, dict[str, str]] = {
         "epochs": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",
         "augment": "unit/pipeline/test_input.py::test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record",
         "augment_on": "unit/pipeline/batch/test_on_device.py::test_replicas_get_their_rows",
+        "copies": "unit/pipeline/batch/test_copies.py::test_copies_are_what_the_recipe_makes_of_the_stored_images",
+        "eval_copies": (
+            "unit/pipeline/batch/test_copies.py::test_an_evaluation_has_its_own_image_first_and_then_augmented_ones"
+        ),
         "resize": "unit/pipeline/test_mixture.py::test_images_of_other_sizes_are_stretched_to_one",
         "statistics": "unit/pipeline/test_mixture.py::test_all_are_normalised_by_the_first_sources_statistics",
         "features": "unit/pipeline/batch/test_on_device.py::test_features_are_handed_on",

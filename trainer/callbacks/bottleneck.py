@@ -105,6 +105,7 @@ class Facts:
       gpus: how many this machine has.
       encoding: of the stored images: raw, png, jpeg or any; None: the data are not images.
       parses: whether the task has its own parse function.
+      augments: whether the task has its own augment function.
       unfused: whether `fuse_layers` would make the model train faster.
     """
 
@@ -112,15 +113,17 @@ class Facts:
     gpus: int
     encoding: str | None
     parses: bool
+    augments: bool = False
     unfused: bool = False
 
     @classmethod
     def of(cls, plan: Plan, strategy: tf.distribute.Strategy, model: keras.Model) -> Facts:
         """Returns the facts of a run on this machine."""
-        image, parses = plan.training.first.manifest.features.get("image"), plan.training.request.parse is not None
+        image, request = plan.training.first.manifest.features.get("image"), plan.training.request
         gpus = len(tf.config.list_physical_devices("GPU"))
         encoding = image.encoding if image else None
-        return cls(strategy.num_replicas_in_sync, gpus, encoding, parses, has_unfused(model))
+        own = request.parse is not None, callable(request.augment)
+        return cls(strategy.num_replicas_in_sync, gpus, encoding, *own, has_unfused(model))
 
 
 def advice(times: Times, config: TrainConfig, facts: Facts) -> list[str]:
@@ -141,6 +144,8 @@ def _for_input(config: TrainConfig, facts: Facts) -> Iterator[str]:
         yield "a faster parse function"
     elif facts.encoding in ("png", "jpeg", "any"):
         yield "converting with --image_encoding=raw"
+    if facts.augments:
+        yield "a faster augment function"
     if facts.gpus and config.data.augment != "none" and config.data.augment_on != DEVICE:
         yield "--augment_on=device"
     if config.data.augment != "none":

@@ -76,6 +76,8 @@ class RunSummary:
     def _augmentation(self) -> list[str]:
         if self._config.data.augment != "none":
             return [f"augment {self._config.data.augment}"]
+        if callable(self._plan.training.request.augment):
+            return [f"augment by {type(self._state.task).__name__}.augment"]
         return [] if self._plan.training.request.parse else ["no augmentation"]  # `parse` need not give images
 
     def end(self, checkpoints: CheckpointManager) -> None:

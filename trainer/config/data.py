@@ -60,6 +60,16 @@ class DataFlags:
         option=True,
         used_in="training",
     )
+    eval_copies: int = flag(
+        1,
+        "evaluations and predictions take the mean over so many copies of an image: itself, and others augmented as in "
+        "training",
+        least=1,
+        most=1024,
+        shapes_training=False,
+        option=True,
+        used_in="evaluation",
+    )
     on_corrupt: str = flag(
         "raise",
         "a corrupt record: raise an error that names it, or skip it (its row gets weight 0)",

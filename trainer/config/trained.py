@@ -87,6 +87,13 @@ class EvaluateConfig(CheckpointFlags):
     mistakes: int = flag(24, "the worst that are kept and drawn", least=0)
     output: str | None = flag(None, "folder for report.json, confusion.png and mistakes.png")
     json: bool = flag(False, "print one line of JSON per checkpoint, instead of tables")
+    eval_copies: int | None = flag(
+        None,
+        "take the mean over so many copies of an image: itself, and others augmented as in training (None: the run's)",
+        least=1,
+        most=1024,
+        meaning={"of_run": "eval_copies"},
+    )
     where: str | None = order_flag("where", unset="the run's --eval_where", of_run="eval_where")
     limit: str | None = order_flag("limit", unset="the run's --eval_limit", of_run="eval_limit")
     continuous: bool = flag(False, "evaluate each checkpoint of a run that is training, until its last step")
@@ -183,6 +190,11 @@ class ExportConfig(CheckpointFlags, _Required):
             raise UsageError(f"--output={self.output}: is there already; give a folder that is not")
 
     @property
+    def of_run(self) -> dict[str, Any]:
+        """The values of flags of `trainer.run`, by name; an exported program computes one image at a time, once."""
+        return {**super().of_run, "eval_copies": 1}
+
+    @property
     def formats(self) -> list[str]:
         """The formats, each once, in the given order."""
         return list(dict.fromkeys(name.strip() for name in self.format.split(",")))
@@ -212,6 +224,13 @@ class PredictConfig:
         needs="model_dir",
     )
     data_dir: str | None = flag(None, "folder of the run's data set, where that has moved", needs="model_dir")
+    eval_copies: int | None = flag(
+        None,
+        "take the mean over so many copies of an image: itself, and others augmented as in training (None: the run's)",
+        least=1,
+        most=1024,
+        needs="model_dir",
+    )
     top: int = flag(3, "classes per image, the most likely ones", least=1)
     output: str | None = flag(None, "file for the answers: FILE.jsonl or FILE.csv (None: they are printed)")
     batch_size: int = flag(64, "images that are computed at once", least=1)

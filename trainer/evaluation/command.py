@@ -274,7 +274,7 @@ def _last_step(found: Record) -> float:
         if config.steps.train_steps:
             return config.steps.train_steps
         task = lazy_imports.load_task(config.model.task)
-        request = plan.request_of(config, task.parse if task else None)
+        request = plan.request_of(config, task)
         return config.last_step(resolve_all(request).steps_per_epoch)
     except PipelineError:
         return float("inf")

@@ -17,7 +17,6 @@ from pipeline.errors import DataError, UsageError
 from pipeline.random_access import RandomAccess
 from pipeline.resolved import ResolvedRequest
 from trainer.inference import Trained
-from trainer.step.state import Forward
 from trainer.task import Evaluation, Sums, added, classes_of, gives_probabilities, result_of
 
 _TINY = 1e-30  # least probability whose logarithm is taken
@@ -84,6 +83,8 @@ class Judge:
             sums, outputs = self._step(features, y, weights)
             labels = tf.argmax(y, axis=1) if tally and y.shape.rank == 2 else y  # no row is mixed here
             totals = added(totals, sums)
+            if one.split.request.images_per_record > 1:
+                features = features[:, 0]
             if tally:
                 real = weights.numpy() > 0
                 named = None if keys is None else [one.prefix + key for key in keys.numpy()[real].tolist()]
@@ -142,7 +143,7 @@ def _step(trained: Trained) -> Step:
     def step(features: Any, labels: Any, weights: tf.Tensor) -> tuple[Sums, Any]:
         kinds = model.trainable_variables, model.non_trainable_variables
         trainable, fixed = ([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds)
-        forward = Forward(model, trainable, fixed, trained.state.eval_flip)
+        forward = trained.state.evaluating(trainable, fixed)
         outputs: list[Any] = []
 
         def call(features: Any, training: bool = False) -> Any:

@@ -54,6 +54,8 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
         _check(config, trained)
         model = served(trained)
         print(trained)
+        if (copies := trained.record.config().data.eval_copies) > 1:
+            print(f"note: exported programs take no mean over copies of an image (--eval_copies={copies} of the run)")
         height, width, channels = model.core_shape
         fitted = f" of any size, fitted to {height}x{width}" if model.fitting else f" of {height}x{width}x{channels}"
         outputs = f"probabilities, class and class_name of {len(model.class_names)} classes"

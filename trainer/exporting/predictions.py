@@ -29,11 +29,12 @@ from pipeline.files.reading import content_of
 from pipeline.images import BadImageError
 from pipeline.manifest import PixelRule
 from pipeline.manifest.manifest import FAST, UPRIGHT
+from pipeline.order.sharding import whole_number
 from trainer.checkpoint import files
 from trainer.cluster import failures
 from trainer.config.trained import EXPORT, CheckpointFlags, PredictConfig
 from trainer.exporting import reading
-from trainer.exporting.served import served
+from trainer.exporting.served import Augmented, Served, served
 from trainer.inference import Trained, build_first
 
 # The best first. A StableHLO program is not among them: it takes batches of one size alone.
@@ -90,6 +91,7 @@ class Predictor:
         checkpoint: str | None = None,
         weights: str | None = None,
         data_dir: str | None = None,
+        eval_copies: int | None = None,
     ) -> Predictor:
         """Returns the model of a run.
 
@@ -98,18 +100,24 @@ class Predictor:
           checkpoint: `ckpt-400`, `400` or `best`; None: the newest.
           weights: `raw`, or `ema` for the average over the steps; None: the average if the run kept one.
           data_dir: of the run's data set if that has moved: the class names are in its manifest.
+          eval_copies: copies of each image over which the probabilities are averaged: itself, as without copies, and
+            others augmented by the run's recipe; None: the run's --eval_copies.
 
         Raises:
           PipelineError: there is no such checkpoint, or its model is not one of images and classes.
         """
+        if eval_copies is not None:
+            eval_copies = whole_number("eval_copies", eval_copies, 1)
         flags = CheckpointFlags(os.fspath(model_dir), checkpoint, weights, data_dir)
         found = files.candidates(flags.folder.path, flags.checkpoint)
-        return cls.of_trained(build_first(found, flags, lambda line: print(line, file=sys.stderr)))
+        return cls.of_trained(build_first(found, flags, lambda line: print(line, file=sys.stderr)), eval_copies)
 
     @classmethod
-    def of_trained(cls, trained: Trained) -> Predictor:
-        """Returns the model of a checkpoint."""
+    def of_trained(cls, trained: Trained, eval_copies: int | None = None) -> Predictor:
+        """Returns the model of a checkpoint; `eval_copies` as for `of_run`."""
         model = served(trained)
+        if (copies := eval_copies or trained.config.data.eval_copies) > 1:
+            return cls._of_copies(trained, Augmented(trained, model, copies), model)
         fitting = model.fitting
         compute = tf.function(
             model.core, autograph=False, input_signature=[tf.TensorSpec((None, *model.core_shape), tf.uint8)]
@@ -120,6 +128,23 @@ class Predictor:
             model.core_shape,
             lambda batch: np.asarray(compute(tf.constant(batch))),
             None if fitting is None else (lambda image: np.asarray(fitting.fit(tf.constant(image[None])))[0]),
+            trained.split.manifest.pixels,
+        )
+
+    @classmethod
+    def _of_copies(cls, trained: Trained, augmented: Augmented, model: Served) -> Predictor:
+        fitting, size = model.fitting, model.core_shape[:2]
+
+        def fit(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+            own = np.asarray(fitting.fit(tf.constant(image[None])))[0] if fitting else images.resized(image, size)
+            return augmented.fit(image, own)
+
+        return cls(
+            str(trained),
+            model.class_names,
+            model.core_shape,
+            lambda batch: np.asarray(augmented.probabilities(tf.constant(batch))),
+            fit,
             trained.split.manifest.pixels,
         )
 
@@ -290,7 +315,8 @@ def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Pat
         else:
             assert config.model_dir is not None
             flags = CheckpointFlags(config.model_dir, config.checkpoint, config.weights, config.data_dir)
-            predictor = Predictor.of_trained(build_first(found, flags, lambda line: print(line, file=sys.stderr)))
+            trained = build_first(found, flags, lambda line: print(line, file=sys.stderr))
+            predictor = Predictor.of_trained(trained, config.eval_copies)
         print(predictor.name, file=sys.stderr, flush=True)
         bad = _printed(predictor, config, paths) if config.output is None else _written(predictor, config, paths)
         if bad:

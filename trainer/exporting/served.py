@@ -14,16 +14,27 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
+from numpy.typing import NDArray
 
-from pipeline.augmentation.base import Augmentation, Crop, ImageStatistics, Recipe, Unaugmented
+from pipeline import operations
+from pipeline.augmentation.base import (
+    Augmentation,
+    Crop,
+    ImageStatistics,
+    Recipe,
+    Unaugmented,
+    UserAugmented,
+    output_spec,
+)
 from pipeline.augmentation.cifar10_tutorial import Cifar10Tutorial
-from pipeline.augmentation.composed import Composed, cropping_of
+from pipeline.augmentation.composed import Composed, cropping_of, unmixed
 from pipeline.augmentation.geometry import CroppingRecipe, PadCropFlip, Resize, Shift
 from pipeline.augmentation.kernels import BETWEEN_BITS, WEIGHT_BITS, whole_weights
 from pipeline.augmentation.pixels import Normalize
-from pipeline.augmentation.recipes import make_recipe
+from pipeline.batch.batches import augmenter_of, recipe_of
 from pipeline.decode import Stretched, resize
 from pipeline.errors import UsageError
+from pipeline.order.hashing import Domain, derive_key
 from pipeline.request import Request
 from trainer.inference import Trained
 from trainer.models.layers import LocalResponseNorm, ScalePixels
@@ -42,9 +53,21 @@ def preprocess(recipe: Recipe, images: keras.KerasTensor, statistics: ImageStati
       statistics: of the training images.
 
     Raises:
-      UsageError: the recipe is a user's function.
+      UsageError: the recipe is a user's function that changes images in evaluations.
     """
     raise UsageError(f"--augment: {type(recipe).__name__} cannot be exported; only named recipes can")
+
+
+@preprocess.register
+def _user_augmented(recipe: UserAugmented, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
+    del statistics
+    shape = tuple(images.shape[1:])
+    if not recipe.keeps_values(shape):
+        raise UsageError(
+            "Task.augment: changes images in evaluations, too, and an export has no function of yours; let it return "
+            "them as they are where `training` is false, and put what the model needs into the model"
+        )
+    return ops.cast(images, output_spec(recipe, shape).dtype.name)
 
 
 @preprocess.register
@@ -136,10 +159,10 @@ class Fitting:
     crop: Crop
     channels: int
 
-    def fit(self, images: tf.Tensor) -> tf.Tensor:
-        """Returns uint8 (n, *crop.size, channels) of uint8 (n, height, width, channels)."""
+    def fit(self, images: tf.Tensor, key: int = 0) -> tf.Tensor:
+        """Returns uint8 (n, *crop.size, channels) of uint8 (n, height, width, channels); the key draws a crop."""
         size, shape = self.crop.size, tf.shape(images)
-        top, left, height, width = tf.unstack(self.crop.box(shape[1], shape[2], tf.constant(0, tf.uint64)))
+        top, left, height, width = tf.unstack(self.crop.box(shape[1], shape[2], tf.constant(key, tf.uint64)))
         parts = images[:, top : top + height, left : left + width, :]
         spec = tf.TensorSpec((*size, self.channels), tf.uint8)
         stretched = lambda: tf.map_fn(lambda part: resize(part, size), parts, fn_output_signature=spec)  # noqa: E731
@@ -183,6 +206,62 @@ class Served:
         return {**found, "class_name": tf.gather(tf.constant(self.class_names), found["class"])}
 
 
+class Augmented:
+    """The mean of a model's probabilities over copies of images: each itself, and others augmented as in training.
+
+    Every image counts as record 0 of epoch 0, so that its answer depends on no other image.
+    """
+
+    def __init__(self, trained: Trained, model: Served, copies: int) -> None:
+        """Prepares the augmentation.
+
+        Args:
+          trained: the model, and the recipe that it was trained with.
+          model: the same, as it is served.
+          copies: number of copies, 2 or more.
+
+        Raises:
+          UsageError: the run augments nothing.
+        """
+        request = dataclasses.replace(trained.split.request, eval_copies=copies)
+        recipe = recipe_of(trained.split)
+        assert recipe is not None
+        self._model, self._cropping = model, cropping_of(recipe)
+        order = trained.split.order
+        self._keys = [int(derive_key(Domain.AUGMENT, order.seed, 0, 0, copy)) for copy in range(1, request.eval_copies)]
+        augmenter = augmenter_of(
+            trained.split, unmixed(recipe), operations.is_compiled(), lambda epoch, keys: keys, lambda images: images
+        )
+        self._augmenter = dataclasses.replace(augmenter, training=True)
+        spec = output_spec(recipe, model.core_shape)
+        features = keras.Input(spec.shape[1:], dtype=spec.dtype.name)
+        self._of_features = keras.Model(features, _probabilities(trained, features))
+
+    def fit(self, image: NDArray[np.uint8], evaluated: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Returns the copies in the model's size before their augmentation, uint8 (copies, height, width, channels).
+
+        Args:
+          image: of any size.
+          evaluated: the same in the model's size, as an evaluation gets it.
+        """
+        if self._cropping is None:
+            return np.stack([evaluated] * (1 + len(self._keys)))
+        fitting = Fitting(self._cropping.crop(training=True), image.shape[2])
+        parts = [np.asarray(fitting.fit(tf.constant(image[None]), key))[0] for key in self._keys]
+        return np.stack([evaluated, *parts])
+
+    @tf.function(autograph=False)
+    def probabilities(self, copies: tf.Tensor) -> tf.Tensor:
+        """Returns the mean probabilities, float32 (n, classes), of the results of `fit`, stacked."""
+        none = tf.zeros(copies.shape[0], tf.int64)
+        found = [self._model.core(copies[:, 0], training=False)]
+        for number, key in enumerate(self._keys, 1):
+            keys = tf.fill([copies.shape[0]], tf.constant(key, tf.uint64))
+            features, _ = self._augmenter(copies[:, number], none, tf.constant(0, tf.int64), keys, none > 0)
+            found.append(self._of_features(features, training=False))
+        return tf.add_n(found) / len(found)
+
+
 def served(trained: Trained) -> Served:
     """Returns a model as it is served.
 
@@ -199,7 +278,8 @@ def served(trained: Trained) -> Served:
             f"{len(data.class_names)} classes; only such a model can be exported"
         )
     manifest = trained.split.manifest
-    recipe = make_recipe(trained.config.data.augment, "--augment")
+    recipe = recipe_of(trained.split)
+    assert recipe is not None
     channels = manifest.features["image"].shape[2] or 3
     fitting = fitting_of(request, recipe, channels)
     shape = (*fitting.crop.size, channels) if fitting else trained.split.image_shape

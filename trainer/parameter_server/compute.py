@@ -18,7 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.augmentation.geometry import CroppingRecipe
 from pipeline.batch import compose
 from pipeline.batch.batches import Batches, DeviceAugmentation
 from pipeline.decode import PixelRows, Serialized
@@ -76,7 +75,7 @@ class ColumnBatches:
         reader, batches = compose.choose(portable)
         assert isinstance(reader, GraphReader)
         self._reader, self._form, order = reader, batches.form, resolved.order
-        decodes = isinstance(self._form, Serialized) and not isinstance(batches.recipe, CroppingRecipe)
+        decodes = isinstance(self._form, Serialized) and not self._form.draws
         self._batches: Batches = batches
         if decodes:
             assert resolved.image_shape is not None

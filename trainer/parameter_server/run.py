@@ -22,6 +22,7 @@ from trainer.checkpoint import files, fresh
 from trainer.cluster import rendezvous
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
+from trainer.config.meaning import PARAMETER_SERVER
 from trainer.parameter_server import roles as processes
 from trainer.parameter_server.roles import PS, WORKER, Roles
 
@@ -102,6 +103,7 @@ def _lead(
     with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
         processes.gradients_of_step(config, len(roles.workers))
         plan, found = _plan(config, roles, task)
+        _check_functions(plan.training.first, found)
         files.check_to_train(config.run.folder, config.run.fresh)
         plans.prepare_folder("--model_dir", config.run.folder.path)
         heartbeat.job(plan.last_step, config.order.global_batch_size)
@@ -137,9 +139,18 @@ def _serve(
 def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
     """Returns the plan, checked for this strategy, and the task."""
     found = task or lazy_imports.load_task(config.model.task)
-    plan = plans.make(config, parse=found.parse if found else None)
+    plan = plans.make(config, task=found)
     _check_windows(plan.training.first)
     return plan, found
+
+
+def _check_functions(resolved: ResolvedRequest, task: type[Task] | None) -> None:
+    """Raises UsageError if a task's own functions cannot be called by workers, which run the graph of the input."""
+    if task is not None and (task.parse or task.augment):
+        with lazy_imports.loading():
+            from trainer.task import data_spec_of  # noqa: PLC0415, here because it loads TensorFlow
+
+        data_spec_of(resolved, f"the workers of --strategy={PARAMETER_SERVER} run the input in processes of their own")
 
 
 def _check_windows(resolved: ResolvedRequest) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.step.gradients import all_sum
-from trainer.step.state import Forward, TrainState
+from trainer.step.state import TrainState
 from trainer.task import Sums
 from trainer.topology import of_virtual_replicas, sum_virtual_replicas
 
@@ -62,8 +62,7 @@ class EvaluationStep:
         trainable, fixed = self.values()
 
         def sums(rows: tuple[Any, ...]) -> Sums:
-            forward = Forward(self.state.model, trainable, fixed, self.state.eval_flip)
-            return self.state.measure.evaluation_sums(forward, *rows)
+            return self.state.measure.evaluation_sums(self.state.evaluating(trainable, fixed), *rows)
 
         rows = (features, labels, weights)
         if self.virtual_replicas:

@@ -18,7 +18,18 @@ from trainer import models
 from trainer.config import TrainConfig, meaning
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
-from trainer.task import WEIGHT, ClassLosses, CompiledMeasure, DataSpec, Measure, RowMeasure, Sums, Task
+from trainer.task import (
+    WEIGHT,
+    ClassLosses,
+    CompiledMeasure,
+    DataSpec,
+    Measure,
+    RowMeasure,
+    Sums,
+    Task,
+    classes_of,
+    gives_probabilities,
+)
 from trainer.topology import keep_order_of_sums
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
@@ -61,6 +72,17 @@ class TrainState:
     def eval_flip(self) -> bool:
         """Whether evaluations average over images and their mirror images."""
         return self.task.config.model.eval_flip
+
+    def evaluating(self, trainable: list[tf.Tensor], fixed: list[tf.Tensor]) -> Forward:
+        """Returns the model as evaluations call it, given the values of its trainable and its other variables."""
+        return Forward(self.model, trainable, fixed, self.eval_flip, self._mean_of_copies)
+
+    @property
+    def _mean_of_copies(self) -> Callable[[Any], Any] | None:
+        if self.task.config.data.eval_copies == 1:
+            return None
+        is_logits = classes_of(self.model, self.task.data) and not gives_probabilities(self.model)
+        return mean_of_logits if is_logits else mean_of_outputs
 
     def initialize(self, strategy: tf.distribute.Strategy) -> None:
         """Lets the task set the first weights of a new run, and starts their average from them."""
@@ -310,6 +332,17 @@ def _check_compiled(flag: str, model: keras.Model, config: TrainConfig) -> None:
         raise UsageError(f"{flag}: compiled with loss_weights={weights}, which one loss of one output does not need")
 
 
+def mean_of_logits(copies: tf.Tensor) -> tf.Tensor:
+    """Returns the logarithm of the mean probabilities, (rows, classes), of logits, (rows, copies, classes)."""
+    total = tf.reduce_logsumexp(tf.nn.log_softmax(tf.cast(copies, tf.float32)), axis=1)
+    return total - math.log(copies.shape[1])
+
+
+def mean_of_outputs(copies: Any) -> Any:
+    """Returns the mean outputs, (rows, ...) each, of the outputs for copies, (rows, copies, ...) each."""
+    return tf.nest.map_structure(lambda each: tf.reduce_mean(each, axis=1), copies)
+
+
 class Forward:
     """Calls a model as a pure function of the values of its variables, and keeps the new state.
 
@@ -319,9 +352,25 @@ class Forward:
     """
 
     def __init__(
-        self, model: keras.Model, trainable: list[tf.Tensor], state: list[tf.Tensor], eval_flip: bool = False
+        self,
+        model: keras.Model,
+        trainable: list[tf.Tensor],
+        state: list[tf.Tensor],
+        eval_flip: bool = False,
+        mean_of_copies: Callable[[Any], Any] | None = None,
     ) -> None:
+        """Keeps the arguments.
+
+        Args:
+          model: to call.
+          trainable: values of its trainable variables.
+          state: values of its other variables.
+          eval_flip: whether evaluations take the mean over images and their mirror images.
+          mean_of_copies: makes the outputs for images of those for their copies, (rows, copies, ...), in evaluations;
+            None: features have no axis of copies.
+        """
         self._model, self._trainable, self.state, self._eval_flip = model, trainable, state, eval_flip
+        self._mean_of_copies = mean_of_copies
         self.losses: list[tf.Tensor] = []
 
     def __call__(self, features: Any, training: bool = False) -> Any:
@@ -330,6 +379,14 @@ class Forward:
         With `eval_flip`, an evaluation returns the mean over images and their mirror images: a part of the multi-crop
         evaluation of airbench94 (Jordan 2024).
         """
+        if training or self._mean_of_copies is None:
+            return self._of_images(features, training)
+        copies = features.shape[1]
+        outputs = self._of_images(tf.reshape(features, [-1, *features.shape[2:]]), training)
+        rows = tf.nest.map_structure(lambda each: tf.reshape(each, [-1, copies, *each.shape[1:]]), outputs)
+        return self._mean_of_copies(rows)
+
+    def _of_images(self, features: Any, training: bool) -> Any:
         outputs = self._outputs(features, training)
         if training or not self._eval_flip:
             return outputs

@@ -13,7 +13,7 @@ from pipeline.index.__main__ import main as index
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests import foreign
-from tests.datasets import write_dataset
+from tests.datasets import Kind, write_dataset
 from trainer import plan
 from trainer.callbacks import tensorboard
 from trainer.config.steps import Period
@@ -219,6 +219,22 @@ def test_images_that_exif_data_turn_are_upright_on_every_worker(options, tmp_pat
         mine = batches.of_epoch(content, number)(number, tf.constant(0, tf.int64))
         np.testing.assert_array_equal(mine[0], images)
         np.testing.assert_array_equal(mine[1], labels)
+
+
+@pytest.mark.parametrize("text", ["random_crop(size=3)", "random_crop(size=3) | cutout(size=2)"])
+def test_parts_of_images_are_those_of_one_process(text, tmp_path, config_of, monkeypatch):
+    index_of_worker = "experimental_get_current_worker_index"
+    monkeypatch.setattr(tf.distribute.coordinator, index_of_worker, lambda: tf.constant(0, tf.int64))
+    write_dataset(tmp_path / "data", (9,), (8, 6, 3), (1,), 5, Kind("png", varied=True))
+    flags = {"data_dir": tmp_path / "data", "model_dir": "M", "global_batch_size": 4, "augment": text}
+    training = plan.make(config_of(**flags)).training
+    batches = ColumnBatches(training.first)
+    content, _ = next(iter(batches.dataset()))
+    for step, wanted in enumerate(make_dataset(training.request).take(4)):
+        number = tf.constant(step, tf.int64)
+        made = batches.of_epoch(content, number)(number, tf.constant(0, tf.int64))
+        for mine, theirs in zip(made, wanted, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
 
 
 def test_each_graph_has_four_bytes_of_each_record_of_a_view(tmp_path, config_of, monkeypatch):
