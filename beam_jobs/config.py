@@ -82,9 +82,9 @@ class ConvertConfig(_Flags):
     seed: int = flag(0, "of the permutation that spreads the examples over the shards")
     columns: str = flag(
         FROM_RECORDS,
-        "of values to choose and weigh records by: records (label, bytes, features with one value), records:label,id, "
-        f"none; a file or function as of {name_of('pipeline.index')} --add_columns adds to all of records, in a local "
-        "data_dir",
+        "source of values to choose and weigh records by: records (label, bytes, features with one value), "
+        f"records:label,id, none; a file or function as of {name_of('pipeline.index')} --add_columns adds to all of "
+        "records, in a local data_dir",
     )
     overwrite: bool = flag(
         False,

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline import operations
@@ -30,6 +31,7 @@ _DCT_METHODS = {FAST: "", EXACT: "INTEGER_ACCURATE"}  # TensorFlow's names
 _RATIOS = (2, 4, 8)  # at which TensorFlow decodes a JPEG, besides 1
 _JUDGED_TOGETHER = 64  # images, by one thread
 _MOST_TRIED = 16  # records, of a batch and of others, to find one that a parser takes
+_HASHES = (1 << 63) - 1  # of texts, so many that no two of a million names are likely to have one
 _BLOCK = 16  # pixels, of the blocks that JPEG decodes together; few files have larger ones
 _ON_ITS_SIDE = 5  # EXIF's orientation from which on rows are stored as columns
 # By EXIF's orientation, from 0: 1 where an upright image has its rows, or its columns, in the other order.
@@ -211,17 +213,21 @@ class ExampleParser:
         return cls(manifest.features["image"], manifest.features["label"], features)
 
     def parse(self, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns the images' bytes (n,), the labels int64 (n,) and the features of serialized Examples (n,)."""
+        """Returns the images' bytes (n,), the labels (n, ...) and the features of serialized Examples (n,)."""
         found = tf.io.parse_example(records, {**self._image_and_label(), **self._kinds()})
         return (*self._image_and_label_of(found), self._features_of(found))
 
     def places(self, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns where images are in their records, and the labels: int64 (n, 2) and (n,), by a compiled operation.
+        """Returns where images are in their records, int64 (n, 2), and the labels (n, ...), by a compiled operation.
 
         Where an image begins is -1 if the record is not as usual, so that only TensorFlow's parser can read it.
         """
-        found = operations.find_images(records, self.image.named("image"), self.label.named("label"))
-        return found[:, :2], self._labels(found[:, 2])
+        image, label = self.image.named("image"), self.label.named("label")
+        if self.label.is_class and not self.label.texts:
+            found = operations.find_images(records, image, label)
+            return found[:, :2], self._labels(found[:, 2])
+        found = operations.find_images(records, image, "")  # the operation reads no other labels
+        return found[:, :2], self._labels(tf.io.parse_example(records, {label: self._label_kind()})[label])
 
     def find(self, records: tf.Tensor) -> tuple[InStrings, tf.Tensor, dict[str, tf.Tensor]]:
         """Returns what `parse` does, but the images where they are in the records: by compiled operations."""
@@ -242,20 +248,31 @@ class ExampleParser:
         return InStrings(strings, bounds), labels, self._features_of(features)
 
     def _image_and_label(self) -> dict[str, Any]:
-        no_label = None if self.label.stored_as is None else NO_LABEL  # without a default it is an error
         return {
             self.image.named("image"): tf.io.FixedLenFeature([], tf.string),
-            self.label.named("label"): tf.io.FixedLenFeature([], tf.int64, no_label),
+            self.label.named("label"): self._label_kind(),
         }
+
+    def _label_kind(self) -> tf.io.FixedLenFeature:
+        label = self.label
+        none: Any = "" if label.texts else label.no_label
+        if label.stored_as is None:  # a record without a label is an error
+            none = None
+        elif label.shape:
+            none = [none] * (label.shape[0] or 0)
+        return tf.io.FixedLenFeature(label.shape, _DTYPES[label.stored_dtype], none)
 
     def _image_and_label_of(self, found: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         return found[self.image.named("image")], self._labels(found[self.label.named("label")])
 
     def _labels(self, stored: tf.Tensor) -> tf.Tensor:
-        """Returns the labels that stored ones mean, int64 (n,): `Feature.label_of` of each."""
-        if self.label.stored_as is None:
+        """Returns the labels that stored ones mean, (n, ...): `Feature.label_of` of each."""
+        label, none = self.label, tf.constant(NO_LABEL, tf.int64)
+        if label.texts:
+            return _places_of(stored, label.texts)
+        if label.stored_as is None or not label.is_class:
             return stored
-        return tf.where(stored >= 0, stored + self.label.offset, tf.constant(NO_LABEL, tf.int64))
+        return tf.where(stored >= 0, stored + label.offset, none)
 
     def _kinds(self) -> dict[str, Any]:
         kinds: dict[str, Any] = {}
@@ -267,6 +284,23 @@ class ExampleParser:
 
     def _features_of(self, found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {name: found[feature.named(name)] for name, feature in self.features.items()}
+
+
+def _places_of(texts: tf.Tensor, names: Sequence[str]) -> tf.Tensor:
+    """Returns the place of each text, string (n,), among names, int64 (n,); -1: it is none of them.
+
+    It is a search by hashes, without a table: any process can run the graph.
+    """
+    with tf.init_scope(), tf.device("CPU:0"):
+        hashes = _hashed(tf.constant(names)).numpy()
+    order = np.argsort(hashes)
+    found = tf.searchsorted(tf.constant(hashes[order]), _hashed(texts))
+    places = tf.gather(tf.constant(order.astype(np.int64)), tf.minimum(found, len(names) - 1))
+    return tf.where(tf.equal(tf.gather(tf.constant(names), places), texts), places, tf.constant(NO_LABEL, tf.int64))
+
+
+def _hashed(texts: tf.Tensor) -> tf.Tensor:
+    return tf.strings.to_hash_bucket_fast(texts, _HASHES)
 
 
 class ImageJudge:
@@ -584,7 +618,8 @@ class Examples:
     Attributes:
       images: uint8, which `Form.as_images` shapes (rows, height, width, channels); or x of `Supervised`; or what else
         the user's parser returned.
-      labels: int64 (rows,); or y of `Supervised`; None if the user's parser returned something else.
+      labels: int64 (rows,), or as the manifest's feature says; or y of `Supervised`; None if the user's parser returned
+        something else.
       features: other features, by name.
       sample_weight: that of `Supervised`; None: there is none.
     """

@@ -16,6 +16,8 @@ from pipeline.augmentation import recipes
 from pipeline.commands import aliases
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
+from pipeline.manifest import Manifest
+from pipeline.manifest.manifest import MOST_CLASSES
 from pipeline.manifest.sources import VIEWS, Source, Sources, in_order_of, own_views, schedule_of, sources_of
 from pipeline.order.sharding import (
     SHUFFLE_BYTES,
@@ -43,7 +45,6 @@ POLICIES = ("raise", "skip")  # for corrupt records
 MAX_CORRUPT = 100  # records to skip at most
 HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # that augment
 AUGMENT_KEY, AUGMENT_EPOCH = "distort_key", "distort_epoch"  # features of rows, see `pipeline.commands.aliases`
-_MOST_CLASSES = 1 << 20  # that can have factors: they are a table
 _MOST_FACTOR = 3.4e38  # of a class, as float32
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
@@ -411,8 +412,8 @@ def class_weights(given: Any, name: str = "class_weight") -> dict[int, float]:
     found: dict[int, float] = {}
     for number, factor in given.items():
         is_number = isinstance(number, numbers.Integral) and not isinstance(number, bool)
-        if not is_number or not 0 <= int(number) < _MOST_CLASSES:
-            raise UsageError(f"{name}: the class {number!r} must be a number from 0 to {_MOST_CLASSES - 1:,}")
+        if not is_number or not 0 <= int(number) < MOST_CLASSES:
+            raise UsageError(f"{name}: the class {number!r} must be a number from 0 to {MOST_CLASSES - 1:,}")
         is_factor = isinstance(factor, numbers.Real) and not isinstance(factor, bool)
         if not is_factor or not 0 <= float(factor) <= _MOST_FACTOR:
             raise UsageError(f"{name}: the factor of class {number} is {factor!r}: must be a number, 0 or more")
@@ -420,8 +421,20 @@ def class_weights(given: Any, name: str = "class_weight") -> dict[int, float]:
     return found
 
 
-def check_classes(given: Mapping[int, float], class_names: Sequence[str], name: str = "class_weight") -> None:
-    """Raises UsageError if factors are of classes that a data set with named classes does not have."""
+def check_classes(
+    given: Mapping[int, float], manifest: Manifest, name: str = "class_weight", has_own_labels: bool = False
+) -> None:
+    """Raises UsageError if factors are of classes that a data set with named classes does not have.
+
+    Args:
+      given: factors by class number.
+      manifest: that of the data set.
+      name: argument or flag, for the error.
+      has_own_labels: whether a parser of the user makes the labels.
+    """
+    class_names, label = manifest.class_names, manifest.features.get("label")
+    if given and label is not None and not label.is_class and not has_own_labels:
+        raise UsageError(f"{name}: needs one class per image; the labels of {manifest.dataset} are {label}")
     unknown_ones = [str(number) for number in given if number >= len(class_names)] if class_names else []
     if unknown_ones:
         raise UsageError(

@@ -142,7 +142,7 @@ def _check(request: Request, manifest: Manifest) -> None:
     Without images the order is still known, so only options that need images are an error.
     """
     if request.class_weight:
-        check_classes(request.class_weight, manifest.class_names)
+        check_classes(request.class_weight, manifest, has_own_labels=request.parse is not None)
     if request.parse is not None:
         return
     if request.training:
@@ -288,6 +288,7 @@ def _facts(part: ResolvedRequest) -> dict[str, str]:
         return facts
     image = manifest.features.get("image")
     if image is not None:
+        facts["labels"] = str(manifest.features["label"])
         facts["channels"] = str(image.shape[2] or 3)
         facts["the shape of images"] = str(part.image_shape)
     for name in request.features:

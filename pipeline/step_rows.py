@@ -24,6 +24,7 @@ from pipeline.resolved import ResolvedInput, ResolvedRequest
 _CAPTION, _GAP, _LETTERS = 16, 6, 12  # pixels
 _INK, _MARK = (40, 40, 40), (200, 30, 30)
 _MOST_DRAWN = 512  # rows
+_MOST_VALUES = 4  # of a label that are shown
 _SEEN = 0.005  # share of a class in a mixed label, from which on it is named
 
 
@@ -38,7 +39,7 @@ class Row:
       record: its id in the split of that data set.
       place: shard, and number of the record in it.
       key: of the record; empty: it has none, or cannot be read.
-      label: as stored; None: unknown.
+      label: label of the record: a number, or an array of numbers; None: unknown.
       weight: 0 for padding, and for a corrupt record that was skipped.
       stored: its image as stored, decoded, uint8 (height, width, channels); None: not an image, or unreadable.
       trained: what the model gets for it, if that is an array.
@@ -52,7 +53,7 @@ class Row:
     record: int
     place: tuple[str, int]
     key: str
-    label: int | None
+    label: Any
     weight: float
     stored: NDArray[np.uint8] | None
     trained: NDArray[Any] | None
@@ -99,7 +100,6 @@ def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]
         source = int(np.searchsorted(first, number, "right")) - 1
         record = number - int(first[source])
         example, problem = stored[source].example(record)
-        label = example.get("label")
         rows.append(
             Row(
                 row=row,
@@ -109,8 +109,8 @@ def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]
                 place=parts[source].selection.locate(record),
                 # The row of a corrupt record that was skipped has the values of another one.
                 key="" if problem and not weights[row] else key_text(keys[row] or example.get("key", b"")),
-                label=None if label is None else int(label),
-                weight=float(weights[row]),
+                label=example.get("label"),
+                weight=float(weights[row].item()),
                 stored=example.get("image"),
                 trained=trained[row] if is_array else None,
                 trained_label=labels[0][row] if labels and isinstance(labels[0], np.ndarray) else None,
@@ -143,14 +143,16 @@ class _Stored:
 
 
 def name_of(label: Any, class_names: Sequence[str]) -> str:
-    """Returns a label in words: the name of its class, `cat 0.70 + dog 0.30` of a mixed row, or its number."""
+    """Returns a label in words: the name of its class, `cat 0.70 + dog 0.30` if it has parts of several, or numbers."""
     if label is None:
         return ""
     if np.ndim(label):
         shares = np.asarray(label, np.float64).reshape(-1)
+        if len(shares) != len(class_names):
+            return ", ".join(f"{value:g}" for value in shares[:_MOST_VALUES]) + ", ..." * (len(shares) > _MOST_VALUES)
         most = np.argsort(-shares, kind="stable")[:2]
         parts = [f"{name_of(i, class_names)} {shares[i]:.2f}" for i in most.tolist() if shares[i] >= _SEEN]
-        return " + ".join(parts) if parts[1:] else name_of(most[0], class_names)
+        return " + ".join(parts) if parts[1:] else name_of(most[0], class_names) if parts else "none"
     if not np.issubdtype(np.asarray(label).dtype, np.integer):
         return f"{float(label):g}"
     return class_names[label] if 0 <= label < len(class_names) else str(label)
@@ -180,7 +182,8 @@ def json_of(row: Row, class_names: Sequence[str]) -> dict[str, Any]:
     """Returns a row of a step as JSON."""
     label = row.trained_label
     return {
-        **{"row": row.row, "replica": row.replica, "source": row.source, "key": row.key, "label": row.label},
+        **{"row": row.row, "replica": row.replica, "source": row.source, "key": row.key},
+        "label": None if row.label is None else np.asarray(row.label).tolist(),
         "class": None if row.label is None else name_of(row.label, class_names),
         **{"weight": row.weight, "record": row.record, "shard": row.place[0], "record_of_shard": row.place[1]},
         "stored": _statistics(row.stored),

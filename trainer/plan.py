@@ -74,7 +74,9 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
     request.check_replicas(replicas)
     training = resolve_all(request)
     training.check_pairs(replicas)
-    check_classes(config.model.class_weights, training.first.manifest.class_names, "--class_weight")
+    check_classes(
+        config.model.class_weights, training.first.manifest, "--class_weight", has_own_labels=request.parse is not None
+    )
     evaluation = _evaluation(config, task) if config.data.evaluates else {}
     _check_evaluated(config, training, evaluation)
     may_skip = config.data.max_corrupt * workers if config.data.on_corrupt == "skip" else 0

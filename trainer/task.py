@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -93,16 +94,24 @@ class DataSpec:
     Attributes:
       features: TensorSpec of the images after augmentation, (None, height, width, channels); or of what `Task.parse`
         returns.
-      labels: TensorSpec, int64 (None,); if --augment mixes rows, float32 (None, classes), also in evaluations; or of
-        what `Task.parse` returns.
+      labels: TensorSpec, int64 (None,); if --augment mixes rows, float32 (None, classes), also in evaluations; or as
+        the data set's manifest says, such as float32 (None,) or (None, n); or of what `Task.parse` returns.
       class_names: names of the labels; empty if the data set has none.
       has_sample_weights: whether `Task.parse` returns sample weights, too.
+      are_classes: whether a row has one class, or parts of several that add up to 1; not if it has a number, or may
+        have several classes. What `Task.parse` returns is taken for classes.
     """
 
     features: Any
     labels: Any
     class_names: tuple[str, ...]
     has_sample_weights: bool = False
+    are_classes: bool = True
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs of a model: one per class, or per number in a label; 0 if classes have no names."""
+        return len(self.class_names) or (0 if self.are_classes else math.prod(self.labels.shape[1:].as_list()))
 
 
 class Task:
@@ -133,7 +142,7 @@ class Task:
         Raises:
           UsageError: it cannot take such images.
         """
-        return models.build(self.config.model, self.data.features, len(self.data.class_names))
+        return models.build(self.config.model, self.data.features, self.data.num_outputs)
 
     def initialize(self, model: keras.Model) -> None:
         """Sets the first weights of a new run, if they are to differ from those that the model was built with.
@@ -162,7 +171,11 @@ class Task:
         """Returns the loss of each row, float (rows,), without regularisation: the cross-entropy of logits.
 
         Labels are classes (rows,) or probabilities of all classes (rows, classes), smoothed as --label_smoothing says.
+
+        Raises:
+          UsageError: the labels are not classes.
         """
+        self._check_classes()
         classes, smoothing = outputs.shape[-1], self.config.model.label_smoothing
         if labels.shape.rank == 1 and not smoothing:
             return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
@@ -173,9 +186,21 @@ class Task:
         """Returns metrics of each row by name, float (rows,): `accuracy`, whether the most likely class is right.
 
         The right class of a mixed row is the one with the largest share.
+
+        Raises:
+          UsageError: the labels are not classes.
         """
+        self._check_classes()
         expected = labels if labels.shape.rank == 1 else tf.argmax(labels, axis=-1)
         return {"accuracy": tf.cast(tf.equal(tf.argmax(outputs, axis=-1), expected), tf.float32)}
+
+    def _check_classes(self) -> None:
+        if not self.data.are_classes:
+            kind = f"{self.data.labels.dtype.name} (rows, {', '.join(map(str, self.data.labels.shape[1:]))})"
+            raise UsageError(
+                f"the labels are {kind}, not a class per image, which is what this loss is for: give a Task with loss "
+                "and metrics of its own (--task=MODULE:CLASS), or a compiled model (--model=MODULE:FUNCTION)"
+            )
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
         """Called on the chief with the numbers that TensorBoard gets, by tag: a hook for other trackers."""
@@ -400,8 +425,12 @@ def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
         return DataSpec(_augmented(training, augment, no_python), tf.TensorSpec([None], tf.int64), classes)
     recipe = make_recipe("none" if augment is None else str(augment), "--augment")
     images = _images(training, recipe)
-    labels = tf.TensorSpec([None, len(classes)], tf.float32) if recipe.mixing else tf.TensorSpec([None], tf.int64)
-    return DataSpec(tf.TensorSpec([None, *images.shape[1:]], images.dtype), labels, classes)
+    label = training.manifest.features["label"]
+    labels = tf.TensorSpec([None, *label.shape], label.dtype)
+    if recipe.mixing:
+        labels = tf.TensorSpec([None, len(classes)], tf.float32)
+    features = tf.TensorSpec([None, *images.shape[1:]], images.dtype)
+    return DataSpec(features, labels, classes, are_classes=label.is_class)
 
 
 def _images(training: ResolvedRequest, recipe: Recipe) -> tf.TensorSpec:
@@ -476,7 +505,7 @@ def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
         called by their numbers.
     """
     shape, labels = shape_of(model, data), data.labels
-    if not isinstance(labels, tf.TensorSpec):
+    if not isinstance(labels, tf.TensorSpec) or not data.are_classes:
         return None
     numbers = labels.dtype.is_integer and labels.shape.rank == 1
     mixed = labels.dtype.is_floating and labels.shape.as_list() == [None, len(data.class_names) or -1]

@@ -158,7 +158,10 @@ def _encoding(feature: Feature) -> str:
 
 
 def _labels(made: Manifest) -> dict[str, Any]:
-    """Returns the number of examples of each class in each split; if there are many classes, the largest come first."""
+    """Returns the number of examples of each class in each split; if there are many classes, the largest come first.
+
+    Labels that are no classes have neither.
+    """
     histograms = [split.label_histogram for _, split in by_size(made)]
     count = max(len(made.class_names), *map(len, histograms))
     padded = [[*histogram, *[0] * (count - len(histogram))] for histogram in histograms]
@@ -168,7 +171,7 @@ def _labels(made: Manifest) -> dict[str, Any]:
     if count > _MANY_CLASSES:
         order = sorted(order, key=lambda label: (-totals[label], label))
         profile = step_curve([totals[label] for label in order])
-    largest = [max(histogram) or 1 for histogram in padded]
+    largest = [max(histogram, default=0) or 1 for histogram in padded]
     rows = [
         {
             "number": "" if _class_name(made, label) == str(label) else label,
@@ -178,7 +181,14 @@ def _labels(made: Manifest) -> dict[str, Any]:
         for label in order
     ]
     is_wide = len(padded) > _COLUMNS or (len(padded) > 1 and max(largest) >= _LONG_NUMBER)
-    return {"count": count, "profile": profile, "rows": rows, "most": _MANY_CLASSES, "is_wide": is_wide}
+    return {
+        "count": count,
+        "kind": made.features["label"],
+        "profile": profile,
+        "rows": rows,
+        "most": _MANY_CLASSES,
+        "is_wide": is_wide,
+    }
 
 
 def _sizes(made: Manifest, images: ImageFacts) -> dict[str, Any]:
@@ -217,10 +227,10 @@ def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
                 shown[label].append((key, picture))
             except BadImageError:
                 undecodable += 1
-    histogram = made.splits[samples.split].label_histogram
+    histogram = _counts(made, samples.split)
     return {
         "split": samples.split,
-        "classes": sum(1 for n in histogram if n),
+        "classes": sum(1 for n in histogram if n) if made.splits[samples.split].label_histogram else 0,
         "undecodable": undecodable,
         "cell": _cell(made),
         "of_class": [(_class_name(made, label), histogram[label], pairs) for label, pairs in shown.items()],
@@ -240,6 +250,12 @@ def _cell(made: Manifest) -> int | None:
 
 def _class_name(made: Manifest, label: int) -> str:
     return made.class_names[label] if label < len(made.class_names) else str(label)
+
+
+def _counts(made: Manifest, split: str) -> tuple[int, ...]:
+    """Returns the number of examples of each class of a split; where there are no classes, of all as one."""
+    info = made.splits[split]
+    return info.label_histogram or (info.num_examples,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,17 +282,20 @@ def take_samples(folder: StoragePath, made: Manifest) -> Samples:
     split = "train" if "train" in made.splits else max(made.splits, key=lambda name: made.splits[name].num_examples)
     filled = [shard for shard in made.splits[split].shards if shard.num_examples]
     shards = [filled[i] for i in _spread(len(filled), _SAMPLED_SHARDS)]
-    wanted = {label: min(n, _PER_CLASS) for label, n in enumerate(made.splits[split].label_histogram) if n}
+    wanted = {label: min(n, _PER_CLASS) for label, n in enumerate(_counts(made, split)) if n}
     found: dict[int, list[tuple[bytes, str]]] = {label: [] for label in wanted}
     missing = sum(wanted.values())
     for shard in shards:
         records = (record for _, record in records_of(folder / shard.file, shard.compression))
         first = _first_records(records, _SAMPLED_RECORDS // len(shards), _SAMPLED_BYTES // len(shards))
         for number, record in enumerate(first):
-            label, sample = _sample_of(record, shard.file, number, made)
-            if len(found.get(label, ())) < wanted.get(label, 0):
-                found[label].append(sample)
-                missing -= 1
+            labels, sample = _sample_of(record, shard.file, number, made)
+            is_classified = bool(made.splits[split].label_histogram)
+            for label in labels if is_classified else [0]:
+                if len(found.get(label, ())) < wanted.get(label, 0):
+                    found[label].append(sample)
+                    missing -= 1
+                    break  # each image is shown once
             if not missing:
                 return Samples(split, _choose_classes(found))
     return Samples(split, _choose_classes(found))
@@ -302,7 +321,8 @@ def _first_records(records: Iterator[bytes], count: int, num_bytes: int) -> Iter
         yield record
 
 
-def _sample_of(record: bytes, file: str, number: int, made: Manifest) -> tuple[int, tuple[bytes, str]]:
+def _sample_of(record: bytes, file: str, number: int, made: Manifest) -> tuple[list[int], tuple[bytes, str]]:
+    """Returns the classes of a record, and its image and key."""
     wanted: dict[str, Feature] = {
         name: made.features[name] for name in ("image", "label", "key") if name in made.features
     }
@@ -311,7 +331,9 @@ def _sample_of(record: bytes, file: str, number: int, made: Manifest) -> tuple[i
     except tf_example.BadExampleError:
         raise DataError("a record is not an example with image, label and key", path=file) from None
     key = found.get("key", f"{file}#{number}".encode())  # records of other writers may have none
-    return found["label"], (found["image"], key.decode(errors="backslashreplace"))
+    label = found["label"]
+    classes = np.flatnonzero(label).tolist() if np.ndim(label) else [label]
+    return classes, (found["image"], key.decode(errors="backslashreplace"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import labels, streams
+from beam_jobs.sources import streams
 from beam_jobs.sources.base import SOURCES, Block, Source, SourceOptions
 from beam_jobs.sources.streams import Advance
 from pipeline.commands.text import count_of
@@ -34,7 +34,7 @@ from pipeline.files.reading import opener
 from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
-from pipeline.records import schema, splits
+from pipeline.records import labels, schema, splits
 
 MAX_FILE = 256 << 20  # 256 MiB: no image that can be decoded is larger
 _MOST_KEPT = 2  # listings per process

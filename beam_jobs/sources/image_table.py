@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import image_folder, labels, listing, parquet_columns, parquet_reader, streams, tables
+from beam_jobs.sources import image_folder, listing, parquet_columns, parquet_reader, streams, tables
 from beam_jobs.sources.base import SOURCES, Block, Files, Source, SourceOptions
 from beam_jobs.sources.parquet_columns import Columns
 from beam_jobs.sources.parquet_reader import BatchedBuilder
@@ -29,7 +29,7 @@ from pipeline.files.paths import LocalPath
 from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
-from pipeline.records import splits
+from pipeline.records import labels, splits
 from pipeline.records.schema import LABELS_FILE, read_labels
 
 # Usual names of columns, the first ones preferred; `File Name` and `file_name` are taken for `filename`.

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, labels
+from beam_jobs.sources import base
 from beam_jobs.sources.base import Block, Source
 from pipeline.commands.text import shape_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
-from pipeline.records import splits
+from pipeline.records import labels, splits
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from beam_jobs.sources import labels
 from beam_jobs.sources.base import BlockBuilder
-from beam_jobs.sources.labels import SeenLabels
 from beam_jobs.sources.parquet_columns import IMAGE_FIELD, Columns
 from beam_jobs.sources.streams import KnownFile
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, PipelineError, UsageError, kind_of
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
+from pipeline.records import labels
+from pipeline.records.labels import SeenLabels
 
 MAX_GROUP_BYTES = 1 << 30  # 1 GiB: shards read whole row groups, and two shards read one at their boundary
 _BATCH_BYTES = 16 << 20  # 16 MiB

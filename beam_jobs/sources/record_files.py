@@ -14,7 +14,7 @@ import functools
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,16 +22,15 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, labels, streams
+from beam_jobs.sources import base, streams
 from beam_jobs.sources.base import Block, BlockBuilder, Files, Source
 from beam_jobs.sources.streams import KnownFile
-from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, line_of
 from pipeline.files.paths import StoragePath
-from pipeline.manifest import Feature, SourceFile
+from pipeline.manifest import SourceFile
 from pipeline.read import sidecars
-from pipeline.records import framing, tf_example
-from pipeline.records.schema import DTYPES, OWN_FEATURES, Schema, kind
+from pipeline.records import framing, labels
+from pipeline.records.schema import OWN_FEATURES, Schema
 from pipeline.records.stream import RecordStream
 from pipeline.records.tf_example import Layout
 
@@ -42,7 +41,6 @@ _REMOTE_GAP = 256 << 10  # 256 KiB: a fraction of what a store sends in the time
 _WHOLE = 10  # if more than a tenth of a remote file is wanted, it is read from the first range to the last
 _REQUESTS = 8  # at a time; as many spans are in memory
 ARRAY_RECORD = "array_record"
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 _PIECE_RECORDS = 1000
 _PIECE_BYTES = 16 << 20  # 16 MiB
 
@@ -288,99 +286,46 @@ def _spans(starts: Sequence[int], stops: Sequence[int], gap: int) -> Iterator[tu
         first = end
 
 
-@dataclasses.dataclass(frozen=True)
-class Columns(Schema):
-    """Reads the features of a schema.
+def block_of(columns: Schema, records: Sequence[bytes], keys: NDArray[np.bytes_] | None) -> Block:
+    """Returns the block of serialized Examples.
 
-    Attributes:
-      label_offset: number to add to stored labels.
+    Args:
+      columns: the features to read.
+      records: the Examples.
+      keys: their keys, if the Examples have none.
     """
-
-    label_offset: int = 0
-
-    def block(
-        self, records: Sequence[bytes], keys: NDArray[np.bytes_] | None, class_names: Sequence[str] = ()
-    ) -> Block:
-        """Returns the block of serialized Examples.
-
-        Args:
-          records: the Examples.
-          keys: their keys, if the Examples have none.
-          class_names: the names of all classes, if labels are such names.
-        """
-        numbers = {name.encode(): label for label, name in enumerate(class_names)} if self.has_text_labels else {}
-        builder = BlockBuilder(len(records), self.extra, self.image_shape, keys)
-        names = (self.image, self.label, *([self.key] if self.key else []), *self.sizes, *self.extra)
-        for row, record in enumerate(records):
-            try:
-                features = tf_example.decode(record, names)
-                builder.images[row] = self._image(features)
-                builder.labels[row] = self._label(features, numbers)
-                if self.key:
-                    builder.keys[row] = self._key(features)
-                for name, feature in self.extra.items():
-                    builder.extra[name][row] = _kept(features, name, feature)
-            except ValueError as error:
-                builder.bad[row] = str(error)
-        return builder.finished()
-
-    def _image(self, features: dict[str, Any]) -> bytes | NDArray[np.uint8]:
-        image: bytes = _one(features, self.image, "bytes")
-        if self.image_shape is None:
-            return image
-        if self.sizes:
-            shape = tuple(int(_one(features, name, "int64")) for name in self.sizes)
-            if shape != self.image_shape:
-                raise ValueError(f"the image is {shape_of(shape)}; the first is {shape_of(self.image_shape)}")
-        if len(image) != math.prod(self.image_shape):
-            size = math.prod(self.image_shape)
-            raise ValueError(
-                f"the image has {count_of(len(image), 'byte')}; {shape_of(self.image_shape)} pixels are {size:,}"
-            )
-        return np.frombuffer(image, np.uint8).reshape(self.image_shape)
-
-    def _label(self, features: dict[str, Any], numbers: Mapping[bytes, int]) -> int:
-        if not self.has_text_labels:
-            return int(_one(features, self.label, "int64")) + self.label_offset
-        text: bytes = _one(features, self.label, "bytes")
-        if text not in numbers:
-            raise ValueError(f"feature {self.label!r} {labels.refusal(text.decode(errors='backslashreplace'))}")
-        return numbers[text]
-
-    def _key(self, features: dict[str, Any]) -> bytes:
-        value = _one(features, self.key, "bytes or int64")
-        key = value if isinstance(value, bytes) else str(value).encode()
-        if not key:
-            raise ValueError(f"feature {self.key!r}, the key, is empty")
-        return key
+    builder = BlockBuilder(len(records), columns.extra, columns.image_shape, keys)
+    for number, record in enumerate(records):
+        try:
+            row = columns.row(record)
+            is_raw = columns.image_shape is not None
+            pixels = np.frombuffer(row.image, np.uint8).reshape(columns.image_shape) if is_raw else row.image
+            builder.images[number] = pixels
+            builder.labels[number] = _label(columns, row.label)
+            if row.key is not None:
+                builder.keys[number] = _key(columns.key, row.key)
+            for name, value in row.extra.items():
+                builder.extra[name][number] = value
+        except ValueError as error:
+            builder.bad[number] = str(error)
+    return builder.finished()
 
 
-def _one(features: dict[str, Any], name: str, kinds: str) -> Any:
-    if name not in features:
-        raise ValueError(f"there is no feature {name!r}")
-    values = features[name]
-    if kind(values) not in kinds:
-        raise ValueError(f"feature {name!r} holds {kind(values)}, not {kinds}")
-    if len(values) != 1:
-        raise ValueError(f"feature {name!r} has {count_of(len(values), 'value')}, not 1")
-    return values[0]
+def _label(columns: Schema, stored: Any) -> int:
+    if stored is None:
+        raise ValueError(f"there is no feature {columns.label!r}")
+    label: int = columns.labels.label_of(stored if isinstance(stored, bytes) else int(stored))
+    if label < 0 and isinstance(stored, bytes):
+        text = stored.decode(errors="backslashreplace")
+        raise ValueError(f"feature {columns.label!r} {labels.refusal(text)}")
+    return label
 
 
-def _kept(features: dict[str, Any], name: str, feature: Feature) -> Any:
-    kind_wanted = _KINDS[feature.dtype]
-    if not feature.shape:
-        return _one(features, name, kind_wanted)
-    values = features.get(name, [])
-    if not len(values):
-        values = np.zeros(0, feature.dtype)
-    elif kind(values) != kind_wanted:
-        raise ValueError(f"feature {name!r} holds {kind(values)}, not {kind_wanted}")
-    if None in feature.shape:
-        return values
-    shape = [size for size in feature.shape if size is not None]
-    if len(values) != math.prod(shape):
-        raise ValueError(f"feature {name!r} has {count_of(len(values), 'value')}, not {shape_of(shape)}")
-    return values.reshape(shape)
+def _key(name: str, stored: bytes | int) -> bytes:
+    key = stored if isinstance(stored, bytes) else str(stored).encode()
+    if not key:
+        raise ValueError(f"feature {name!r}, the key, is empty")
+    return key
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -392,7 +337,7 @@ class RecordSource(Source):
       records: {split: its files}.
     """
 
-    columns: Columns
+    columns: Schema
     records: dict[str, tuple[RecordFile, ...]]
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
@@ -414,18 +359,18 @@ class RecordSource(Source):
             found = read(self.records[split][number], own)
             for row, record in zip(chosen.tolist(), found, strict=True):
                 records[row] = record
-        if columns == Columns(*OWN_FEATURES, image_shape=columns.image_shape) and columns.image_shape and records:
+        if columns == Schema(*OWN_FEATURES, image_shape=columns.image_shape) and columns.image_shape and records:
             block = _as_matrix(records, columns.image_shape)
             if block is not None:
                 return block
-        return columns.block(records, None if columns.key else files.keys(rows), self.class_names)
+        return block_of(columns, records, None if columns.key else files.keys(rows))
 
 
 def source_of(
     dataset: str,
     class_names: tuple[str, ...],
     root: StoragePath,
-    columns: Columns,
+    columns: Schema,
     records: dict[str, tuple[RecordFile, ...]],
     files: tuple[SourceFile, ...],
     unique_keys: bool = True,

@@ -21,12 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from beam_jobs.sources import labels, streams
+from beam_jobs.sources import streams
 from beam_jobs.sources.image_folder import IMAGES, extension_of
 from beam_jobs.sources.parquet_reader import ParquetFile, arrow_errors, decoded
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
+from pipeline.records import labels
 
 _TSV = ".tsv"
 TEXTS = (".csv", _TSV)

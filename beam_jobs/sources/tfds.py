@@ -18,14 +18,14 @@ import numpy as np
 
 from beam_jobs.sources import record_files, streams
 from beam_jobs.sources.base import SOURCES, SourceOptions
-from beam_jobs.sources.record_files import ARRAY_RECORD, Columns, RecordFile, RecordSource
+from beam_jobs.sources.record_files import ARRAY_RECORD, RecordFile, RecordSource
 from pipeline.commands import commandline
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, line_of, unknown
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature, naming
 from pipeline.records import splits
-from pipeline.records.schema import OTHER_DATA, OWN_FEATURES
+from pipeline.records.schema import OTHER_DATA, OWN_FEATURES, Schema
 
 _DTYPES = {**dict.fromkeys("biu", "int64"), "f": "float32"}  # {kind of NumPy's dtype: dtype of a feature}
 _INFO = "dataset_info.json"
@@ -50,7 +50,7 @@ def open_source(options: SourceOptions) -> RecordSource:
     root = LocalPath(str(builder.data_dir))
     features = builder.info.features
     image, label = _image_and_label(features, root)
-    columns = Columns(image, label, extra={name: _kept(features, name, root) for name in options.keep_columns})
+    columns = Schema(image, label, extra={name: _kept(features, name, root) for name in options.keep_columns})
     records = _records(builder.info.splits.values(), builder.info.file_format.value, root, options.splits)
     paths = [LocalPath(str(file.path)) for files in records.values() for file in files]
     return record_files.source_of(

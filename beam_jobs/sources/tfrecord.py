@@ -15,17 +15,17 @@ from typing import Any
 
 from beam_jobs.sources import joined, listing, record_files, streams
 from beam_jobs.sources.base import SOURCES, Source, SourceOptions
-from beam_jobs.sources.labels import SeenLabels
-from beam_jobs.sources.record_files import Columns, RecordFile, RecordSource
+from beam_jobs.sources.record_files import RecordFile, RecordSource
 from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath, each, path_of
-from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming
+from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
+from pipeline.manifest.manifest import MOST_CLASSES
 from pipeline.records import class_names, schema, splits, tf_example
-from pipeline.records.schema import OWN_FEATURES, kind
+from pipeline.records.labels import SeenLabels
+from pipeline.records.schema import OWN_FEATURES, Schema, kind
 
-MAX_CLASSES = 1 << 20
 _FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
 _CHOSEN = "shards"  # some of a converted data set, as one entry of the manifest
 
@@ -122,10 +122,16 @@ def _open_ours(
     """
     if given := _of_foreign(options):
         raise UsageError(f"--{given[0]}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
+    labels = made.features["label"]
+    if not labels.is_class:
+        raise UsageError(
+            f"--source={folder}: its labels are {labels}, and a converted data set has one class per image; use the "
+            "records where they are"
+        )
     image, label, key = (made.features[name].named(name) if name in made.features else "" for name in OWN_FEATURES)
-    columns = Columns(
+    columns = Schema(
         *(image, label, key),
-        label_offset=made.features["label"].offset,
+        labels=labels,
         image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
         extra={name: feature for name, feature in made.features.items() if name not in OWN_FEATURES},
     )
@@ -203,14 +209,13 @@ def _open_foreign(
     split_of = {root / name: split for split, names in by_split.items() for name in names}
     paths = sorted(split_of, key=lambda path: path.name_in(root).split("/" if not root.is_remote else None))
     records, first = _first_records(paths)
-    inferred = schema.infer(records, first, options.feature_map, options.image_shape, options.keep_columns)
-    columns = Columns(**vars(inferred))
+    columns = schema.infer(records, first, options.feature_map, options.image_shape, options.keep_columns)
     own, doubts = (columns.image, columns.label, columns.key), splits.FeatureDoubts()
     if is_by_name and len(by_split) == 1 and not options.split_column:
         doubts = splits.FeatureDoubts.of(records, first, own, _FILE_PER_SPLIT)
     names = class_names.beside(root, paths, columns.label, has_text_labels=columns.has_text_labels)
     seen = SeenLabels(
-        f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
+        f"feature {columns.label!r}", MOST_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
     )
 
     def see(record: bytes, path: StoragePath) -> None:
@@ -220,9 +225,12 @@ def _open_foreign(
 
     indexed, entries = _index(root, paths, see if doubts.values or not names else None)
     doubts.check(root, by_split)
+    names = names or seen.class_names(root)
+    if columns.has_text_labels:
+        columns = dataclasses.replace(columns, labels=Feature("int64", texts=names))
     return record_files.source_of(
         dataset=options.dataset,
-        class_names=names or seen.class_names(root),
+        class_names=names,
         root=root,
         columns=columns,
         records={split: tuple(file for file in indexed if split_of[file.path] == split) for split in by_split},
@@ -259,8 +267,8 @@ def _index(
     return list(files), tuple(sorted(entries, key=lambda entry: entry.file))
 
 
-def _labels_of(record: bytes, columns: Columns) -> list[int | str]:
-    """Returns the label of a record, or nothing if it has none: `Columns.block` says why."""
+def _labels_of(record: bytes, columns: Schema) -> list[int | str]:
+    """Returns the label of a record, or nothing if it has none: `block_of` says why."""
     with contextlib.suppress(ValueError):  # UnicodeDecodeError is one
         values = tf_example.decode(record, (columns.label,)).get(columns.label, [])
         if len(values) == 1 and kind(values) == ("bytes" if columns.has_text_labels else "int64"):

@@ -284,7 +284,10 @@ def _split_problems(split: SplitInfo, shards: Sequence[ShardReport]) -> Iterator
     labels: Counter[int] = sum((shard.labels for shard in shards), Counter())
     sizes: Counter[tuple[int, int]] = sum((shard.sizes for shard in shards), Counter())
     said = {label: count for label, count in enumerate(split.label_histogram) if count}
-    if said != labels:
+    unlabelled = sum(shard.unlabelled for shard in shards)
+    if split.is_labelled is not None and bool(unlabelled) == split.is_labelled:
+        yield f"is_labelled is {split.is_labelled}, but {count_of(unlabelled, 'example')} have no label"
+    if said != labels and (said or split.is_labelled is None):
         yield f"label_histogram says {_differences(said, labels, 'label ')}"
     found = size_histogram(sizes)
     if sizes and split.image_sizes and found != split.image_sizes:

@@ -77,7 +77,8 @@ class ShardReport:
       num_problems: number of all problems.
       records, num_bytes: how much was read.
       is_whole: whether all records were read and are valid examples; if not, the totals mean nothing.
-      labels: {label in range: examples}.
+      labels: {class in range: examples}; an example may have several.
+      unlabelled: number of examples without a label, where labels are not classes.
       sizes: {(height, width): images}, of raw images, and of others if they are decoded.
     """
 
@@ -89,6 +90,7 @@ class ShardReport:
     num_bytes: int = 0
     is_whole: bool = False
     labels: Counter[int] = dataclasses.field(default_factory=Counter)
+    unlabelled: int = 0
     sizes: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
 
     def add(self, problem: Problem) -> None:
@@ -395,7 +397,8 @@ class ExampleCheck:
         self._of_image: dict[str, int] = {}  # what columns have of the last image
         self._features = manifest.features
         self._image = manifest.features.get("image", _NO_IMAGE)
-        self._classes = {"label": len(manifest.class_names)}
+        label = manifest.features.get("label", _NO_IMAGE)
+        self._classes = {"label": len(manifest.class_names)} if label.is_class else {}
         self._classes |= {
             name: len(f.class_names) for name, f in self._features.items() if f.class_names and f.dtype == "int64"
         }
@@ -459,6 +462,17 @@ class ExampleCheck:
             return "its key is empty"
         if name in self._classes:
             return self._label_problem(name, values)
+        return self._numbers_problem(feature, values) if name == "label" else None
+
+    def _numbers_problem(self, feature: Feature, values: Values) -> str | None:
+        """Returns the problem of a label that is not one class: a float, or a vector."""
+        numbers = np.asarray(values, np.float64)
+        if np.array_equal(numbers, np.full(len(numbers), feature.no_label), equal_nan=True):
+            self._report.unlabelled += 1
+            return None
+        if not np.isfinite(numbers).all():
+            return f"label {numbers.tolist()} has values that are not finite numbers"
+        self._report.labels.update(np.flatnonzero(numbers).tolist() if feature.shape else ())
         return None
 
     def _label_problem(self, name: str, values: Values) -> str | None:

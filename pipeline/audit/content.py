@@ -150,7 +150,9 @@ def _of_element(element: Any, contract: Contract, step: int, first: int, topolog
         values = {**values, "label": parts[1]}
     columns = {name: _array(value) for name, value in values.items()}
     expected, real = contract.batch(step)
-    for i, (record, weight) in enumerate(zip(records.numpy().tolist(), weights.numpy().tolist(), strict=True)):
+    for i, (record, weight) in enumerate(
+        zip(records.numpy().tolist(), weights.numpy().reshape(-1).tolist(), strict=True)
+    ):
         row = first + i
         where = f"step {step}, row {row} of the global batch, {topology.name_of_row(row)}"
         if (record, weight > 0) != (expected[row], real[row]):

@@ -305,13 +305,14 @@ class Augmenter:
 
         Args:
           images: for `images_of`; one batch, or several with one axis more in front.
-          labels: int64 (rows,).
+          labels: int64 (rows,); or a value per class, (rows, classes), or other numbers if the recipe does not mix.
           epoch: int64 scalar, or (rows,).
           rows: for `keys_of`, (rows,).
           real: the rows that may be mixed if their partners are real, too; bool (rows,).
         """
-        if self.recipe.mixing:
-            labels = tf.one_hot(labels, self.num_classes)
+        if self.recipe.mixing:  # a label that is a vector has a value per class already
+            is_vector = labels.shape.rank > rows.shape.rank
+            labels = tf.cast(labels, tf.float32) if is_vector else tf.one_hot(labels, self.num_classes)
         if self.by_passes and self._has_passes(images):
             return self._passed(images, labels, epoch, rows, real)
         images = (self._compiled if self.recipe.compiled else self._augmented)(images, epoch, rows)

@@ -303,7 +303,7 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     channels = (image.shape[2] if image else None) or 3
     recipe.check((*cropping.crop(True).size, channels) if cropping else resolved.image_shape or (0, 0, 0))
     if recipe.mixing and not resolved.manifest.class_names:
-        raise UsageError(f"augment={augment!r}: mixes labels, but the data set's manifest has no class_names")
+        raise UsageError(f"augment={augment!r}: mixes classes, but the data set's manifest has no class_names")
     return recipe
 
 
@@ -378,7 +378,7 @@ class DeviceAugmentation:
           x: images, uint8 (rows, height, width, channels), keys, (rows,) or (rows, copies), and other features if there
             are any; copies of which the input has decoded other parts are images (rows, copies, height, width,
             channels).
-          labels: int64 (rows,).
+          labels: int64 (rows,), or as the manifest's feature says.
           weights: sample weights, float32 (rows,).
         """
         features = {name: value for name, value in x.items() if name not in (AUGMENT_KEY, AUGMENT_EPOCH)}

@@ -35,7 +35,7 @@ class IndexConfig:
     overwrite: bool = flag(False, "leave to replace a manifest that this command made", needs="indexes")
     feature_map: str = flag("", f"for images: {schema.FEATURE_MAP.text},key:filename")
     label_offset: int = flag(
-        0, "number to add to stored labels: -1 if the first class has the label 1", needs="feature_map"
+        0, "number to add to stored class numbers: -1 if the first class is 1", needs="feature_map"
     )
     class_names: str = flag(
         "",

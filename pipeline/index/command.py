@@ -26,7 +26,7 @@ from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, name_of, named, to_run
 from pipeline.files.paths import StoragePath, alone_in, folder
 from pipeline.files.write import Drafts, drafts_in, left_in
-from pipeline.index import choice, images
+from pipeline.index import choice, images, labels
 from pipeline.index.images import ImageFlags, ShardImages
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, PACKINGS_VERSION, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.read import sidecars
@@ -224,7 +224,7 @@ def _manifest(
         compression=compression,
         format_version=_version_of(found, compression),
     )
-    return _with_images(made, counters, classes, drafts, flags) if flags else (made, [])
+    return _with_images(place, made, counters, classes, drafts, flags) if flags else (made, [])
 
 
 def _version_of(shards: Sequence[ShardInfo], compression: str) -> int:
@@ -241,20 +241,26 @@ def _counters(
     """Returns what counts the images of each file, by its name, and the class names; none: labels name themselves."""
     files = [place / name for names in chosen.values() for name in names]
     schema = images.schema_of({place / name: packing for name, packing in packings.items()}, flags)
-    classes = flags.named_classes(place, files, schema.label)
-    decoded, count = {STATISTICS_SPLIT} & chosen.keys() or chosen.keys(), len(classes) or images.MOST_CLASSES
+    classes = flags.named_classes(place, files, schema)
+    labels.check_flags(schema.labels, flags.label_offset, classes, place)
+    decoded = {STATISTICS_SPLIT} & chosen.keys() or chosen.keys()
     counters = {
-        name: ShardImages(schema, flags, count, split in decoded) for split, names in chosen.items() for name in names
+        name: ShardImages(schema, flags, classes, split in decoded) for split, names in chosen.items() for name in names
     }
     return counters, classes
 
 
 def _with_images(
-    made: Manifest, counters: dict[str, ShardImages], classes: tuple[str, ...], drafts: Drafts, flags: ImageFlags
+    place: StoragePath,
+    made: Manifest,
+    counters: dict[str, ShardImages],
+    classes: tuple[str, ...],
+    drafts: Drafts,
+    flags: ImageFlags,
 ) -> tuple[Manifest, list[str]]:
     """Returns a manifest with what was counted, and lines that say it; adds the files of columns to the drafts."""
     splits = {split: [(shard, counters[shard.file]) for shard in info.shards] for split, info in made.splits.items()}
-    found = images.described(splits, flags, classes)
+    found = images.described(splits, flags, classes, place)
     version = max(made.format_version, found.fields["format_version"])
     made = dataclasses.replace(made, splits=found.splits, **{**found.fields, "format_version": version})
     return columns.drafted(drafts, made, found.columns), list(images.lines(made, found.turned))

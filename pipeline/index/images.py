@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 
 from pipeline import images
 from pipeline.commands.text import count_of, shape_of
-from pipeline.errors import DataError, UsageError, to_run
+from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath, path_of
+from pipeline.index import labels
+from pipeline.index.labels import Labels, ShardLabels, SplitLabels
 from pipeline.manifest import Feature, Manifest, PixelRule, ShardInfo, SplitInfo
 from pipeline.manifest.columns import ORIENTATION, column_names
-from pipeline.manifest.manifest import EXACT, IN_PLACE_VERSION, NO_LABEL, STORED, UPRIGHT, size_histogram
-from pipeline.read.statistics import PixelSums, entropy, label_histogram, moments
-from pipeline.records import schema, tf_example
+from pipeline.manifest.manifest import EXACT, IN_PLACE_VERSION, LABELS_VERSION, STORED, UPRIGHT, size_histogram
+from pipeline.read.statistics import PixelSums, moments
+from pipeline.records import schema
 from pipeline.records.class_names import beside
 from pipeline.records.columns import Gathered, without_names
 from pipeline.records.schema import Schema, kind
 from pipeline.records.stream import records_of
 
-MOST_CLASSES = 1 << 20
 _MADE = ("bytes", "height", "width")  # columns of every data set of images
 _FIRST_OF_OTHERS = 10  # records of each file but the first, by which a file of another schema is noticed
-_BY_PARSE = "read them with pipeline.input_fn(..., parse=FUNCTION): index them without --feature_map"
 _COLOURS = 3  # channels of images if some are grey and some in colour
 
 
@@ -42,7 +42,7 @@ class ImageFlags:
 
     Attributes:
       feature_map: (name in the manifest, name in the records) of `image`, `label` and `key`.
-      label_offset: number to add to stored labels.
+      label_offset: number to add to stored classes.
       class_names: file with a class name per line; empty: `labels.txt` beside the records, else the labels themselves.
       keep_columns: other features to keep.
       image_shape: (height, width, channels) of raw pixels; None: the records say it, or images are encoded.
@@ -61,13 +61,13 @@ class ImageFlags:
         """Whether who decodes an image is to turn it as its EXIF data say."""
         return self.orientation == UPRIGHT
 
-    def named_classes(self, folder: StoragePath, files: Sequence[StoragePath], label: str) -> tuple[str, ...]:
+    def named_classes(self, folder: StoragePath, files: Sequence[StoragePath], found: Schema) -> tuple[str, ...]:
         """Returns the class names of the file; none if there is no file.
 
         Args:
           folder: the data set's folder.
           files: files of records in it.
-          label: feature of the labels.
+          found: schema of the records.
 
         Raises:
           UsageError: the file that the flag names is missing, or a class is named twice.
@@ -78,7 +78,7 @@ class ImageFlags:
             if not names:
                 raise UsageError(f"--class_names={self.class_names}: there is no such file")
         else:
-            names = beside(folder, files, label, self.label_offset)
+            names = beside(folder, files, found.label, self.label_offset, found.has_text_labels)
         if twice := next((name for name, count in Counter(names).items() if count > 1), None):
             where = path_of(self.class_names) if self.class_names else folder
             raise UsageError(f"the class names have {twice!r} twice", path=where)
@@ -132,41 +132,25 @@ def _schema_of_file(records: Sequence[Mapping[str, Any]], file: str, flags: Imag
     if label is None:
         names.pop("label", None)
     else:
-        _check_label(records, label, file)
-    found = schema.infer(records, file, tuple(names.items()), flags.image_shape, has_labels=label is not None)
+        labels.check_kind(records, label, file)
+    kinds = () if label is None else labels.KINDS
+    found = schema.infer(records, file, tuple(names.items()), flags.image_shape, label_kinds=kinds)
     keys = {kind(record[found.key]) for record in records if found.key in record}
     if keys - {"bytes"}:
         raise UsageError(f"--feature_map=key:{found.key}: {file}: holds {', '.join(sorted(keys))}; a key must be bytes")
     return found
 
 
-def _check_label(records: Sequence[Mapping[str, Any]], name: str, file: str) -> None:
-    """Raises UsageError if a feature holds labels that images in place cannot have."""
-    values = next(record[name] for record in records if len(record.get(name, ())))
-    if kind(values) == "int64" and len(values) == 1:
-        return
-    if len(values) > 1:
-        what = f"{len(values)} values, such as the classes of an image with several"
-    elif kind(values) == "float":
-        what = "a float, such as the target of a regression"
-    else:
-        what = f"text, such as {values[0][:40]!r}"
-    advice = f"{to_run('beam_jobs.convert')} makes classes of texts" if kind(values) == "bytes" else _BY_PARSE
-    raise UsageError(
-        f"--feature_map=label:{name}: {file}: a record has {what}; the label of an image in place is one whole number; "
-        + advice
-    )
-
-
 def _check_alike(found: Mapping[str, Schema]) -> None:
     """Raises DataError if the records of two files are not alike."""
-    for field in ("image", "label", "key", "image_shape", "sizes"):
-        known = {file: getattr(one, field) for file, one in found.items() if field != "label" or one.label}
+    for field in ("image", "label", "labels", "key", "image_shape", "sizes"):
+        known = {file: getattr(one, field) for file, one in found.items() if "label" not in field or one.label}
         (first, usual), *others = known.items()
         for file, theirs in others:
             if theirs != usual:
+                said, own = (repr(value) if isinstance(value, str) else str(value) for value in (theirs, usual))
                 raise DataError(
-                    f"its records have {field} {theirs!r}, those of {os.path.basename(first)} have {usual!r}",
+                    f"its records have {field} {said}, those of {os.path.basename(first)} have {own}",
                     path=file,
                     record=0,
                     advice="index files of one schema together: choose them with --split",
@@ -179,20 +163,20 @@ class ShardImages:
     Args:
       found: schema of the records.
       flags: flags about images.
-      classes: number of classes; `MOST_CLASSES` if it is not known.
-      decodes: whether pixels are summed, for their mean.
+      names: class names that are known; empty: the labels name themselves.
+      decodes: whether to sum pixels, for their mean.
     """
 
-    def __init__(self, found: Schema, flags: ImageFlags, classes: int, decodes: bool) -> None:
-        self.schema, self._offset, self._classes, self._decodes = found, flags.label_offset, classes, decodes
-        self._upright = flags.turns_images
-        self._names = [name for name in (found.image, found.label, found.key, *found.sizes, *found.extra) if name]
+    def __init__(self, found: Schema, flags: ImageFlags, names: Sequence[str], decodes: bool) -> None:
+        self.schema, self._decodes, self._upright = found, decodes, flags.turns_images
+        self.labels = ShardLabels(
+            dataclasses.replace(found.labels, stored_as=found.label, offset=flags.label_offset), names
+        )
         scalars = [name for name, feature in found.extra.items() if not feature.shape]
         self._columns = column_names(scalars, "--keep_columns")
         self.kept = {*self._columns.values()}  # of features; they take precedence over what is made
         if self._upright and ORIENTATION in self.kept:
             raise UsageError(f"--keep_columns: {ORIENTATION}: with --orientation={UPRIGHT} a column has this name")
-        self.labels: list[int] = []
         self.sizes: Counter[tuple[int, int, int]] = Counter()
         self.formats: set[str] = set()
         self.sums: dict[int, PixelSums] = {}  # {channels: sums}
@@ -207,42 +191,23 @@ class ShardImages:
         Raises:
           ValueError: it is not an Example with a usable image and label; says why.
         """
-        features = tf_example.decode(record, self._names)
-        self.labels.append(self._label(features.get(self.schema.label, [])))
-        if self.schema.key:
-            key = _one(features, self.schema.key, "bytes")
-            if not key:
+        row = self.schema.row(record)
+        self.labels.add(row.label)
+        if row.key is not None:
+            if not isinstance(row.key, bytes):
+                raise ValueError(f"feature {self.schema.key!r}, the key, is a number; must be bytes")
+            if not row.key:
                 raise ValueError(f"feature {self.schema.key!r}, the key, is empty")
-            self.keys.append(hashlib.blake2b(key, digest_size=8).digest())
-        height, width = self._image(_one(features, self.schema.image, "bytes"))
-        said = tuple(int(_one(features, name, "int64")) for name in self.schema.sizes)
-        if said and said != self.schema.image_shape:
-            usual = shape_of(self.schema.image_shape or ())
-            raise ValueError(f"{', '.join(self.schema.sizes)} say {shape_of(said)}, those of the first record {usual}")
+            self.keys.append(hashlib.blake2b(row.key, digest_size=8).digest())
+        height, width = self._image(row.image)
         for name, value in zip(_MADE, (len(record), height, width), strict=True):
             if name not in self.kept:
                 self.columns[name].append(value)
-        for name, feature in self.schema.extra.items():
-            self._extra(name, feature, features)
-
-    def _label(self, values: Any) -> int:
-        if not len(values):
-            if not isinstance(values, list):  # TensorFlow's parser takes that for a wrong number of values
-                raise ValueError(f"feature {self.schema.label!r} has 0 values, not 1")
-            return NO_LABEL
-        if kind(values) != "int64" or len(values) != 1:
-            raise ValueError(f"feature {self.schema.label!r} holds {count_of(len(values), kind(values))}, not 1 int64")
-        stored = int(values[0])
-        label = stored + self._offset if stored >= 0 else NO_LABEL
-        if stored < NO_LABEL or (stored >= 0 and not 0 <= label < self._classes):
-            shifted = f" (stored as {stored}, --label_offset={self._offset})" if self._offset else ""
-            raise ValueError(f"label {label if stored >= 0 else stored}{shifted} is not in 0..{self._classes - 1}")
-        return label
+        for name, column in self._columns.items():
+            self.columns[column].append(row.extra[name])
 
     def _image(self, data: bytes) -> tuple[int, int]:
         if (shape := self.schema.image_shape) is not None:
-            if len(data) != shape[0] * shape[1] * shape[2]:
-                raise ValueError(f"its image has {count_of(len(data), 'byte')}, not those of {shape_of(shape)} pixels")
             self._count(shape, "raw", np.frombuffer(data, np.uint8).reshape(1, *shape) if self._decodes else None)
             return shape[0], shape[1]
         opened = images.open_file(data)
@@ -266,22 +231,6 @@ class ShardImages:
         if pixels is not None:
             self.sums.setdefault(shape[2], PixelSums(shape[2])).add(pixels)
 
-    def _extra(self, name: str, feature: Feature, features: Mapping[str, Any]) -> None:
-        wanted = {theirs: ours for ours, theirs in schema.DTYPES.items()}[feature.dtype]
-        if not feature.shape:
-            self.columns[self._columns[name]].append(_one(features, name, wanted))
-        elif len(features.get(name, ())) and kind(features[name]) != wanted:
-            raise ValueError(f"feature {name!r} holds {kind(features[name])}, not {wanted}")
-
-
-def _one(features: Mapping[str, Any], name: str, wanted: str) -> Any:
-    if name not in features:
-        raise ValueError(f"there is no feature {name!r}; it has {', '.join(sorted(features)) or 'none that is wanted'}")
-    values = features[name]
-    if kind(values) != wanted or len(values) != 1:
-        raise ValueError(f"feature {name!r} holds {count_of(len(values), kind(values))}, not 1 {wanted}")
-    return values[0]
-
 
 Counted: TypeAlias = tuple[ShardInfo, ShardImages]  # the entry of a file, and what was counted in it
 
@@ -303,24 +252,24 @@ class Described:
     turned: int
 
 
-def described(splits: Mapping[str, Sequence[Counted]], flags: ImageFlags, class_names: tuple[str, ...]) -> Described:
+def described(
+    splits: Mapping[str, Sequence[Counted]], flags: ImageFlags, names: tuple[str, ...], folder: StoragePath
+) -> Described:
     """Returns the manifest's entries of images that were counted.
 
     Args:
       splits: {split: (entry, what was counted) of each of its files}.
       flags: flags about images.
-      class_names: class names of the file; none: the labels name themselves.
+      names: class names of the file; none: the labels name themselves.
+      folder: the data set's folder, for errors.
 
     Raises:
       DataError: some records of a split have labels and some do not, no split has any, or two records have one key.
     """
     counted = [shard for shards in splits.values() for _, shard in shards]
     found = counted[0].schema
-    labels = {split: _labels_of(split, [shard for _, shard in shards]) for split, shards in splits.items()}
-    highest = max((int(of_split.max()) for of_split in labels.values() if len(of_split)), default=NO_LABEL)
-    if highest < 0:
-        raise DataError("no record has a label of 0 or more", advice="map another feature: --feature_map=label:NAME")
-    names = class_names or tuple(map(str, range(highest + 1)))
+    of_splits = {split: [shard.labels for _, shard in shards] for split, shards in splits.items()}
+    labelled = labels.described(of_splits, names, folder)
     _check_keys(counted)
     shapes = {shape for shard in counted for shape in shard.sizes}
     image = Feature.of_images({form for shard in counted for form in shard.formats}, shapes)
@@ -328,33 +277,22 @@ def described(splits: Mapping[str, Sequence[Counted]], flags: ImageFlags, class_
     mean, std = moments([_as_colour(shard.sums, image.shape[2] or _COLOURS) for shard in trained])
     features = {
         "image": dataclasses.replace(image, stored_as=found.image),
-        "label": Feature("int64", stored_as=found.label, offset=flags.label_offset),
+        "label": labelled.feature,
         **({"key": Feature("string", stored_as=found.key)} if found.key else {}),
         **found.extra,
     }
+    is_usual = labelled.feature.is_class and not labelled.feature.texts
     fields = {
-        "class_names": names,
+        "class_names": labelled.class_names,
         "features": features,
         "image_mean": mean,
         "image_std": std,
-        "format_version": IN_PLACE_VERSION,
+        "format_version": IN_PLACE_VERSION if is_usual else LABELS_VERSION,
         "pixel_rule": None if image.encoding == "raw" else PixelRule(flags.orientation, EXACT),
     }
-    infos = {split: _split_info(shards, labels[split], len(names)) for split, shards in splits.items()}
-    columns = _columns_of(splits, labels, image)
+    infos = {split: _split_info(shards, labelled.splits[split]) for split, shards in splits.items()}
+    columns = _columns_of(splits, labelled, image)
     return Described(fields, infos, columns, sum(shard.turned for shard in counted))
-
-
-def _labels_of(split: str, shards: Sequence[ShardImages]) -> NDArray[np.int64]:
-    labels = np.array([label for shard in shards for label in shard.labels], np.int64)
-    missing = int((labels == NO_LABEL).sum())
-    if 0 < missing < len(labels):
-        raise DataError(
-            f"split {split!r}: {missing:,} of {count_of(len(labels), 'record')} have no label, the first of them "
-            f"record {int((labels == NO_LABEL).argmax()):,} of the split; all must have one, or none",
-            advice="choose files of one kind for each split with --split",
-        )
-    return labels
 
 
 def _check_keys(counted: Sequence[ShardImages]) -> None:
@@ -375,27 +313,24 @@ def _as_colour(sums: Mapping[int, PixelSums], channels: int) -> PixelSums:
     return whole
 
 
-def _split_info(shards: Sequence[Counted], labels: NDArray[np.int64], classes: int) -> SplitInfo:
-    has_labels = bool((labels >= 0).any())
+def _split_info(shards: Sequence[Counted], own: SplitLabels) -> SplitInfo:
     sizes: Counter[tuple[int, int]] = Counter()
     infos = []
-    for info, shard in shards:
+    for (info, shard), bits in zip(shards, own.entropies, strict=True):
         for (height, width, _), count in shard.sizes.items():
             sizes[height, width] += count
-        bits = entropy([*Counter(shard.labels).values()]) if has_labels else None
         infos.append(dataclasses.replace(info, label_entropy=bits))
-    return SplitInfo(tuple(infos), label_histogram(labels, classes) if has_labels else (), size_histogram(sizes))
+    return SplitInfo(tuple(infos), own.histogram, size_histogram(sizes), is_labelled=own.is_labelled)
 
 
 def _columns_of(
-    splits: Mapping[str, Sequence[Counted]],
-    labels: Mapping[str, NDArray[np.int64]],
-    image: Feature,
+    splits: Mapping[str, Sequence[Counted]], labelled: Labels, image: Feature
 ) -> dict[str, Mapping[str, Any]]:
     """Returns the columns that a conversion would make: labels, sizes and features with one value per record."""
     first = next(iter(splits.values()))[0][1]
     are_sized = image.encoding != "raw" and None in image.shape[:2]
-    found: dict[str, Mapping[str, Any]] = {"label": {split: of for split, of in labels.items() if (of >= 0).any()}}
+    label = {split: own.column for split, own in labelled.splits.items() if own.column is not None}
+    found: dict[str, Mapping[str, Any]] = {"label": label} if label else {}
     for name in first.columns:
         if name not in _MADE[1:] or are_sized or name in first.kept:
             found[name] = {split: _joined([shard.columns[name] for _, shard in own]) for split, own in splits.items()}
@@ -421,18 +356,12 @@ def lines(made: Manifest, turned: int) -> Iterator[str]:
     key = f", key: {made.features['key'].stored_as}" if "key" in made.features else ""
     size = "of several sizes" if None in image.shape[:2] else shape_of(image.shape)
     yield f"  image: {image.stored_as} ({image.encoding}, {size}), label: {label.stored_as}{shifted}{key}"
-    unlabelled = [name for name, split in made.splits.items() if not split.has_labels]
-    empty = [number for number, count in enumerate(_totals(made)) if not count]
-    yield f"  {count_of(len(made.class_names), 'class', 'classes')}: {made.class_names[0]} to {made.class_names[-1]}"
-    if empty == [0] and not label.offset:
-        yield "  note: no label is 0; if the first class has the label 1, --label_offset=-1 makes it 0"
-    if label.offset < 0 and empty[-1:] == [len(made.class_names) - 1]:
-        yield (
-            f"  note: no record is of the last class, {made.class_names[-1]}; if the list of names begins with one for "
-            "the stored label 0, such as a background, remove that"
-        )
-    for name in unlabelled:
-        yield f"  {name}: no labels (label {NO_LABEL}), so it can be predicted, but neither trained nor evaluated on"
+    histograms = {name: split.label_histogram for name, split in made.splits.items() if split.has_labels}
+    yield from labels.lines(label, made.class_names, histograms)
+    for name, split in made.splits.items():
+        if not split.has_labels:
+            none = "NaN" if label.dtype == "float32" else label.no_label
+            yield f"  {name}: no labels (label {none}), so it can be predicted, but neither trained nor evaluated on"
     if turned and made.turns_images:
         yield f"  {count_of(turned, 'image')} turned upright whenever they are decoded, as their EXIF data say"
     elif turned:
@@ -440,8 +369,3 @@ def lines(made: Manifest, turned: int) -> Iterator[str]:
             f"  note: {count_of(turned, 'image')} would be turned by EXIF data, which all readers ignore, as "
             f"tf.io.decode_jpeg does; with --orientation={UPRIGHT} all turn them, in training and in predictions"
         )
-
-
-def _totals(made: Manifest) -> list[int]:
-    histograms = [split.label_histogram for split in made.splits.values() if split.has_labels]
-    return [sum(counts) for counts in zip(*histograms, strict=True)]

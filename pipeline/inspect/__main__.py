@@ -302,7 +302,9 @@ def _kind(made: Manifest) -> str:
     if not made.has_images:
         return "records of any kind, which input_fn reads with a parse function"
     mean, std = (", ".join(f"{v:.1f}" for v in values) for values in (made.image_mean, made.image_std))
-    image = f"{_image(made)}, {len(made.class_names)} classes"
+    label, count = made.features["label"], count_of(len(made.class_names), "class", "classes")
+    labels = count if label.is_class else f"labels {label}" + f" of {count}" * bool(made.class_names)
+    image = f"{_image(made)}, {labels}"
     return f"{image}, pixel mean {mean}, standard deviation {std}"
 
 

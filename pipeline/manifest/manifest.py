@@ -6,6 +6,7 @@ The seal is a digest of the content, by which an edit is noticed. A conversion w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -26,7 +27,10 @@ FORMAT_VERSION = 2
 MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which version 2 does not have
 IN_PLACE_VERSION = 4  # features may have other names in the records than in the manifest
 PACKINGS_VERSION = 5  # shards may be compressed with ZLIB, or differ in their compression
-NO_LABEL = -1  # what a record without a label has
+LABELS_VERSION = 5  # labels may be numbers or vectors, or stored as texts
+NEWEST_VERSION = max(PACKINGS_VERSION, LABELS_VERSION)
+MOST_CLASSES = 1 << 20  # of a data set
+NO_LABEL = -1  # label of a record without one, where labels are whole numbers; else NaN
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes
 
 
@@ -81,6 +85,7 @@ class Feature:
       class_names: one per value, if the feature is a second label; else empty.
       stored_as: name of the feature in the records of another writer; None: the name that it has in the manifest.
       offset: number to add to a stored label; a label below 0, or none, is that of a record without a label: -1.
+      texts: class names as the records hold them, by label, if they hold names instead of numbers; else empty.
     """
 
     dtype: str
@@ -89,6 +94,7 @@ class Feature:
     class_names: tuple[str, ...] = ()
     stored_as: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
     offset: int = dataclasses.field(default=0, metadata={OPTIONAL: True})
+    texts: tuple[str, ...] = dataclasses.field(default=(), metadata={OPTIONAL: True})
 
     @classmethod
     def of_images(cls, formats: Collection[str], shapes: Collection[tuple[int, ...]]) -> Feature:
@@ -101,11 +107,40 @@ class Feature:
         """Returns the feature's name in the records, given its name in the manifest."""
         return self.stored_as or name
 
-    def label_of(self, stored: int) -> int:
-        """Returns the label that a stored one means, if this is the feature of the labels."""
-        if self.stored_as is None:
+    @property
+    def stored_dtype(self) -> str:
+        """Dtype of the values in the records, which may hold names of classes instead of their numbers."""
+        return "string" if self.texts else self.dtype
+
+    @property
+    def is_class(self) -> bool:
+        """Whether each value is one class number, if this is the feature of the labels."""
+        return self.dtype == "int64" and not self.shape
+
+    @property
+    def no_label(self) -> float:
+        """Each value of the label of a record without one: -1, or NaN."""
+        return math.nan if self.dtype == "float32" else NO_LABEL
+
+    def label_of(self, stored: Any) -> Any:
+        """Returns the label that a stored value means, if this is the feature of the labels.
+
+        Args:
+          stored: an int, a float, or bytes where records hold names of classes. Vectors are labels as they are stored.
+        """
+        if self.texts:
+            return self._numbers.get(stored, NO_LABEL)
+        if self.stored_as is None or not self.is_class:
             return stored
         return stored + self.offset if stored >= 0 else NO_LABEL
+
+    @functools.cached_property
+    def _numbers(self) -> dict[bytes, int]:
+        return {text.encode(): label for label, text in enumerate(self.texts)}
+
+    def __str__(self) -> str:
+        """Dtype and shape, for messages: `int64`, or `float32 (5,)`."""
+        return f"{self.dtype} {self.shape}" if self.shape else self.dtype
 
 
 STORED, UPRIGHT = "stored", "upright"  # orientations of a `PixelRule`
@@ -200,15 +235,18 @@ class SplitInfo:
 
     Attributes:
       shards: in order.
-      label_histogram: count of each label, 0 and up.
+      label_histogram: count of each label, 0 and up; where labels are vectors with a value per class, of the records
+        whose value for the class is not 0; empty if labels are other numbers, or there are none.
       image_sizes: {"<height>x<width>": images}; if these would be more than 100, the sides are `rounded_up`.
       num_rejects: number of the source's invalid rows, which are in no shard; `rejects.jsonl` lists them.
+      is_labelled: whether its records have labels, where the histogram cannot say it: labels that are not classes.
     """
 
     shards: tuple[ShardInfo, ...]
     label_histogram: tuple[int, ...]
     image_sizes: dict[str, int] = dataclasses.field(default_factory=dict)
     num_rejects: int = 0
+    is_labelled: bool | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
 
     @property
     def num_examples(self) -> int:
@@ -223,7 +261,7 @@ class SplitInfo:
     @property
     def has_labels(self) -> bool:
         """Whether its records have labels; those of a split that is only to be predicted may have none."""
-        return any(self.label_histogram)
+        return any(self.label_histogram) if self.is_labelled is None else self.is_labelled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -402,13 +440,15 @@ class Manifest:
     def _content(self, with_crcs: bool) -> dict[str, Any]:
         content = dataclasses.asdict(self)
         for split in content["splits"].values():
+            if split["is_labelled"] is None:
+                del split["is_labelled"]
             for shard in split["shards"]:
                 if not with_crcs or shard["crcs_crc32c"] is None:
                     del shard["crcs_crc32c"]
                 if self.compression or not shard["compression"]:  # said once, as earlier releases wrote it
                     del shard["compression"]
         for feature in content["features"].values():
-            for field, default in (("stored_as", None), ("offset", 0)):  # as earlier releases wrote it
+            for field, default in (("stored_as", None), ("offset", 0), ("texts", ())):  # as earlier releases wrote it
                 if feature[field] == default:
                     del feature[field]
         for column in content["columns"].values():
@@ -502,9 +542,9 @@ def _check_version(content: Any, file: str) -> None:
         raise DataError(
             f"format_version {version} is of an earlier release", path=file, advice="convert the data again"
         )
-    if version > PACKINGS_VERSION:
+    if version > NEWEST_VERSION:
         raise DataError(
-            f"format_version {version} is newer than {PACKINGS_VERSION}, the newest that this release reads",
+            f"format_version {version} is newer than {NEWEST_VERSION}, the newest that this release reads",
             path=file,
             advice="upgrade it",
         )
@@ -537,6 +577,9 @@ def _of_features(manifest: Manifest) -> Iterator[str]:
         feature = manifest.features.get(name)
         if feature is None and name == "key" and manifest.is_in_place:
             continue
+        if feature is not None and name == "label" and manifest.is_in_place:
+            yield from _of_label(feature, manifest)
+            continue
         if feature is None or feature.dtype != dtype:
             yield f"feature {name!r} of dtype {dtype} is needed; there is {feature}"
     for name, feature in manifest.features.items():
@@ -549,6 +592,18 @@ def _of_features(manifest: Manifest) -> Iterator[str]:
     version = manifest.format_version
     if manifest.is_in_place and version < IN_PLACE_VERSION:
         yield f"features have other names in the records, which version {version} does not know"
+
+
+def _of_label(label: Feature, manifest: Manifest) -> Iterator[str]:
+    names, version = manifest.class_names, manifest.format_version
+    if label.dtype not in ("int64", "float32") or len(label.shape) > 1 or None in label.shape:
+        yield f"feature 'label' is {label}; must be int64 or float32, one value or a vector of one length"
+    if (label.texts or not label.is_class) and version < LABELS_VERSION:
+        yield f"feature 'label' is {label}, with {len(label.texts)} texts, which version {version} does not know"
+    if label.texts and (label.texts != names or not label.is_class):
+        yield f"feature 'label' has the texts {list(label.texts)}, but class_names are {list(names)}"
+    if not label.is_class and len(names) not in (0, *label.shape):
+        yield f"feature 'label' is {label}, but there are {len(names)} class_names"
 
 
 def _of_rule(rule: PixelRule) -> Iterator[str]:
@@ -598,8 +653,7 @@ def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
         yield from _of_layout(shard, manifest)
     count, images = split.num_examples, split.num_examples if manifest.has_images else 0
     histogram, sizes = split.label_histogram, split.image_sizes
-    labelled = 0 if manifest.is_in_place and not any(histogram) else images
-    if min(histogram, default=0) < 0 or sum(histogram) != labelled:
+    if min(histogram, default=0) < 0 or not _counts_labels(split, manifest):
         yield f"split {name!r}: the label histogram {list(histogram)} is not that of its {count} examples"
     if split.num_rejects < 0:
         yield f"split {name!r}: num_rejects is {split.num_rejects}, not 0 or more"
@@ -609,6 +663,16 @@ def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
         yield from _of_images(name, split, manifest)
     if sizes and sum(sizes.values()) != images:
         yield f"split {name!r}: image_sizes counts {sum(sizes.values())} images of its {count} examples"
+
+
+def _counts_labels(split: SplitInfo, manifest: Manifest) -> bool:
+    """Returns whether the label histogram may be that of as many examples as the split has."""
+    histogram, count = split.label_histogram, split.num_examples
+    if not manifest.has_images:
+        return not any(histogram)
+    if not manifest.features["label"].is_class:  # an example may have several classes, or none
+        return split.is_labelled is not None and max(histogram, default=0) <= count * split.is_labelled
+    return sum(histogram) == count or (manifest.is_in_place and not any(histogram))
 
 
 def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:

@@ -94,7 +94,7 @@ def find_images(records: tf.Tensor, image: str = "image", label: str = "label") 
 
     Args:
       records: string (rows,).
-      image, label: names of the features that hold them.
+      image, label: names of the features that hold them; without a name of the label it is 0.
 
     Returns:
       int64 (rows, 3): where the bytes of the image begin and end in the record, and the label. The first is -1 where

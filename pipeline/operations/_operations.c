@@ -339,9 +339,9 @@ static int is_named(Bytes key, Bytes name) {
 enum { IMAGE_NAME, LABEL_NAME, NAMES };
 
 /* Finds the image and the label of a serialized Example, by their names: one that is as writers make it, each field
- * once, one value in each. Returns 0 where it is not, or has no such features. */
+ * once, one value in each. Returns 0 where it is not, or has no such features. Without a name no label is looked for. */
 static int find_image(Bytes record, const Bytes *names, Bytes *image, uint64_t *label) {
-    int images = 0, labels = 0;
+    int images = 0, labels = 0, is_unnamed = names[LABEL_NAME].at == names[LABEL_NAME].end;
     if (!is_only(FIRST, &record)) return 0;
     for (Bytes entry; record.at < record.end;) {
         Bytes key, value;
@@ -350,12 +350,12 @@ static int find_image(Bytes record, const Bytes *names, Bytes *image, uint64_t *
         if (is_named(key, names[IMAGE_NAME])) {
             if (images++ || !is_only(FIRST, &value) || !is_only(FIRST, &value)) return 0;
             *image = value;
-        } else if (is_named(key, names[LABEL_NAME])) {
+        } else if (!is_unnamed && is_named(key, names[LABEL_NAME])) {
             if (labels++ || !is_only(THIRD, &value) || !is_only(FIRST, &value)) return 0;
             if (!take_number(&value, label) || value.at < value.end) return 0;
         }
     }
-    return images && labels;
+    return images && (labels || is_unnamed);
 }
 
 enum { EXAMPLES, FEATURES, FIND_INPUTS };

@@ -93,8 +93,13 @@ class RowsReader:
 
     @classmethod
     def fit(cls, manifest: Manifest, shards: Shards, with_keys: bool) -> RowsReader | None:
-        """Returns the reader of a selection; None: it has no raw images, more features, or shards without places."""
+        """Returns the reader of a selection.
+
+        Returns None if it has no raw images, more features, labels that are no class numbers, or shards without places.
+        """
         if set(manifest.features) != set(IMAGE_FEATURES) or manifest.features["image"].encoding != "raw":
+            return None
+        if not manifest.features["label"].is_class or manifest.features["label"].texts:
             return None
         pixels = math.prod(manifest.image_shape)
         least = len(Layout.build(pixels, 0).template) + framing.OVERHEAD

@@ -127,9 +127,9 @@ def write(data_dir: str, manifest: Manifest, found: Mapping[str, Mapping[str, An
 
     Args:
       data_dir: the data set's folder.
-      manifest: of the data set.
+      manifest: manifest of the data set.
       found: {column: {split: value of each record}}.
-      is_own: as of `Column`.
+      is_own: whether a user's file or function gave the values.
 
     Raises:
       DataError: the folder cannot be written to.
@@ -186,7 +186,7 @@ def of_records(
 
     Args:
       data_dir: the data set's folder.
-      manifest: of the data set.
+      manifest: manifest of the data set.
       of_record: returns {column: value} of a serialized record, of the same columns for each.
       left_out: gets {column: reason} of those that not all records have; None: they are an error.
 
@@ -300,7 +300,7 @@ class Scalars:
     """The features of an Example that have one value: `label`, scores, strings; also `bytes`, `height` and `width`.
 
     Args:
-      manifest: of the data set.
+      manifest: manifest of the data set.
       wanted: names of features; empty: all that each record has, but not its key.
 
     Attributes:

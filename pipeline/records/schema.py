@@ -52,6 +52,9 @@ _SIZES = (
     ("image/height", "image/width", "image/channels"),
 )
 DTYPES = {"bytes": "string", "int64": "int64", "float": "float32"}  # {kind of values: dtype of a feature}
+_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
+_CLASS = Feature("int64")
+CLASS_KINDS = ("int64", "bytes")  # of labels that are classes: numbers, or names
 LABELS_FILE = "labels.txt"
 _NUMBERED = re.compile(r"(\d{1,9}):\s*(\S.*)")  # a line of it by TF-Slim
 
@@ -73,17 +76,35 @@ IMAGE_SHAPE = RecordFlag("HxWxC of raw pixels in foreign records", functools.par
 KEEP_COLUMNS = RecordFlag("other features to keep: a,b,...", values.names)
 
 
+class Row(NamedTuple):
+    """Values in a record, as they are stored.
+
+    Attributes:
+      image: content of an image file, or raw pixels of the schema's shape.
+      label: int, float or bytes; an array if the schema's labels are vectors; None if the record has no label.
+      key: bytes or int; None if the schema has no key.
+      extra: values of the other features, by name: one, or an array.
+    """
+
+    image: bytes
+    label: Any
+    key: bytes | int | None
+    extra: dict[str, Any]
+
+
 @dataclasses.dataclass(frozen=True)
 class Schema:
     """Names of features in the records.
 
     Attributes:
-      image, label: bytes; one int64, or bytes if `has_text_labels`; the label is "" if records have none.
-      key: bytes or one int64; "" if records have none.
+      image: name of the images' feature, which holds bytes.
+      label: name of the labels' feature; "" if records have none.
+      key: name of the keys' feature, which holds bytes or one int64; "" if records have none.
       image_shape: (height, width, channels) of raw pixels; None if images are encoded.
-      sizes: the features with height, width and channels of raw pixels; empty if records have none.
-      extra: the other features that are kept.
-      has_text_labels: whether labels are the names of classes.
+      sizes: names of the features with height, width and channels of raw pixels; empty if records have none.
+      extra: other features that are kept, by name.
+      labels: dtype and shape of stored labels, and which labels they mean; of dtype string until the classes are known
+        that texts name.
     """
 
     image: str
@@ -92,7 +113,54 @@ class Schema:
     image_shape: tuple[int, int, int] | None = None
     sizes: tuple[str, ...] = ()
     extra: dict[str, Feature] = dataclasses.field(default_factory=dict)
-    has_text_labels: bool = False
+    labels: Feature = _CLASS
+
+    @property
+    def has_text_labels(self) -> bool:
+        """Whether records hold the names of classes."""
+        return self.labels.stored_dtype == "string"
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """Names of all features that are read."""
+        return [name for name in (self.image, self.label, self.key, *self.sizes, *self.extra) if name]
+
+    def row(self, record: bytes) -> Row:
+        """Returns the values of a serialized Example.
+
+        Raises:
+          ValueError: it is not an Example with these features; says why.
+        """
+        features = tf_example.decode(record, self.names)
+        return Row(
+            self._image(features),
+            self._label(features.get(self.label, [])),
+            _one(features, self.key, "bytes or int64") if self.key else None,
+            {name: _kept(features, name, feature) for name, feature in self.extra.items()},
+        )
+
+    def _image(self, features: Mapping[str, Any]) -> bytes:
+        image: bytes = _one(features, self.image, "bytes")
+        if self.image_shape is None:
+            return image
+        said, usual = tuple(int(_one(features, name, "int64")) for name in self.sizes), shape_of(self.image_shape)
+        if said and said != self.image_shape:
+            raise ValueError(f"{', '.join(self.sizes)} say {shape_of(said)}, those of the first record {usual}")
+        if len(image) != math.prod(self.image_shape):
+            size = math.prod(self.image_shape)
+            raise ValueError(f"its image has {count_of(len(image), 'byte')}; {usual} pixels are {size:,}")
+        return image
+
+    def _label(self, values: Any) -> Any:
+        """Returns a stored label; None if a record has none."""
+        wanted, shape = _KINDS[self.labels.stored_dtype], self.labels.shape
+        if isinstance(values, list) and not values:
+            return None
+        if not shape:
+            return _one({self.label: values}, self.label, wanted)
+        if kind(values) != wanted or len(values) != shape[0]:
+            raise ValueError(_other(self.label, values, f"{shape[0]} of {wanted}"))
+        return values
 
 
 def image_format(start: bytes) -> str:
@@ -155,7 +223,7 @@ def infer(
     feature_map: Sequence[tuple[str, str]],
     image_shape: tuple[int, int, int] | None = None,
     keep_columns: Sequence[str] = (),
-    has_labels: bool = True,
+    label_kinds: Sequence[str] = CLASS_KINDS,
 ) -> Schema:
     """Returns the schema of the records of a file, inferred from its first records and the flags.
 
@@ -163,7 +231,8 @@ def infer(
       records: the first Examples, decoded; at least one.
       file: its path, for messages.
       feature_map, image_shape, keep_columns: values of the flags.
-      has_labels: whether to look for a label.
+      label_kinds: kinds of values that may be labels; if they are more than classes, a label may have several values.
+        Empty: no label is looked for.
 
     Raises:
       UsageError: a flag does not fit the first record, or is missing.
@@ -174,10 +243,11 @@ def infer(
         records,
         lambda record: frozenset((n, kind(record[n]), len(record[n]) == 1) for n in candidates & record.keys()),
     )
-    names = _names(usual[0], file, feature_map, OWN_FEATURES[: 1 + has_labels])
+    names = _names(usual[0], file, feature_map, OWN_FEATURES[: 1 + bool(label_kinds)])
     first = _most_alike(usual, lambda record: _image_form(record[names["image"]]))[0]
     listed = _listed(first)
-    for ours, wanted in (("image", ("bytes",)), ("label", ("int64", "bytes")), ("key", ("bytes", "int64"))):
+    one_label = ("label", tuple(label_kinds)) if set(label_kinds) <= {*CLASS_KINDS} else ("key", CLASS_KINDS)
+    for ours, wanted in (("image", ("bytes",)), one_label, ("key", ("bytes", "int64"))):
         if ours in names and (kind(first[names[ours]]) not in wanted or len(first[names[ours]]) != 1):
             raise UsageError(
                 f"--feature_map={ours}:{names[ours]}: {file}: must be one value of {' or '.join(wanted)}; the first "
@@ -185,8 +255,11 @@ def infer(
             )
     shape, sizes = _image_shape(first, names["image"], file, image_shape)
     extra = {name: kept_feature(records, name, file) for name in keep_columns}
-    is_text = has_labels and kind(first[names["label"]]) == "bytes"
-    return Schema(names["image"], names.get("label", ""), names.get("key", ""), shape, sizes, extra, is_text)
+    label = names.get("label", "")
+    labels = _CLASS
+    if label and (count := len(first[label])):
+        labels = Feature(DTYPES[kind(first[label])], () if count == 1 else (count,))
+    return Schema(names["image"], label, names.get("key", ""), shape, sizes, extra, labels)
 
 
 def _most_alike(
@@ -282,3 +355,35 @@ def kept_feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> 
     if dtype == "string":
         raise UsageError(f"--keep_columns={name}: {file}: only one value of bytes per record can be kept")
     return Feature(dtype, (None,))
+
+
+def _one(features: Mapping[str, Any], name: str, wanted: str) -> Any:
+    """Returns the only value of a feature; raises ValueError if it has not one of a kind of `wanted`."""
+    if name not in features:
+        raise ValueError(f"there is no feature {name!r}; it has {', '.join(sorted(features)) or 'none that is wanted'}")
+    values = features[name]
+    if kind(values) not in wanted or len(values) != 1:
+        raise ValueError(_other(name, values, f"1 of {wanted}"))
+    return values[0]
+
+
+def _other(name: str, values: Any, wanted: str) -> str:
+    return f"feature {name!r} has {count_of(len(values), 'value')} of {kind(values)}, not {wanted}"
+
+
+def _kept(features: Mapping[str, Any], name: str, feature: Feature) -> Any:
+    """Returns the value or the values of a kept feature; raises ValueError if they are not as it says."""
+    wanted = _KINDS[feature.dtype]
+    if not feature.shape:
+        return _one(features, name, wanted)
+    values = features.get(name, [])
+    if not len(values):
+        values = np.zeros(0, feature.dtype)
+    elif kind(values) != wanted:
+        raise ValueError(_other(name, values, wanted))
+    if None in feature.shape:
+        return values
+    shape = [size for size in feature.shape if size is not None]
+    if len(values) != math.prod(shape):
+        raise ValueError(f"feature {name!r} has {count_of(len(values), 'value')}, not {shape_of(shape)}")
+    return values.reshape(shape)

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from pipeline.errors import DataError
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
-from pipeline.manifest.manifest import NO_LABEL
 from pipeline.manifest.splits import Segment
 from pipeline.records.stream import records_of
 
@@ -105,7 +104,7 @@ def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> di
     """Returns the features of a record by their names in the manifest, with the label that a stored one means.
 
     Args:
-      values: what `decode` returned of the whole record.
+      values: result of `decode` of the whole record.
       features: the manifest's.
     """
     stored_as = {name: feature.stored_as for name, feature in features.items() if feature.stored_as is not None}
@@ -116,12 +115,22 @@ def as_ours(values: Mapping[str, Values], features: Mapping[str, Feature]) -> di
     taken = {*stored_as, *stored_as.values()} - kept
     found = {name: value for name, value in values.items() if name not in taken}
     found |= {name: values[theirs] for name, theirs in stored_as.items() if theirs in values}
-    stored = found.get("label", [])
-    if not len(stored):
-        found["label"] = np.array([NO_LABEL])
-    elif not isinstance(stored, list) and stored.dtype == np.int64 and len(stored) == 1:
-        found["label"] = np.array([features["label"].label_of(int(stored[0]))])
+    if "label" in features:
+        found["label"] = _labels(found.get("label", []), features["label"])
     return found
+
+
+def _labels(stored: Values, feature: Feature) -> Values:
+    """Returns the label that stored values mean; values of another kind as they are."""
+    if not len(stored):
+        return np.full(feature.shape or 1, feature.no_label, feature.dtype)  # type: ignore[arg-type]
+    if (
+        isinstance(stored, list) != bool(feature.texts)
+        or not feature.is_class
+        or (not isinstance(stored, list) and stored.dtype != np.int64)
+    ):
+        return stored
+    return np.array([feature.label_of(value if isinstance(value, bytes) else int(value)) for value in stored])
 
 
 def keys_of(file: StoragePath, segment: Segment, key: str = "key") -> Iterator[bytes]:
@@ -226,7 +235,7 @@ def example(
 
     Args:
       record: the Example.
-      features: of the manifest.
+      features: features of the manifest, by name.
       decode_image: False: images stay bytes.
       upright: whether to turn images as their EXIF data say (`Manifest.turns_images`).
 
@@ -238,7 +247,8 @@ def example(
     except ValueError as error:
         raise BadExampleError(str(error)) from None
     values = {name: _value(name, feature, found.get(name, [])) for name, feature in features.items()}
-    values["label"] = int(values["label"])
+    if features["label"].is_class:
+        values["label"] = int(values["label"])
     if decode_image:
         values["image"] = image(values["image"], features["image"], upright)
     return values

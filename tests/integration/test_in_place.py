@@ -1,9 +1,11 @@
 """Images in other people's records, indexed where they are: what is fed, trained, validated, exported and predicted."""
 
+import io
 import json
 import pathlib
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from beam_jobs import validate
@@ -192,3 +194,74 @@ def test_what_has_no_labels_is_neither_trained_nor_evaluated_on(tmp_path):
         assert (code, err.count("\n")) == (2, 1)
         assert "split 'test' has no labels" in err
     assert [example["label"] for example in RandomAccess(data, "test")] == [-1] * 5
+
+
+MINE = """
+import keras
+import tensorflow as tf
+from trainer import Task
+
+
+def regression(shape, outputs):
+    layers = [keras.Input(shape), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(outputs)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(0.1), keras.losses.MeanSquaredError(), metrics=["mae"])
+    return model
+
+
+class Several(Task):
+    def loss(self, labels, outputs):
+        labels = tf.cast(labels, tf.float32)
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, outputs), axis=-1)
+
+    def metrics(self, labels, outputs):
+        right = tf.equal(outputs > 0, tf.cast(labels, tf.bool))
+        return {"accuracy": tf.reduce_mean(tf.cast(right, tf.float32), axis=-1)}
+"""
+
+
+def numbers(folder, label):
+    """Indexes 16 and 8 images, each of one grey value, whose label is a function of that."""
+    for split, count in (("train", 16), ("test", 8)):
+        records = []
+        for number in range(count):
+            value = number / count
+            stream = io.BytesIO()
+            PIL.Image.fromarray(np.full((32, 32, 3), round(255 * value), np.uint8)).save(stream, "PNG")
+            records.append({"image": stream.getvalue(), "y": label(value)})
+        foreign.write(folder / f"{split}.tfrec", records)
+    index.main([str(folder), "--feature_map=image:image,label:y"])
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("label", "flags", "measured"),
+    [
+        (lambda value: 2 * value - 1, "--model=mine:regression", "mae"),
+        (lambda value: np.array([2 * value, -value], np.float32), "--model=mine:regression", "mae"),
+        (lambda value: np.array([value > 0.5, value < 0.5]) * 1, "--model=lenet --task=mine:Several", "accuracy"),
+    ],
+)
+def test_labels_that_are_not_classes_are_trained_and_evaluated_on(label, flags, measured, tmp_path):
+    data, run = numbers(tmp_path / "data", label), tmp_path / "run"
+    (tmp_path / "mine.py").write_text(MINE)
+    shared = ("--global_batch_size=8", "--train_steps=80", "--augment=normalize")
+    train = ["-m", "trainer.run", f"--data_dir={data}", f"--model_dir={run}", *flags.split(), *shared]
+    done = forked.run(train, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = forked.run(["-m", "trainer.evaluate", run], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"test {measured}" in done.stdout
+    value = float(done.stdout.split(f"test {measured} = ")[1].split(",")[0])
+    assert value > 0.8 if measured == "accuracy" else value < 0.1
+    image = tmp_path / "a.jpg"
+    image.write_bytes(foreign.jpeg(0, (32, 32)))
+    done = forked.run(["-m", "trainer.predict", f"--model_dir={run}", image], cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "not a class per image" in done.stderr
+    done = forked.run(["-m", "pipeline.audit", data, "--global_batch_size=8", "--workers=2", "--content"])
+    assert done.returncode == 0, done.stderr
+    code, _, err = finish(start(data, tmp_path / "other", "--model=lenet", *shared))[0]
+    assert (code, err.count("\n")) == (2, 1)
+    assert "not a class per image" in err

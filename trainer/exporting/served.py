@@ -272,6 +272,11 @@ def served(trained: Trained) -> Served:
     if request.parse is not None:
         raise UsageError(f"--task={trained.config.model.task}: parses records itself, so it has no images to serve")
     names = classes_of(trained.model, data)
+    if not data.are_classes:
+        raise UsageError(
+            f"{trained.name}: its labels are {trained.split.manifest.features['label']}, not a class per image; only a "
+            "model of classes can predict and be exported"
+        )
     if names is None:
         raise UsageError(
             f"{trained.name}: gives outputs of shape {shape_of(trained.model, data)}, not one for each of the "

@@ -104,7 +104,9 @@ def _sheet(rows: NDArray[np.generic], labels: NDArray[np.generic], names: Sequen
 
 
 def _name(label: NDArray[np.generic], names: Sequence[str]) -> str:
-    """Returns the class of a label; of a mixed one (mixup, cutmix), the class that has the largest part."""
+    """Returns the class of a label, or a number; of several classes (mixup), the one that has the largest part."""
+    if not np.ndim(label) and label.dtype.kind == "f":
+        return f"{label:g}"
     number = int(np.argmax(label)) if np.ndim(label) else int(label)
     return names[number][:10] if number < len(names) else str(number)
 

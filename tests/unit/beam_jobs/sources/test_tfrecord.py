@@ -348,8 +348,8 @@ class TestForeign:
         for bad, fact in (
             ({"label": 1}, "no feature 'image'"),
             ({"image": png(pixels_of(0))}, "no feature 'label'"),
-            ({"image": 3, "label": 1}, "holds int64"),
-            ({"image": png(pixels_of(0)), "label": b"cat"}, "holds bytes"),
+            ({"image": 3, "label": 1}, "of int64, not 1 of bytes"),
+            ({"image": png(pixels_of(0)), "label": b"cat"}, "of bytes, not 1 of int64"),
         ):
             features = [{"image": png(pixels_of(n)), "label": n % 2} for n in range(8)]
             features[0] = bad

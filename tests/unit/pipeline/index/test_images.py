@@ -345,8 +345,8 @@ GOOD = {"image": foreign.jpeg(0), "label": 1, "key": b"k", "other": 2.0}
         ({"image": foreign.jpeg(1), "label": 0}, 1, ["label -1 (stored as 0, --label_offset=-1)", "0..2"]),
         ({"image": foreign.jpeg(1), "label": 4}, 1, ["label 3 (stored as 4, --label_offset=-1)", "0..2"]),
         ({"image": foreign.jpeg(1), "label": -2}, 1, ["label -2"]),
-        ({"image": foreign.jpeg(1), "label": np.array([1, 2])}, 1, ["2 int64s, not 1 int64"]),
-        ({"image": foreign.jpeg(1), "label": 1.0}, 1, ["1 float, not 1 int64"]),
+        ({"image": foreign.jpeg(1), "label": np.array([1, 2])}, 1, ["2 values of int64, not 1 of int64"]),
+        ({"image": foreign.jpeg(1), "label": 1.0}, 1, ["1 value of float, not 1 of int64"]),
     ],
 )  # fmt: skip
 def test_a_bad_record_is_named(tmp_path, second, where, facts):
@@ -365,9 +365,6 @@ def test_a_bad_record_is_named(tmp_path, second, where, facts):
         (GOOD, ["--feature_map=image:label"], ["image:label", "train-1", "must be one value of bytes"]),
         (GOOD, ["--feature_map=picture:image"], ["'picture'"]),
         (GOOD, ["--feature_map=image:image,key:label"], ["key:label", "int64", "must be bytes"]),
-        ({**GOOD, "label": 0.5}, ["--feature_map=image:image"], ["train-1", "a float", "regression", "parse="]),
-        ({**GOOD, "label": np.array([0, 1, 1])}, ["--feature_map=image:image"], ["train-1", "3 values", "parse="]),
-        ({**GOOD, "label": b"cat"}, ["--feature_map=image:image"], ["train-1", "text, such as b'cat'", "convert"]),
         ({"image": GOOD["image"]}, ["--feature_map=image:image"], ["no feature could be the label"]),
         (GOOD, ["--feature_map=image:image", "--keep_columns=missing"], ["--keep_columns=missing"]),
         (GOOD, ["--feature_map=image:image", "--class_names=missing.txt"], ["--class_names=missing.txt"]),
