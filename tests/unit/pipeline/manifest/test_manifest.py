@@ -170,7 +170,7 @@ def test_whatever_is_of_another_type_missing_or_unknown_is_named(folder):
 
 # Values of the right type that cannot be, and what the error names.
 CANNOT_BE = [
-    (lambda c: c.update(format_version=5), "format_version 5", "4"),
+    (lambda c: c.update(format_version=6), "format_version 6", "5"),
     (lambda c: c.update(format_version=1), "format_version 1"),
     (lambda c: shard(c).update(file="../../etc/passwd"), "'train'", "'../../etc/passwd'"),
     (lambda c: shard(c).update(file="/etc/passwd"), "'/etc/passwd'"),
@@ -191,7 +191,8 @@ CANNOT_BE = [
     (lambda c: c["features"]["image"].update(encoding=None), "None", "raw, png, jpeg, any"),
     (lambda c: c["features"]["image"].update(encoding="png", shape=[None, None, 1]), "image_mean", "1 "),
     (lambda c: c["features"].update(box=feature(dtype="int32")), "'box'", "'int32'", "uint8, "),
-    (lambda c: c.update(compression="ZLIB"), "'ZLIB'", "GZIP"),
+    (lambda c: c.update(compression="ZIP"), "'ZIP'", "GZIP, ZLIB"),
+    (lambda c: c.update(compression="ZLIB"), "test-00000", "ZLIB", "version 2"),
     (lambda c: c.update(compression="GZIP"), "test-00000", "stride", "version 2"),
     (lambda c: c.update(compression="GZIP", format_version=3), "test-00000", "stride", "members"),
     (as_members, FIRST, "members", "CRCs"),
