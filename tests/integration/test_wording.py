@@ -231,7 +231,7 @@ CASES = {
         "files": "{tmp}/files --split=train:*.rec",
         "the same again": "{tmp}/files --split=train:*.rec",
         "replaced": "{tmp}/files --split=train:*.rec --overwrite",
-        "no split": "{tmp}/files",
+        "no split": "{tmp}",
         "no file": "{tmp}/files --split=train:*.tfrecord --overwrite",
         "no folder": "{tmp}/nothing --split=train:*",
         "a manifest of another command": "{tmp}/made --split=train:*.tfrecord --overwrite",

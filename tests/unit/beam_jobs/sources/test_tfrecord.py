@@ -413,7 +413,7 @@ class TestForeignErrors:
             ),
             (
                 {"feature_map": (("label", "height"),), "image_shape": (4, 5, 3), "keep_columns": ("nothing",)},
-                "--keep_columns=nothing: .*: the first record has",
+                "--keep_columns=nothing: .*: the first record has no nothing; it has ",
             ),
         ],
     )

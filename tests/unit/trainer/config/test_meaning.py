@@ -75,7 +75,7 @@ def test_a_model_is_used_elsewhere_however_its_run_summed_gradients():
 def test_flags_that_may_differ_from_machine_to_machine():
     told = {name for name, one in flags_of(TrainConfig).items() if one.field.metadata["per_machine"]}
     files = {"model_dir", "log_keys", "log_losses", "metrics_jsonl"}
-    assert told == {"data_dir", *files, "cache_dir", "cache_bytes", "log_time"}
+    assert told == {"data_dir", "eval_data_dir", *files, "cache_dir", "cache_bytes", "log_time"}
 
 
 def test_flags_say_which_defaults_are_the_models():
