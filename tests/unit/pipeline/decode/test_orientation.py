@@ -1,7 +1,9 @@
 """Images that EXIF data turn: what is decoded of them, against the whole image turned with Pillow."""
 
+import dataclasses
 import functools
 import io
+from typing import ClassVar
 
 import numpy as np
 import PIL.Image
@@ -10,7 +12,7 @@ import tensorflow as tf
 
 from pipeline import images, operations
 from pipeline.augmentation.recipes import make_recipe
-from pipeline.decode import ImageDecoder, InStrings, stored_boxes, upright, upright_sizes
+from pipeline.decode import ImageDecoder, InStrings, Stretched, resize, stored_boxes, upright, upright_sizes
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
@@ -92,15 +94,24 @@ def test_a_crop_is_that_of_the_upright_image(encoding, compiled):
         assert np.array_equal(got[n], part), (size, turn)
 
 
-def test_a_large_image_is_decoded_scaled_and_then_turned():
-    crop = make_recipe("random_resized_crop(size=16, scaled_decoding=True)").crop(False)
-    made = ImageDecoder("jpeg", (None, None, 3), crop, operations.can_resize())
-    file, key = encoded((203, 151), 1, "jpeg"), tf.zeros(1, tf.uint64)
-    whole = images.pixels(images.open_file(file))
+@dataclasses.dataclass(frozen=True)
+class Scaled(Stretched):
+    """The whole image, which may be decoded scaled."""
+
+    is_scaled: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize("size", [(16, 16), (12, 45)])
+def test_a_large_image_is_decoded_scaled_then_turned_then_resized(size):
+    made = ImageDecoder("jpeg", (None, None, 3), Scaled(size), operations.can_resize())
+    file, ratios = encoded((203, 151), 1, "jpeg"), set()
     for turn in TURNS:
-        size = images.turned_size((203, 151), turn)
-        top, left, height, width = crop.box(*map(tf.constant, size), key[0]).numpy()
-        part = images.turned(whole, turn)[top : top + height, left : left + width]
-        expected = np.asarray(tf.image.resize(part, (16, 16), antialias=True))
-        got = function_of(made)(tf.constant([file]), key, tf.constant([turn]))[0].numpy()
-        assert np.abs(got - expected).mean() < 6, turn  # turned otherwise, it is 40
+        height, width = images.turned_size((203, 151), turn)
+        least = min(height // size[0], width // size[1])
+        ratio = max(ratio for ratio in (1, 2, 4, 8) if ratio <= least)
+        stored = tf.io.decode_jpeg(file, channels=3, ratio=ratio, dct_method="INTEGER_ACCURATE").numpy()
+        expected = resize(tf.constant(images.turned(stored, turn)), size)
+        got = function_of(made)(tf.constant([file]), tf.zeros(1, tf.uint64), tf.constant([turn]))[0]
+        assert np.array_equal(got, expected), turn
+        ratios.add(ratio)
+    assert ratios == ({8} if size == (16, 16) else {2, 4})
