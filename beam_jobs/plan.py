@@ -322,9 +322,9 @@ def _shard_counts(
 
     Args:
       source: an open source.
-      sample: of its records.
+      sample: sample of its records.
       requested: shards of every split, or {split: shards}, or None; a split without a number gets the default.
-      max_shard_bytes: of the largest shard.
+      max_shard_bytes: bytes of the largest shard.
 
     Raises:
       UsageError: more shards than examples, shards that would be too large, or a split that the source does not have.

@@ -43,7 +43,7 @@ class Item:
       model: name of a model of `trainer.run`.
       data: which of the two data sets, `cifar` or `photos`.
       rows: rows of a global batch.
-      precision: of the model.
+      precision: precision of the model.
       steps: steps of a contestant's call.
       contestants: their names, most important first; see `benchmarks.gpu_report`.
       is_profiled: whether kernels are counted, too.

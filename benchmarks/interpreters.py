@@ -15,7 +15,7 @@ class Interpreters:
 
     Attributes:
       named: interpreters by the contestant's name.
-      fallback: for all others of which a package is missing here; empty: none.
+      fallback: fallback for all others of which a package is missing here; empty: none.
     """
 
     named: dict[str, str]

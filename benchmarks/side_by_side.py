@@ -49,8 +49,8 @@ class Subject:
     """A model, and how it is trained here.
 
     Attributes:
-      rows: of a step; small enough for the memory and the time of a desktop.
-      steps: of an inner loop, about half a second.
+      rows: rows of a step; small enough for the memory and the time of a desktop.
+      steps: steps of an inner loop, about half a second.
       side: height and width of the stored images, pixels.
       recipe: augmentation, which all contestants know.
     """
@@ -77,7 +77,7 @@ class Setting:
 
     Attributes:
       data_dir: CIFAR-10 as converted.
-      rows: of a step; None: those of the subject.
+      rows: rows of a step; None: those of the subject.
       names: contestants to measure.
       python: interpreters.
       rounds, seconds: number and length of the rounds.

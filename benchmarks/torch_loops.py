@@ -23,12 +23,12 @@ class Setting:
 
     Attributes:
       model: name of a built-in model.
-      rows: of a step.
+      rows: rows of a step.
       side: height and width of an image, pixels.
       classes: width of the logits.
       precision: float32 or bfloat16.
-      steps: of a take.
-      rate, momentum: of the optimizer, SGD.
+      steps: steps of a take.
+      rate, momentum: rate and momentum of the optimizer, SGD.
       nesterov: its kind of momentum.
       recipe: name of the augmentation of the real input.
       arrays: folder with images.npy and labels.npy, the real input.

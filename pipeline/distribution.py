@@ -89,7 +89,7 @@ class DeviceGroups(tf.distribute.DistributedDataset):
         """Keeps the arguments.
 
         Args:
-          strategy: of the replicas.
+          strategy: strategy of the replicas.
           groups: one element is a group of each local replica, with one axis more in front than its batches.
           size: number of batches of a group.
           steps: number of batches; tf.data's number for infinitely many.
@@ -370,7 +370,7 @@ def in_groups(
     """Returns batches that are copied ahead of the step in groups, if they are small enough; else one by one.
 
     Args:
-      strategy: of the replicas.
+      strategy: strategy of the replicas.
       dataset: the steps of this worker, as from `of_worker`.
       prefetch: least number of batches that wait on each device.
     """
@@ -412,8 +412,8 @@ def per_worker(strategy: tf.distribute.Strategy, request: Request, options: tf.d
 
     Args:
       strategy: a ParameterServerStrategy.
-      request: for all rows of the global batch.
-      options: for the copies to devices; None: there are none, as far as the strategy allows.
+      request: request for all rows of the global batch.
+      options: options for the copies to devices; None: there are none, as far as the strategy allows.
     """
     workers, replicas = _num_workers(strategy), strategy.num_replicas_in_sync
 

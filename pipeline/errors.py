@@ -133,7 +133,7 @@ class UsageError(PipelineError, ValueError):
 
     Attributes:
       argument: name of the argument or flag at fault; None: `reason` has it.
-      value: of that argument; None: `reason` has it.
+      value: value of that argument; None: `reason` has it.
     """
 
     exit_code = EXIT_USAGE
@@ -222,7 +222,7 @@ def root_cause(message: str) -> tuple[str | None, str]:
     consequence of another, such as a cancelled operation.
 
     Args:
-      message: of a `tf.errors.OpError`; this function does not load TensorFlow.
+      message: message of a `tf.errors.OpError`; this function does not load TensorFlow.
 
     Returns:
       The code, such as INVALID_ARGUMENT, or None if the message lists no errors (its class then gives the code); and
@@ -271,7 +271,7 @@ def place_of(error: BaseException, skipped: int = 0) -> str | None:
     """Returns the file and line in a user's code where an error was raised; None: it was not raised there.
 
     Args:
-      error: that was raised.
+      error: error that was raised.
       skipped: number of outermost frames that are not the user's, whatever their files.
     """
     if isinstance(error, SyntaxError) and error.filename:

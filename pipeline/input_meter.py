@@ -28,7 +28,7 @@ class Content(NamedTuple):
       batches: their number.
       rows: over all local replicas.
       padding: rows of weight 0; None if there are no weights, or they are in a device's memory.
-      num_bytes: of all numbers; strings are not counted.
+      num_bytes: number of bytes of all numbers; strings are not counted.
     """
 
     batches: int = 0
@@ -150,7 +150,7 @@ class Snapshot:
     Attributes:
       total: content of all batches.
       first: content of the first; empty if the first is not part of `total`.
-      start_seconds: that the loop waited for the first batch.
+      start_seconds: seconds that the loop waited for the first batch.
       seconds: since then.
       waiting_seconds: part of these that the loop waited in `next`.
       resident_bytes: memory of this process now; 0: unknown.

@@ -59,7 +59,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
 
         Args:
           model: built and compiled.
-          folder: of the checkpoints; it is made.
+          folder: folder of the checkpoints; it is made.
           spec: what `order_spec` returns for the input of the `fit`.
           every: steps between two checkpoints; `fits` makes another one at its end.
           keep: the newest checkpoints that are kept.
@@ -199,7 +199,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
         shuffle. Ends early where a callback has stopped the training.
 
         Args:
-          epochs: to train to, those before the interruption counted.
+          epochs: epochs to train to, those before the interruption counted.
           steps_per_epoch: what the function of that name returns for the input.
 
         Raises:

@@ -123,7 +123,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         A split that is kept in memory is read again, unless no element was taken yet.
 
         Args:
-          state: from `get_state`, of any shard of the job.
+          state: state from `get_state`, of any shard of the job.
           allow_order_change: continue at that step of this order even if the state belongs to another order.
 
         Raises:

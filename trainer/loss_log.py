@@ -44,7 +44,7 @@ def begin(flags: RunFlags, training: ResolvedInput, last_step: int, is_chief: bo
     Args:
       flags: --log_losses and --model_dir.
       training: what the run trains on.
-      last_step: at which it ends.
+      last_step: step at which it ends.
       is_chief: whether this process is the chief.
 
     Raises:
@@ -122,7 +122,7 @@ class LossLog:
 
         Args:
           step: before the update.
-          records, losses, weights: of all rows of the worker's replicas, of the same shape.
+          records, losses, weights: records, losses and weights of all rows of the worker's replicas, of the same shape.
         """
         real = weights.reshape(-1) > 0
         rows = np.empty(int(real.sum()), ROW)

@@ -70,7 +70,7 @@ def run(
     """Trains to the end of the plan and evaluates, on replicas that sum their gradients.
 
     Args:
-      config, plan: of the run.
+      config, plan: config and plan of the run.
       cluster: which this process is a worker of.
       interrupt: says whether a signal came.
       task: class of the task.
@@ -109,8 +109,8 @@ class Run(abc.ABC):
     """A run from its first line to its last; a subclass connects the processes, and makes the steps.
 
     Attributes:
-      strategy: in whose scope the state is created; set by `connect`, as is `agreement`.
-      agreement: of the workers, on when to stop.
+      strategy: strategy in whose scope the state is created; set by `connect`, as is `agreement`.
+      agreement: agreement of the workers, on when to stop.
       task, state: there when `build_step` is called, which sets the attributes below.
       where, here: the devices of the run, and those of this process, in words.
       epoch: counts the steps of the epoch so far.

@@ -101,7 +101,7 @@ def _add_columns(config: ConvertConfig, sink: Sink, named: Collection[str] | Non
     """Adds the columns of --columns that an earlier conversion did not make; its shards are read once more for it.
 
     Args:
-      config: of the conversion.
+      config: config of the conversion.
       sink: its folder.
       named: columns of the records that the flag names; None: it names none.
 

@@ -72,7 +72,7 @@ def packed(rows: Selected, record_bytes: NDArray[np.int64], features: Mapping[st
     """Returns what a receipt keeps of a shard's rows: {feature: values}, small and as JSON has it.
 
     Args:
-      rows: of the shard.
+      rows: rows of the shard.
       record_bytes: bytes of each record, (n,).
       features: the source's own.
     """
@@ -135,7 +135,7 @@ def joined(
       columns: the flag --columns.
       features: the source's own.
       of_column: what `sources` returned.
-      splits: of each, what `packed` returned of its shards, in their order; emptied.
+      splits: splits of each, what `packed` returned of its shards, in their order; emptied.
 
     Raises:
       DataError: a named column has too many strings, or too long ones; before the first column.

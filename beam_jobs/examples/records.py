@@ -31,8 +31,8 @@ class Records:
       stride: bytes from one record to the next before compression if all have the same length, else None.
       offsets: offset of each record and of the end before compression, uint64 (count + 1,); None with a stride.
       crcs: the masked CRC32C of each record, uint32 (count,); complete once all blocks were made.
-      member_offsets: of compressed records: where each GZIP member begins, and the end; complete once all blocks were
-        made. None: they are not compressed.
+      member_offsets: offsets of compressed records: where each GZIP member begins, and the end; complete once all
+        blocks were made. None: they are not compressed.
     """
 
     blocks: Callable[[], Iterable[Bytes]]
@@ -135,7 +135,7 @@ def _matrices(
     Those whose labels take one number of bytes are made as one matrix, with a row per record.
 
     Args:
-      layouts: by the number of bytes of the label.
+      layouts: layouts by the number of bytes of the label.
       label_sizes: bytes of each label, int64 (n,).
       images: uint8 (n, ...).
       labels: int64 (n,).

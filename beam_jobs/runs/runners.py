@@ -205,7 +205,7 @@ def make_runner(options: PipelineOptions, folder: pathlib.Path) -> tuple[Pipelin
 
     Args:
       options: Beam's options; modified.
-      folder: for temporary files; a job server removes it when the lifeline ends it.
+      folder: folder for temporary files; a job server removes it when the lifeline ends it.
 
     Raises:
       UsageError: as `parse`.

@@ -403,7 +403,7 @@ class BlockBuilder:
           count: number of rows.
           features: the features other than image, label and key.
           image_shape: (height, width, channels) of pixels; None for encoded images.
-          keys: of all rows, if they are known already.
+          keys: keys of all rows, if they are known already.
         """
         self.images: NDArray[Any] = _files(count) if image_shape is None else np.zeros((count, *image_shape), np.uint8)
         self.labels = np.zeros(count, np.int64)

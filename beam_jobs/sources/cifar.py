@@ -164,7 +164,7 @@ def interleave(planes: NDArray[np.uint8], before: int, images: NDArray[np.uint8]
     Args:
       planes: uint8 (n, before + 3 x pixels), C-contiguous: other bytes, and then the red, green and blue values.
       before: number of the other bytes.
-      images: to write to, uint8 (n, pixels, 3), C-contiguous.
+      images: images to write to, uint8 (n, pixels, 3), C-contiguous.
     """
     if _unpack is not None:
         _unpack.interleave(np.array([len(planes), before, images.shape[1]]), planes, images)

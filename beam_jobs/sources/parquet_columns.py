@@ -66,7 +66,7 @@ def resolved(
     """Returns the options with the names of the columns of images and labels: those given, else usual ones.
 
     Args:
-      path: of the file, for errors.
+      path: path of the file, for errors.
       schema: its columns.
       options: those given.
       images, labels: the usual names, the first ones preferred; `File Name` is taken for `filename`.
@@ -98,7 +98,7 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions, are_paths: bool
     """Returns the columns of a file: by default `image` or `img`, and `label`.
 
     Args:
-      path: of the file, for errors.
+      path: path of the file, for errors.
       schema: its columns.
       options: the columns that are given.
       are_paths: whether the column of images holds paths of files.

@@ -17,11 +17,11 @@ class Setting:
         JPEG files, each in the folder of its class.
       data_dir: the same images as `beam_jobs.convert` wrote them; of `feeds.photographs`, their bytes unchanged.
       own: a folder for what `prepare` writes.
-      rows: of a batch.
+      rows: rows of a batch.
       augmented: as the CIFAR-10 tutorial does, or as nearly as the contestant offers; else uint8 as stored. Photographs
         are cropped and flipped anyway, and augmented by RandAugment and normalised.
-      cores: of the machine.
-      options: of the contestant.
+      cores: cores of the machine.
+      options: options of the contestant.
     """
 
     arrays: str

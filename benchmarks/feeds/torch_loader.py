@@ -48,7 +48,7 @@ def batches(arrays: str, rows: int, workers: int, augmentation: Any) -> Iterator
 
     Args:
       arrays: folder with images.npy and labels.npy.
-      rows: of a batch.
+      rows: rows of a batch.
       workers: number of processes.
       augmentation: takes and returns one image (channels, height, width); None: images as stored.
     """

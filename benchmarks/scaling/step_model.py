@@ -27,7 +27,7 @@ class Parts:
     """The measured parts of a step.
 
     Attributes:
-      rows: of one replica.
+      rows: rows of one replica.
       compute: seconds of a step of one replica alone, with its input.
       gradients: bytes that a replica has to add to those of the others.
       hop: seconds for a message of no bytes to reach the next process, with all that TensorFlow does about it.

@@ -206,7 +206,7 @@ class Epoch:
 
         Args:
           steps: counted from the epoch's first.
-          rows: of the global batch.
+          rows: rows of the global batch.
         """
         q = self.contract.rows_per_stream
         blocks = []

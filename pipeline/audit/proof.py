@@ -68,8 +68,8 @@ def part_size(order: Order, topology: Topology) -> int:
     """Returns the size of the smallest part that can be replayed: a worker's window, or its batch rows.
 
     Args:
-      order: of the split.
-      topology: of the job.
+      order: order of the split.
+      topology: topology of the job.
     """
     width, rows = order.rows_per_stream, topology.worker_rows()
     streams = int((-(-rows[:, 1] // width) - rows[:, 0] // width).max())
@@ -210,7 +210,7 @@ def _take(plan: WindowPlan, ids: I64, tail: I64, num_stored: int) -> tuple[I64, 
     """Returns the records of a plan's elements, and of the tail that the next window takes over.
 
     Args:
-      plan: of the window.
+      plan: plan of the window.
       ids: records that the window reads.
       tail: records that the window before left.
       num_stored: records of the selection.

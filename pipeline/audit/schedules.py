@@ -83,7 +83,7 @@ def checks(mixture: ResolvedInput, topologies: Sequence[Topology]) -> list[Check
 
     Args:
       mixture: the request, with its data sets.
-      topologies: of the job, and of others that it is compared with.
+      topologies: topologies of the job, and of others that it is compared with.
     """
     plan, shares = Plan.of(mixture), mixture.request.shares
     first = topologies[0]

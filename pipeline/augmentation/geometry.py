@@ -336,7 +336,7 @@ def about_the_middle(matrix: list[list[tf.Tensor]], shift: list[tf.Tensor], size
 
     Args:
       matrix: 2x2, about the middle of the image; float64 (rows,) each.
-      shift: of the result, pixels to the right and down.
+      shift: shift of the result, pixels to the right and down.
       size: (height, width).
     """
     middle = (size[1] - 1) / 2, (size[0] - 1) / 2
@@ -355,7 +355,7 @@ class Resize(Recipe):
     The result is that of `tf.image.resize(..., antialias=True)`, rounded.
 
     Attributes:
-      height, width: of the result, pixels.
+      height, width: height and width of the result, pixels.
     """
 
     sets_size: ClassVar[bool] = True

@@ -303,7 +303,7 @@ def refuse(arguments: Sequence[str], flags: Sequence[str]) -> None:
     """Raises one UsageError for all arguments that a command does not have.
 
     Args:
-      arguments: that its parser does not know.
+      arguments: arguments that its parser does not know.
       flags: names that it knows.
     """
     with Mistakes() as mistakes:
@@ -332,7 +332,7 @@ def parse(
 
     Args:
       command: its name, for --help.
-      description: for --help.
+      description: description for --help.
       kind: a dataclass; each of its fields is a flag, or a dataclass of flags.
       argv: the arguments; None for those of the process.
       default: defaults by the names of flags, where they differ from those of the fields.

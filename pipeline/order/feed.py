@@ -48,10 +48,10 @@ class LaidShards(NamedTuple):
         """Returns the shards of an epoch, permuted by (seed, epoch) when training.
 
         Args:
-          order: of the selection.
+          order: order of the selection.
           epoch: its number.
           arrays: evaluates it.
-          ends: of a view in this epoch (`Arrays.ends`); None: they are computed here.
+          ends: ends of a view in this epoch (`Arrays.ends`); None: they are computed here.
         """
         counts = order.count_array
         firsts, positions = np.cumsum(counts) - counts, None
@@ -324,7 +324,7 @@ class Feed:
 
         Args:
           streams: local numbers, (n,).
-          offsets: from the stream's first position, (s, n).
+          offsets: offsets from the stream's first position, (s, n).
         """
         arrays, windows = self.arrays, self.order.windows
         starts, lengths = (arrays.gather(bounds, streams) for bounds in self._stream_bounds())

@@ -44,7 +44,7 @@ class Header:
       manifest_digest: identifies the data.
       spec: the arguments of the order.
       worker: index, 0..workers-1.
-      workers, replicas: in the job; each worker feeds replicas / workers of them.
+      workers, replicas: workers and replicas in the job; each worker feeds replicas / workers of them.
       start: global step at which the job begins; None: not told, as by earlier releases.
     """
 
@@ -67,9 +67,9 @@ class Entry:
     """One replica's rows of one step.
 
     Attributes:
-      step, replica: whose rows.
-      keys, weights: of the rows, in order.
-      global_step: that takes the unit `step` of a source under a schedule; None: `step` itself.
+      step, replica: step and replica whose rows.
+      keys, weights: keys and weights of the rows, in order.
+      global_step: global step that takes the unit `step` of a source under a schedule; None: `step` itself.
     """
 
     step: int
@@ -83,7 +83,7 @@ class Part(NamedTuple):
     """What one job has logged in a file: from its header to the next one.
 
     Attributes:
-      header: of the job.
+      header: header of the job.
       start: global step at which the job began, or that of its first entry if the header does not tell it; None: there
         is neither.
     """

@@ -48,14 +48,14 @@ class OrderSpec:
     Attributes:
       manifest_digest: identity of the data (`Manifest.digest`).
       split: the split argument, including slices.
-      seed: of every permutation and augmentation.
+      seed: seed of every permutation and augmentation.
       global_batch_size: G, batch rows over all replicas.
       streams: K.
       shuffle_bytes: decoded bytes that the windows of all streams may take together.
       remainder: `pad` or `drop`.
       training: False: the identity instead of every permutation, K = 1.
       record_bytes: bytes of an example in a window.
-      version: of the rules in this module.
+      version: version of the rules in this module.
       view: the choice of records and the content of its columns, in words; empty: each record once.
       skip_steps: (first, end) of global steps that are not trained on.
 
@@ -287,7 +287,7 @@ class MixtureSpec:
     """The arguments of the order of several sources.
 
     Attributes:
-      parts: of each source; its `global_batch_size` is its share of G, or the unit of a schedule, whose units its
+      parts: parts of each source; its `global_batch_size` is its share of G, or the unit of a schedule, whose units its
         `skip_steps` count.
       schedule: (first step, rows of each source) of each segment; empty: the same rows in all steps.
       skip_steps: (first, end) of global steps that are not trained on.

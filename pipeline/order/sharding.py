@@ -91,7 +91,7 @@ def check_pairs(recipe: str, global_batch_size: int, streams: int, num_replicas:
     """Raises UsageError if a replica or a stream has an odd number of rows, for a recipe that mixes pairs of rows.
 
     Args:
-      recipe: in words, for the error.
+      recipe: recipe in words, for the error.
       global_batch_size: G; R and K divide it.
       streams: K.
       num_replicas: R.

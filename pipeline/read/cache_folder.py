@@ -50,8 +50,9 @@ class CacheFolder:
         """Makes the folder if it is missing.
 
         Args:
-          path: of the folder.
-          most_bytes: that this process lets all files in it take; None: 90% of the space that the disk has for them.
+          path: path of the folder.
+          most_bytes: bytes that this process lets all files in it take; None: 90% of the space that the disk has for
+            them.
 
         Raises:
           DataError: the folder cannot be written to, or its disk has no locks.

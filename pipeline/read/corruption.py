@@ -87,7 +87,7 @@ class Corruption:
 
         Args:
           what: the error, without advice.
-          records: of one file; each counts.
+          records: records of one file; each counts.
           together: numbers of all records that are corrupt for this reason; other reads may find the rest of them.
 
         Raises:

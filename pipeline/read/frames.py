@@ -35,9 +35,9 @@ class Unpacked(NamedTuple):
     """What is known of some frames.
 
     Attributes:
-      problems: of each: 0, or the sum of `BAD_LENGTH` (its length or the CRC of its length), `BAD_RECORD` (its CRC) and
-        `OTHER_LAYOUT`; uint8 (m,).
-      crcs: that each stores, uint32 (m,); 0 if it is too short for one.
+      problems: problems of each: 0, or the sum of `BAD_LENGTH` (its length or the CRC of its length), `BAD_RECORD` (its
+        CRC) and `OTHER_LAYOUT`; uint8 (m,).
+      crcs: CRCs that each stores, uint32 (m,); 0 if it is too short for one.
       keys: where each key begins and ends in the block, int64 (m, 2); (0, 0) in another layout.
     """
 
@@ -55,8 +55,8 @@ def unpack(block: U8, begins: I64, row_of: I64, images: U8, labels: I64) -> Unpa
       block: frames that lie one after the other, uint8 (bytes,).
       begins: where each frame begins, and the end; the first one is that of `block[0]`. int64 (m + 1,).
       row_of: each record's row, int64 (m,).
-      images: to write to, uint8 (rows, pixels).
-      labels: to write to, int64 (rows,).
+      images: images to write to, uint8 (rows, pixels).
+      labels: labels to write to, int64 (rows,).
 
     Raises:
       ValueError: the arguments do not fit together.
@@ -170,10 +170,10 @@ def read(
     """Reads frames of a file and checks them; returns what `check` does.
 
     Args:
-      file: that has them.
+      file: file that has them.
       begins: the offset of each frame, int64 (m,).
       places: where each goes in the memory, and the end; int64 (m + 1,).
-      memory: to write to, uint8 (bytes,), C-contiguous.
+      memory: memory to write to, uint8 (bytes,), C-contiguous.
 
     Raises:
       DataError: the file cannot be read, or ends too early.

@@ -16,7 +16,7 @@ def bar(items: Iterable[_Item], total: int, text: str) -> Iterable[_Item]:
     """Returns the items, as they come, with a bar meanwhile.
 
     Args:
-      items: that take long.
+      items: items that take long.
       total: their number.
       text: what is done.
     """

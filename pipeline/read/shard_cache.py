@@ -45,7 +45,7 @@ class CacheCounts(NamedTuple):
       hits: copies that existed.
       misses: files that this process fetched.
       uncached: files that were read from the store itself, because they could not be copied.
-      fetched_bytes: of the misses.
+      fetched_bytes: bytes of the misses.
     """
 
     hits: int = 0
@@ -100,8 +100,8 @@ class Copies:
         """Makes the copies of a data set.
 
         Args:
-          data_dir: of the originals.
-          place: of the copies.
+          data_dir: folder of the originals.
+          place: place of the copies.
           skips: whether a file that differs from the manifest is read from the store, so that its corrupt records can
             be skipped; else it is an error.
           check_running: is called now and then; raises an error to stop a fetch.
@@ -277,9 +277,9 @@ class ShardCache:
         """Makes the cache of a data set.
 
         Args:
-          data_dir: of the remote data set.
-          digest: of its manifest.
-          place: of the copies, on this machine.
+          data_dir: folder of the remote data set.
+          digest: digest of its manifest.
+          place: place of the copies, on this machine.
           skips: whether corrupt records may be skipped.
         """
         self._data_dir, self._digest, self._place, self._skips = data_dir, digest, place, skips

@@ -173,10 +173,10 @@ class Shards:
 
     Attributes:
       data_dir: the data set's folder.
-      segments: of the selection; pieces name them by their index here.
+      segments: segments of the selection; pieces name them by their index here.
       corruption: the policy for corrupt records.
-      identities: of the files when the input was made.
-      cache: of copies on this machine; None: the files themselves are read.
+      identities: identities of the files when the input was made.
+      cache: cache of copies on this machine; None: the files themselves are read.
     """
 
     data_dir: str
@@ -345,8 +345,8 @@ class Shards:
         """Reports that a GZIP member is corrupt; raises like `corrupt`.
 
         Args:
-          segment: that has it.
-          offset: of the member in the shard.
+          segment: segment that has it.
+          offset: offset of the member in the shard.
           held: number of the first record in the member, and the end.
           records: {number: byte offset in the decompressed shard} of the records to read from it.
           problem: what is wrong.
@@ -368,7 +368,7 @@ class Shards:
 
         Args:
           good: which rows of a window are good.
-          segment: in whose file the window begins.
+          segment: segment in whose file the window begins.
 
         Raises:
           DataError: no row is good.

@@ -35,7 +35,7 @@ def parse_offsets(data: bytes | memoryview, num_bytes: int, num_examples: int, c
     Args:
       data: content of the file, but no more than it should have.
       num_bytes: size of the file.
-      num_examples: of the shard.
+      num_examples: number of examples of the shard.
       crc: the CRC32C of `data` in the manifest, 8 hexadecimal digits.
 
     Raises:
@@ -65,7 +65,7 @@ class Sidecars:
     """The sidecars of an input's shards, read on demand. Several threads may use it.
 
     Args:
-      shards: of the input.
+      shards: shards of the input.
       kept: how many numbers to keep in memory.
     """
 
@@ -100,8 +100,8 @@ class Sidecars:
         """Checks that intact records are those of the manifest, if it has a list of their CRCs.
 
         Args:
-          segment: that they were read from.
-          numbers: of the records in its shard, (n,).
+          segment: segment that they were read from.
+          numbers: numbers of the records in its shard, (n,).
           crcs: the masked CRC32C of each, (n,).
           offset_of: returns the byte offset of a record, given its index in `numbers`.
 

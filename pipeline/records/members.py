@@ -151,7 +151,7 @@ def parse(
 
     Args:
       data: the content of the table's file.
-      num_examples, num_bytes, stride: of the shard, as in the manifest.
+      num_examples, num_bytes, stride: number of examples, number of bytes and stride of the shard, as in the manifest.
       crc: the CRC32C of `data` in the manifest, 8 hexadecimal digits.
 
     Raises:

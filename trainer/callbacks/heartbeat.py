@@ -39,17 +39,17 @@ class Beat:
     """How a process is doing.
 
     Attributes:
-      pid: of the process.
+      pid: pid of the process.
       time: when this was written, seconds since 1970.
       beats: number of earlier beats.
       phase: what it is doing: `loading TensorFlow`, `training`.
       step: global step; None: not known yet.
-      last_step: at which training ends.
+      last_step: step at which training ends.
       made: updates that this process has made.
       achieved: how often the process has shown progress: a new phase, steps, batches evaluated.
       expects, quiet: of the phase; see `Phase`. While it is quiet, the beats may stop.
       patience: while steps are expected, the seconds that may pass until the next achievement, judging by earlier ones.
-      examples_per_second: of the whole job, over the last seconds.
+      examples_per_second: examples per second of the whole job, over the last seconds.
       input_wait: share of the time that steps waited for batches.
       seconds_per_step: over the last seconds.
       waited_per_step: the part of them in which this process waited for its batches.
@@ -58,9 +58,9 @@ class Beat:
       lost: names of the processes of the job whose end ended this one.
       started: when the process began, seconds since 1970.
       host: name of the machine.
-      devices: that the process computes on: `CPU:0`; empty: not known yet.
-      exit_code: that the process ends with, in its last beat.
-      error: that ended it, in a line.
+      devices: devices that the process computes on: `CPU:0`; empty: not known yet.
+      exit_code: exit code that the process ends with, in its last beat.
+      error: error that ended it, in a line.
     """
 
     pid: int
@@ -122,8 +122,8 @@ class Heartbeat(Callback):
         The folder may be on a file system that hangs, which must not hold up the training: another thread writes there.
 
         Args:
-          folder: of the run.
-          name: of this process: `worker-1`.
+          folder: folder of the run.
+          name: name of this process: `worker-1`.
           is_chief: whether this process has locked the folder, and makes the one for heartbeats in it.
         """
         path = folder.heartbeats / f"{name}.json"

@@ -39,7 +39,7 @@ class KubeflowReporter(Callback):
     """Posts the status of a run from the chief, if the variables are set; otherwise does nothing.
 
     Args:
-      last_step: at which training ends.
+      last_step: step at which training ends.
       is_chief: whether this process reports.
       say: prints a line; called once, if a report fails.
     """
@@ -109,7 +109,7 @@ def status(step: int, last_step: int, left: float | None, values: Mapping[str, f
 
     Args:
       step: global step.
-      last_step: at which training ends.
+      last_step: step at which training ends.
       left: estimated seconds until the last step; None: unknown.
       values: metrics by name.
     """

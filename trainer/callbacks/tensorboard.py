@@ -46,7 +46,7 @@ class TrainScalars(Callback):
     """Passes the numbers of a step to `write`, with the speed since the last time, as in the log line.
 
     Args:
-      period: of writing.
+      period: period of writing.
       rows: per step.
       rate: returns the learning rate of a global step, int64 scalar.
       write: takes a global step and values by tag.
@@ -100,8 +100,8 @@ class Shown(Protocol):
     """A step that TensorBoard shows.
 
     Attributes:
-      graphs: of it, once they have been traced, by name.
-      state: that it trains.
+      graphs: graphs of the step by name, once they have been traced.
+      state: state that it trains.
     """
 
     graphs: dict[str, Traced]
@@ -112,11 +112,11 @@ class TensorBoard(Callback):
     """Writes an events file, on the chief.
 
     Args:
-      config: of the run.
+      config: config of the run.
       steps_per_epoch: T.
       start_step: global step of the state that training begins with.
       is_chief: whether this worker writes.
-      stepper: whose graph, histograms and images are written.
+      stepper: stepper whose graph, histograms and images are written.
       read_histograms: returns those of this moment; None: they are in the result of a step.
 
     Attributes:
@@ -239,7 +239,7 @@ class EventFile:
     value.
 
     Attributes:
-      folder: of the file.
+      folder: folder of the file.
       writes: False: nothing is written.
       is_first: whether the folder has no file of an earlier process.
     """
@@ -248,7 +248,7 @@ class EventFile:
         """Looks for earlier files.
 
         Args:
-          folder: for the file.
+          folder: folder for the file.
           start_step: global step of the state that training begins with.
           writes: see the class.
         """

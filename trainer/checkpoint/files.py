@@ -51,7 +51,7 @@ class CheckpointFiles:
     kill, and completes a save of which only the index is left to add.
 
     Attributes:
-      folder: of the files.
+      folder: folder of the files.
       max_to_keep, steps_per_epoch, period: see `kept`.
     """
 
@@ -229,11 +229,11 @@ def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: P
     """Returns which of the steps, ascending, to keep: the newest, and two that are an epoch or more apart.
 
     Args:
-      steps: of the checkpoints.
+      steps: steps of the checkpoints.
       max_to_keep: how many of the newest.
       steps_per_epoch: T.
-      period: of the steps that count. Others stay while fewer count than are kept, or while they are one of the newest
-        two; they take no place of those that count. Without steps, all count.
+      period: period of the steps that count. Others stay while fewer count than are kept, or while they are one of the
+        newest two; they take no place of those that count. Without steps, all count.
     """
     # A slow divergence may be in all of the newest. The older of the two is at least an epoch old, and about two at
     # most if checkpoints are frequent; the younger one takes its place in time.
@@ -260,7 +260,7 @@ def check_to_train(folder: RunFolder, fresh: bool) -> None:
     """Checks that no run would begin at step 0 where another one is. Call it before the folder is locked.
 
     Args:
-      folder: of the run that begins or resumes.
+      folder: folder of the run that begins or resumes.
       fresh: whether the run that is there is to be removed.
 
     Raises:
@@ -297,7 +297,7 @@ def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Pat
     """Returns the checkpoints that a user may mean: the named one, or all, the newest first.
 
     Args:
-      folder: of a run; or a checkpoint in it.
+      folder: folder of a run; or a checkpoint in it.
       checkpoint: `ckpt-400`, `400`, `best`, `best/ckpt-400`; None: not named.
 
     Raises:

@@ -95,7 +95,7 @@ class Restored:
     """A checkpoint that was restored.
 
     Attributes:
-      path: of the checkpoint.
+      path: path of the checkpoint.
       changes: training options that have changed since: `--learning_rate was 0.05, is 0.01`.
     """
 
@@ -133,7 +133,7 @@ class CheckpointManager:
         """Removes what a killed process left in the run's folder.
 
         Args:
-          config: of the run.
+          config: config of the run.
           training, evaluation: what it reads.
           state: as it is before a checkpoint is restored.
           parts: the parts of the state that are not variables, by name.

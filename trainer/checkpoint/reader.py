@@ -53,7 +53,7 @@ class Record:
     """What a checkpoint stores about its run.
 
     Attributes:
-      path: of the checkpoint.
+      path: path of the checkpoint.
       step: its global step.
       averaged: whether it also has an average of the weights.
       content: what `RunSpec.content` returned: model, optimizer, num_classes, order, config, ...
@@ -152,8 +152,8 @@ def best_first(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
     """Returns the best checkpoints of a run in the order of their ranking, then those that it does not name.
 
     Args:
-      paths: in the folder of the best, the newest first: the newest one that can be read stores the ranking. Paths in
-        another folder are returned as they are.
+      paths: paths in the folder of the best, the newest first: the newest one that can be read stores the ranking.
+        Paths in another folder are returned as they are.
     """
     if not paths or paths[0].parent.name != BEST:
         return list(paths)
@@ -217,9 +217,9 @@ def compare(path: str, other: str, names_of_variables: Mapping[str, str]) -> tup
     """Returns the number of tensors of a checkpoint, and those whose bits are others in another one; the weights first.
 
     Args:
-      path: of the checkpoint; without the record of its run and the graph of its objects.
+      path: path of the checkpoint; without the record of its run and the graph of its objects.
       other: likewise.
-      names_of_variables: by the names of their tensors, in the order in which they are compared.
+      names_of_variables: names of variables by the names of their tensors, in the order in which they are compared.
     """
     both = [tf.train.load_checkpoint(one) for one in (path, other)]
     names = [{name for name in one.get_variable_to_shape_map() if name.endswith(_SUFFIX)} for one in both]

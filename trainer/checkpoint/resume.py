@@ -67,10 +67,10 @@ class RunSpec:
     """Model, optimizer, order and flags of a run, to be compared with those that a checkpoint has stored.
 
     Attributes:
-      state: of the run.
+      state: state of the run.
       spec: the order of its examples.
       config: all flags.
-      structure: of the model as its code builds it, before a checkpoint restores the optimizer's rate.
+      structure: structure of the model as its code builds it, before a checkpoint restores the optimizer's rate.
       data: {digest of a manifest: its data set in words}.
       code: the versions and the digests of the source files that compute; see `pipeline.files.code`.
     """
@@ -112,7 +112,7 @@ class RunSpec:
         """Raises UsageError if this run cannot resume from a checkpoint.
 
         Args:
-          path: of the checkpoint.
+          path: path of the checkpoint.
           stored: the content of its record.
         """
         for name, here in self.content().items():

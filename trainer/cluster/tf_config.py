@@ -28,7 +28,7 @@ class Seat:
     """The place of a process among those that meet at the chief's address.
 
     Attributes:
-      rank: of this process, 0..size-1; 0 is the chief.
+      rank: rank of this process, 0..size-1; 0 is the chief.
       size: processes in the job.
       name: what messages call this process.
       chief_address: `host:port`.
@@ -48,7 +48,7 @@ class Cluster:
 
     Attributes:
       addresses: `host:port` of each worker, the chief first.
-      rank: of this process, 0..size-1; 0 is the chief, which writes.
+      rank: rank of this process, 0..size-1; 0 is the chief, which writes.
       chief_job: whether TF_CONFIG has a job `chief`, so that its workers are counted without the chief.
       source: where the cluster comes from: TF_CONFIG, or a flag.
     """
@@ -141,7 +141,7 @@ def parse_jobs(
     Args:
       text: the content.
       known: the jobs that may be in it.
-      strategy: that uses them, for messages.
+      strategy: strategy that uses them, for messages.
       source: where the text comes from, for messages.
 
     Raises:
@@ -249,7 +249,7 @@ def of_flags(flags: ClusterFlags, strategy: str) -> str:
     """Returns the TF_CONFIG text that is equivalent to flags.
 
     Args:
-      flags: with --worker_hosts.
+      flags: flags with --worker_hosts.
       strategy: with multiworker, every process is a worker.
 
     Raises:

@@ -43,8 +43,8 @@ def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[st
     """Replaces --config=FILE by the flags in that file, which come first, so that the other arguments override them.
 
     Args:
-      arguments: of the command line.
-      names: of all flags.
+      arguments: arguments of the command line.
+      names: names of all flags.
 
     Returns:
       The arguments without --config and --dump_config, and whether --dump_config was among them.
@@ -88,8 +88,8 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
     """Yields the flags of a file as arguments: `--learning_rate=0.1`.
 
     Args:
-      path: of the file.
-      names: of all flags.
+      path: path of the file.
+      names: names of all flags.
 
     Raises:
       UsageError: it cannot be read, or has something other than flags.
@@ -118,8 +118,8 @@ def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]
     """Raises UsageError if a group or a flag is given twice: YAML would silently take the last one.
 
     Args:
-      path: of the file.
-      tree: of its content, or of a group.
+      path: path of the file.
+      tree: tree of its content, or of a group.
       seen: {flag that another group gives: its line}; flags of this group are added.
     """
     from yaml import MappingNode  # noqa: PLC0415, as in `_loader`

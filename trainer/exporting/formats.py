@@ -180,9 +180,9 @@ def readme_of(name: str, model: Served, formats: Sequence[str], batch: int, upri
     """Returns the content of README.md.
 
     Args:
-      name: of the model and its step.
-      model: that was exported.
-      formats: of the files.
+      name: name of the model and its step.
+      model: model that was exported.
+      formats: formats of the files.
       batch: images that a StableHLO program takes.
       upright: whether photographs must be turned as their EXIF data say, as the training's were.
     """

@@ -30,7 +30,7 @@ class Job:
     Attributes:
       num_workers: processes that compute gradients; with --elastic, the most of them that can share a batch.
       strategy: the --strategy of trainer.run.
-      flags: of trainer.run, with --strategy, the same for each process.
+      flags: flags of trainer.run, with --strategy, the same for each process.
       config: what these flags mean.
       launch: the flags of the launcher.
     """
@@ -103,8 +103,8 @@ def tf_config(addresses: Mapping[str, Sequence[str]], role: str, index: int) -> 
 
     Args:
       addresses: host:port of each process, by role.
-      role: of this one.
-      index: of it among those of its role.
+      role: role of this one.
+      index: index of it among those of its role.
     """
     cluster = {name: list(hosts) for name, hosts in addresses.items()}
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})

@@ -112,8 +112,8 @@ def _of_photographs(
     """Returns a network of 4 stages.
 
     Args:
-      name: of it.
-      image_shape, image_dtype, num_classes: of the data.
+      name: name of the layer.
+      image_shape, image_dtype, num_classes: shape, type and number of classes of the data.
       blocks: how many each stage has.
       block: makes one, of values, width and stride.
     """

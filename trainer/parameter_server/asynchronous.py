@@ -22,12 +22,12 @@ class Made(NamedTuple):
     """A worker's report on a block.
 
     Attributes:
-      steps: that it made, int64 (n,); others had been applied already.
-      rows: of each step, string (n,), see `Rows`.
+      steps: steps that it made, int64 (n,); others had been applied already.
+      rows: rows of each step, string (n,), see `Rows`.
       finite: bool; False: the last of them had a loss or gradient that is NaN or infinite.
       waited: seconds that it took to make the batches.
-      seconds: that the block took.
-      worker: that made it.
+      seconds: seconds that the block took.
+      worker: worker that made it.
       global_step: updates so far, of all workers.
     """
 
@@ -45,10 +45,10 @@ class Asynchronous:
     """The graph of a block, to be run by workers.
 
     Attributes:
-      state: on the parameter servers.
+      state: state on the parameter servers.
       batches: made of a worker's columns.
       compute: gradients, and their application.
-      ledger: of the steps.
+      ledger: ledger of the steps.
       rows: packs a step's results.
     """
 
@@ -124,10 +124,10 @@ class AsyncScheduler:
         """Makes the scheduler of a job.
 
         Args:
-          graph: of a block.
+          graph: graph of a block.
           closures: where it is run.
           columns: each worker's.
-          num_workers: in the job.
+          num_workers: number of workers in the job.
           most: steps of a block.
           lines: told of every block.
         """

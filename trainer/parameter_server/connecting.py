@@ -44,7 +44,7 @@ class Members:
         Args:
           roles: the processes.
           coordinator: knows which of them are there.
-          addresses: of each job's processes, as the chief calls them.
+          addresses: addresses of each job's processes, as the chief calls them.
         """
         self._roles, self._coordinator, self._addresses = roles, coordinator, addresses
         self._admitted: dict[int, int] = {}

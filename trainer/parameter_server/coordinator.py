@@ -61,7 +61,7 @@ class Coordinator:
           port: listens on the chief's address.
           timeout: seconds to wait for those without whom the job cannot begin.
           silence: seconds without a sign of life after which a process is lost.
-          least_workers: that must be there before the job begins; all servers must be.
+          least_workers: number of workers that must be there before the job begins; all servers must be.
           interrupt: told of signals to other processes that end the job.
           say: prints a line.
           on_lost: called with the names of lost processes before this process ends at once.

@@ -22,8 +22,8 @@ class Row(NamedTuple):
 
     Attributes:
       penalty: the regularisation.
-      norm: of the gradient, before it is clipped.
-      sums: of the measure, flat, one after the other.
+      norm: norm of the gradient, before it is clipped.
+      sums: sums of the measure, flat, one after the other.
     """
 
     penalty: float
@@ -211,7 +211,7 @@ class Tally:
 
     Attributes:
       once, twice, never: steps that were applied once, more often, not at all.
-      again: of these, steps that a lost worker had begun: part of its gradient may have been applied as well.
+      again: steps among these that a lost worker had begun: part of its gradient may have been applied as well.
       dropped: gradients that came too late; their rows were computed again, or by another worker as well.
     """
 

@@ -31,7 +31,7 @@ class Roles:
     Attributes:
       workers, ps: the `host:port` of each.
       mine: this process.
-      chief_address: of a chief that is not a worker; None: the process of worker 0 is the chief, too.
+      chief_address: address of a chief that is not a worker; None: the process of worker 0 is the chief, too.
       source: what named the cluster: TF_CONFIG, or a flag.
     """
 

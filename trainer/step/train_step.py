@@ -50,7 +50,7 @@ class LoopResult(NamedTuple):
 
     Attributes:
       step: global step after the last update, int64 scalar.
-      values: of the last update, float32 (values,), in the order of `names`.
+      values: values of the last update, float32 (values,), in the order of `names`.
       finite: bool scalar; False: the loop ended early, because the last update's loss, or a weight after it, is NaN or
         infinite (a NaN can pass through ReLU as 0, and show only in the gradient).
       waited: seconds that the updates waited for their batches, float64 scalar.
@@ -63,12 +63,12 @@ class LoopResult(NamedTuple):
       means: the means over the epoch's real rows that follow from `epoch`, float64 (values,), in the order of `names`;
         NaN as long as it has none, because its steps are skipped.
       names: the total loss, the regularisation, the loss, the metrics.
-      norm: of the last update's summed gradients before clipping, float32 scalar; None unless requested.
-      histograms: of the weights after the last update, then of its summed gradients, float32 (2 * variables,
+      norm: norm of the last update's summed gradients before clipping, float32 scalar; None unless requested.
+      histograms: histograms of the weights after the last update, then of its summed gradients, float32 (2 * variables,
         COLUMNS): least, greatest, sum, sum of squares, then the counts in equal buckets; None unless requested.
-      activations: of the outputs of the model's layers for the last batch's real rows on the first local replica, with
-        the weights after the update: histograms, float32 (layers, COLUMNS), and shares of zeros, float32 (layers,), in
-        the order of `outputs_of_layers`; None unless requested.
+      activations: statistics of the outputs of the model's layers for the last batch's real rows on the first local
+        replica, with the weights after the update: histograms, float32 (layers, COLUMNS), and shares of zeros, float32
+        (layers,), in the order of `outputs_of_layers`; None unless requested.
       images: the first real ones of the last batch on the first local replica, as the model gets them; None unless
         requested.
     """
@@ -95,7 +95,8 @@ class Logged(NamedTuple):
       weights: sample weights, float32 (rows,); 0 for padding.
       keys: string (rows,); None: the batches have none.
       records: ids, int64 (rows,); None: likewise.
-      losses: of each row before the update, without regularisation, float32 (rows,); None: the batches have no records.
+      losses: loss of each row before the update, without regularisation, float32 (rows,); None: the batches have no
+        records.
     """
 
     weights: Any
@@ -108,9 +109,9 @@ class Traced(NamedTuple):
     """A graph for TensorBoard.
 
     Attributes:
-      graph: of a step, or of a part of one.
-      scope: that its nodes stand in; empty: they stand alone.
-      device: of the nodes that name none; empty: of this process.
+      graph: graph of a step, or of a part of one.
+      scope: scope that its nodes stand in; empty: they stand alone.
+      device: device of the nodes that name none; empty: of this process.
     """
 
     graph: tf.Graph
@@ -460,7 +461,7 @@ class TrainStep:
         """Computes one replica's contribution to a step; returns the sum of those of all replicas.
 
         Args:
-          features: of this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
+          features: features of this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
           labels: likewise.
           weights: sample weights, likewise, float32 (rows,).
         """
@@ -584,9 +585,9 @@ def create(
     """Returns the step that the flags ask for.
 
     Args:
-      strategy: whose replicas compute.
+      strategy: strategy whose replicas compute.
       state: created in its scope.
-      config: of the run.
+      config: config of the run.
       training: the request for training data; None: the step neither augments nor knows the length of an epoch.
     """
     virtual = config.order.virtual_replicas

@@ -68,7 +68,7 @@ class Start:
       step: global step that it continues from.
       time: seconds since 1970.
       host: name of the machine.
-      flags: of the run, by group; None: they are not in the file (yet).
+      flags: flags of the run, by group; None: they are not in the file (yet).
     """
 
     step: int
@@ -83,8 +83,8 @@ class EventFiles:
     As TensorBoard does, it drops what earlier processes wrote about the steps that a later one makes again.
 
     Attributes:
-      series: by tag.
-      starts: in their order.
+      series: series by tag.
+      starts: starts in their order.
       images: PNGs by tag, of the newest step that has any.
       images_step: that step.
       problems: what is wrong with files, in words, by their names.

@@ -29,7 +29,7 @@ class Data:
 
     Attributes:
       training: the data sets and their order.
-      last_step: at which training ends.
+      last_step: step at which training ends.
     """
 
     training: ResolvedInput
@@ -63,7 +63,7 @@ class Data:
         Args:
           step: global step.
           workers: their names, in the order of their ranks.
-          replicas: of the job.
+          replicas: replicas of the job.
 
         Raises:
           UsageError: the workers and replicas cannot share a batch.

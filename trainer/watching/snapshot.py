@@ -20,8 +20,8 @@ class Member:
       name: `worker 1`.
       role, index: as in TF_CONFIG.
       host: name of its machine; empty: not known.
-      devices: that it computes on.
-      pid: of its newest process.
+      devices: devices that it computes on.
+      pid: pid of its newest process.
       state: `running`; `silent`: its heartbeats are missing; `gone`: and its process does not run any more; at the end
         `done`, `stopped` (rerun to resume), `failed`, or `ended` if it did not say how.
       phase: what it does, or did last.
@@ -29,11 +29,11 @@ class Member:
       heartbeat: when the last one was written, seconds since 1970; None: there was none.
       restarts: how often it was started again; None: nobody counts.
       error: how it failed last.
-      examples_per_second: of the whole job, as this process measures it.
+      examples_per_second: examples per second of the whole job, as this process measures it.
       seconds_per_step, waited_per_step, exchanged_per_step: over the last seconds; the part in which it waited for its
         own batches; the part in which it waits for all-reduces, partly while it computes. Of an
         asynchronous worker, of its own steps, without the last of these.
-      steps: of an asynchronous worker's own.
+      steps: steps of an asynchronous worker's own.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Straggler:
     """The process that the others wait for, or that is behind them.
 
     Attributes:
-      name: of the process.
-      why: in words.
+      name: name of the process.
+      why: reason in words.
     """
 
     name: str
@@ -92,13 +92,13 @@ class WorkerReading:
     """What a worker reads of a data set in this epoch.
 
     Attributes:
-      name: of the worker.
+      name: name of the worker.
       rows: the first of each global batch, and the one after its last; under a schedule, of each unit.
       shards: how many files it opens.
-      records: that it reads in the epoch.
+      records: records that it reads in the epoch.
       seen: records of them so far.
-      bins: of the shards in the epoch's order, or of groups of them where there are many: the share that the worker
-        reads, and the share of it whose rows have been read so far.
+      bins: shards in the epoch's order, or of groups of them where there are many: the share that the
+        worker reads, and the share of it whose rows have been read so far.
     """
 
     name: str
@@ -114,17 +114,17 @@ class DataReading:
     """Who reads what of a data set in this epoch.
 
     Attributes:
-      name: of the data set and its split.
-      epoch: from 0.
-      records: of the split.
+      name: name of the data set and its split.
+      epoch: number of the epoch, from 0.
+      records: records of the split.
       seen: records of this epoch so far.
-      steps: of the epoch so far, and of all of it; under a schedule these are the source's units.
+      steps: steps of the epoch so far, and of all of it; under a schedule these are the source's units.
       unit: rows of each of these; None: they are the run's steps.
-      rows: of this data set in a step now.
+      rows: rows of this data set in a step now.
       files: number of its files.
       group: files in a group, where there are many; else 1.
       shards: names of the files in the epoch's order; of groups, of the first in each.
-      workers: in their order.
+      workers: workers in their order.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Change:
     """Flags that a resume has changed.
 
     Attributes:
-      step: that the run was resumed from.
+      step: step that the run was resumed from.
       time: seconds since 1970.
       flags: (name, value before, value since).
     """
@@ -176,7 +176,7 @@ class Snapshot:
 
     Attributes:
       run: the folder.
-      time: of this snapshot, seconds since 1970.
+      time: time of this snapshot, seconds since 1970.
       state: `starting`, `training`, `waiting` (before a restart), `stopping`, `done`, `stopped`, `failed`; `silent`:
         nothing gives a sign of life, and nothing says that it has ended; `gone`: a process died without a word;
         `nothing`: there is no run yet; `unknown`: its files hold something that the page cannot show.
@@ -185,22 +185,22 @@ class Snapshot:
       epoch, epochs: passes over the training data.
       loss, accuracy: means over the epoch so far.
       examples_per_second, input_wait: over the last seconds; the latter is a share of the time.
-      seconds_left: at this speed.
-      restarts, max_restarts: of the group of all processes.
+      seconds_left: seconds left at this speed.
+      restarts, max_restarts: number and limit of the restarts of the group of all processes.
       error: the first cause of the last failure.
       elastic: the fewest and the most workers.
       lost: places of workers that are given up for now.
       members: the processes.
       straggler: among them.
       ledger: how often an asynchronous job's steps were applied, up to its last pause.
-      evaluations: by step.
+      evaluations: evaluations by step.
       ranked_by: the metric that ranks them.
       checkpoints: steps that are kept in the run's folder.
       data: what is read in this epoch.
       data_note: why that is not known, or is as it is.
-      flags: by name, with their values as text.
-      changes: at resumes.
-      events: in their order.
+      flags: flags by name, with their values as text.
+      changes: changes of flags at resumes.
+      events: events in their order.
       images, images_step: how many augmented images are in TensorBoard's files, and of which step.
       problems: files that are missing, half written or damaged, and how.
     """

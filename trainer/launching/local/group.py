@@ -34,8 +34,8 @@ class Cause:
     """The failure that made a group fail.
 
     Attributes:
-      task: whose process it was.
-      pid: of it.
+      task: task whose process it was.
+      pid: process id of its leader.
       exit_status: how it ended.
       step: the last that it reported.
       at_start: whether the process had made no step.
@@ -82,7 +82,7 @@ def first_failure(processes: list[Process], failed: list[Process]) -> Process:
     misses its heartbeats.
 
     Args:
-      processes: of the group.
+      processes: processes of the group.
       failed: those that have ended with a failure, in the order in which that was seen.
     """
     own = [one for one in failed if not one.monitor.lost]
@@ -108,7 +108,7 @@ class Group:
     """Started processes. Synchronous workers fail together; an asynchronous worker fails alone.
 
     Attributes:
-      slots: of the workers.
+      slots: slots of the workers.
       processes: the newest of each task.
       failed: those that ended with a failure that is the group's, in the order in which it was seen.
     """

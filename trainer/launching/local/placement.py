@@ -60,8 +60,8 @@ def divide_gpus(gpus: list[str], num_workers: int, per_worker: int | None) -> li
     """Returns the GPUs of each worker, the same number for all.
 
     Args:
-      gpus: of this machine.
-      num_workers: that share them.
+      gpus: GPUs of this machine.
+      num_workers: number of workers that share them.
       per_worker: how many each gets; None: as many as possible.
 
     Raises:
@@ -178,11 +178,11 @@ class Placement:
     """Where the processes of a job run.
 
     Attributes:
-      job: whose processes they are.
-      command: that each runs.
+      job: job whose processes they are.
+      command: command that each runs.
       shares: the GPUs of each worker's slot.
       has_gpus: whether this machine has any, so that processes without a share must be kept from them.
-      folder: for logs, heartbeats and the status.
+      folder: folder for logs, heartbeats and the status.
     """
 
     job: Job

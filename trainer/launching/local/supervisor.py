@@ -75,7 +75,7 @@ class Outcome:
 
     Attributes:
       kind: done; failed; stopped by a signal; or ended to grow.
-      cause: of a failure.
+      cause: cause of a failure.
     """
 
     kind: Literal["done", "failed", "stopped", "grow"]
@@ -88,9 +88,9 @@ class Attempt:
     Args:
       group: the started processes.
       workers: restarts those that fail alone.
-      records: to write to.
-      reporter: to keep up to date.
-      screen: to show it on.
+      records: records to write to.
+      reporter: reporter to keep up to date.
+      screen: screen to show it on.
       stopping: whether the user wants an end.
       stop_timeout: seconds that processes have to save and end.
     """
@@ -230,11 +230,11 @@ class Supervisor:
     """Runs a job to its end.
 
     Args:
-      job: to run.
+      job: job to run.
       pool: the slots of its workers.
-      records: of restarts, steps and errors.
-      reporter: to keep up to date.
-      screen: to show it on.
+      records: records of restarts, steps and errors.
+      reporter: reporter to keep up to date.
+      screen: screen to show it on.
       stopping: whether the user wants an end.
     """
 
