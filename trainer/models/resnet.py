@@ -112,7 +112,7 @@ def _of_photographs(
     """Returns a network of 4 stages.
 
     Args:
-      name: name of the layer.
+      name: name of the model.
       image_shape, image_dtype, num_classes: shape, type and number of classes of the data.
       blocks: how many each stage has.
       block: makes one, of values, width and stride.

@@ -35,7 +35,7 @@ class Cause:
 
     Attributes:
       task: task whose process it was.
-      pid: process id of its leader.
+      pid: id of that process.
       exit_status: how it ended.
       step: the last that it reported.
       at_start: whether the process had made no step.
