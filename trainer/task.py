@@ -48,6 +48,7 @@ class Evaluation:
       metrics: by name, such as `accuracy`.
       averaged: whether the weights were averages over the steps (--ema).
       parts: the evaluation of each source if there are several.
+      copies: of each image, over which the model's outputs were averaged (--eval_copies).
     """
 
     split: str
@@ -57,6 +58,7 @@ class Evaluation:
     metrics: dict[str, float]
     averaged: bool = False
     parts: tuple[Evaluation, ...] = ()
+    copies: int = 1
 
     def scalars(self) -> dict[str, float]:
         """Returns the means by their tags for TensorBoard, also those of each source."""
@@ -83,6 +85,7 @@ class Evaluation:
         values = ", ".join(f"{name} = {value:.4f}" for name, value in self.values.items())
         skipped = f"; {self.num_skipped} corrupt left out" if self.num_skipped else ""
         averaged = "; averaged weights" if self.averaged else ""
+        averaged += f"; mean over {self.copies} copies of each" if self.copies > 1 else ""
         sources = f" of {len(self.parts)} sources" if self.parts else ""
         return f"{self.split} {values} ({self.num_examples} examples{sources}{skipped}{averaged})"
 
@@ -390,14 +393,16 @@ def result_of(
                 raise DataError(f"the sample weights of the split {name!r} add up to {weight:g}: must be above 0")
         elif not 0 <= count - int(weight) <= may_skip or weight == 0:
             raise PipelineError(f"evaluation saw {weight} examples of {name!r}, which has {count}")
-        parts.append(_means(name, count, totals[name], measure, averaged))
+        part = _means(name, count, totals[name], measure, averaged)
+        parts.append(dataclasses.replace(part, copies=split.request.images_per_record))
     if len(parts) == 1:
         return parts[0]
     pooled: dict[str, tf.Tensor] = {}
     for sums in totals.values():
         pooled = added(pooled, sums)
     count, text = sum(split.order.num_records for split in splits.values()), next(iter(splits.values())).request.split
-    return dataclasses.replace(_means(text, count, pooled, measure, averaged), parts=tuple(parts))
+    whole = _means(text, count, pooled, measure, averaged)
+    return dataclasses.replace(whole, parts=tuple(parts), copies=parts[0].copies)
 
 
 def _means(name: str, count: int, sums: Mapping[str, tf.Tensor], measure: Measure, averaged: bool) -> Evaluation:

@@ -31,6 +31,7 @@ def to_json(trained: Trained, judgement: Judgement) -> dict[str, Any]:
         "step": trained.record.step,
         "weights": "ema" if trained.averaged else "raw",
         "data_dir": trained.config.data.evaluated,
+        "eval_copies": evaluation.copies,
         **{name: getattr(evaluation, name) for name in shown},
         **({"sources": sources} if sources else {}),
         "report": report and report.to_json(),

@@ -143,7 +143,7 @@ class Predictor:
             str(trained),
             model.class_names,
             model.core_shape,
-            lambda batch: np.asarray(augmented.probabilities(tf.constant(batch))),
+            augmented.probabilities,
             fit,
             trained.split.manifest.pixels,
         )

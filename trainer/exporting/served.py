@@ -250,9 +250,15 @@ class Augmented:
         parts = [np.asarray(fitting.fit(tf.constant(image[None]), key))[0] for key in self._keys]
         return np.stack([evaluated, *parts])
 
-    @tf.function(autograph=False)
-    def probabilities(self, copies: tf.Tensor) -> tf.Tensor:
+    def probabilities(self, copies: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Returns the mean probabilities, float32 (n, classes), of the results of `fit`, stacked."""
+        rows = len(copies)
+        more = (1 << (rows - 1).bit_length()) - rows  # few sizes of batches, of which each is traced and compiled
+        filled = np.concatenate([copies, np.repeat(copies[-1:], more, axis=0)])
+        return np.asarray(self._means(tf.constant(filled)))[:rows]
+
+    @tf.function(autograph=False)
+    def _means(self, copies: tf.Tensor) -> tf.Tensor:
         none = tf.zeros(copies.shape[0], tf.int64)
         found = [self._model.core(copies[:, 0], training=False)]
         for number, key in enumerate(self._keys, 1):

@@ -9,7 +9,7 @@ import tensorflow as tf  # so that tests/conftest.py makes four devices of the C
 from pipeline import RandomAccess, images, input_fn
 from pipeline.errors import UsageError
 from pipeline.order.hashing import Domain, derive_key
-from tests import forked
+from tests import augmenting_tasks, forked
 from tests.datasets import Kind, write_dataset
 from trainer import Predictor, evaluate, export, inference, predict, run
 from trainer.checkpoint import reader
@@ -43,9 +43,9 @@ def probabilities_of(folder, features):
     return np.stack([tf.nn.softmax(found.model(features[:, copy])) for copy in range(features.shape[1])], axis=1)
 
 
-def mean_over_copies(data, folder, text):
+def mean_over_copies(data, folder, augment):
     """Returns the mean loss and accuracy of a run's model over copies of the test split, computed here."""
-    options = {"split": "test", "global_batch_size": TESTS, "training": False, "seed": SEED, "augment": text}
+    options = {"split": "test", "global_batch_size": TESTS, "training": False, "seed": SEED, "augment": augment}
     [(features, labels, _)] = input_fn(data, **options, eval_copies=COPIES)
     means, rows, labels = probabilities_of(folder, features).mean(axis=1), np.arange(TESTS), labels.numpy()
     return -np.log(means[rows, labels]).mean(), (means.argmax(axis=1) == labels).mean()
@@ -59,6 +59,7 @@ def test_evaluations_take_the_mean_over_copies_whatever_the_batch(data, trained,
         evaluate.main([f"--model_dir={trained}", "--split=test", f"--eval_copies={COPIES}", "--json", *flags])
         found.append(json.loads(capsys.readouterr().out))
     for one in found:
+        assert one["eval_copies"] == COPIES
         assert one["loss"] == pytest.approx(loss, rel=1e-5)
         assert one["metrics"]["accuracy"] == pytest.approx(accuracy)
         assert (one["report"]["loss"], one["report"]["accuracy"]) == pytest.approx((loss, accuracy), rel=1e-5)
@@ -71,9 +72,17 @@ def test_a_run_takes_the_mean_over_copies_and_so_do_its_evaluations(data, tmp_pa
     replicas = ("--strategy=mirrored", "--num_replicas=2")
     train(data, tmp_path / "run", "--augment=shift(pixels=3)", f"--eval_copies={COPIES}", *replicas)
     loss, accuracy = mean_over_copies(data, tmp_path / "run", "shift(pixels=3)")
-    assert f"test accuracy = {accuracy:.4f}, loss = {loss:.4f} (9 examples" in capsys.readouterr().out
+    more = "9 examples; averaged weights; mean over 3 copies of each"
+    assert f"test accuracy = {accuracy:.4f}, loss = {loss:.4f} ({more})" in capsys.readouterr().out
     evaluate.main([f"--model_dir={tmp_path / 'run'}", "--json"])  # its own number of copies
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_copies_are_augmented_by_the_function_of_a_task(data, tmp_path, capsys):
+    train(data, tmp_path, "--task=tests.augmenting_tasks:Darkens", f"--eval_copies={COPIES}")
+    loss, accuracy = mean_over_copies(data, tmp_path, augmenting_tasks.Darkens.augment)
+    assert f"test accuracy = {accuracy:.4f}, loss = {loss:.4f} (9 examples" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ SHAPE, COUNTS, SEED = (10, 8, 3), (20, 0, 9, 8), 5
 TRAIN = {"global_batch_size": 8, "training": True, "seed": SEED, "epochs": 2, "record_ids": True}
 # By encoding: at its border, the part of a JPEG that is decoded alone has colours without their neighbours.
 TOLERANCES = {"png": 0.0, "jpeg": 4.0}
+ENCODINGS = ("png", pytest.param("jpeg", marks=pytest.mark.slow))
 WINDOWS = {"shuffle_bytes": 3000, "streams": 2}
 STEPS = 5  # of an epoch
 
@@ -52,19 +53,29 @@ def as_keys(images, keys):
     return keys
 
 
-def test_each_copy_has_its_key_on_any_workers_from_any_step_and_in_any_memory(folder):
-    wanted = {"augment": as_keys, "copies": 3, **TRAIN}
-    for memory, workers, start in (({}, 1, 0), ({}, 2, 3), (WINDOWS, 1, 3)):
-        for worker in range(workers):
-            shard = Shard(worker, workers) if workers > 1 else None
-            made = input_fn(folder, **{**wanted, **memory}, start_step=start, shard=shard)
-            for step, (keys, labels, weights, ids) in enumerate(made, start):
-                assert (keys.shape, labels.shape, weights.shape) == ((8 // workers, 3), *[(8 // workers,)] * 2)
-                for copy in range(3):
-                    np.testing.assert_array_equal(keys[:, copy], keys_of(step // STEPS, ids.numpy(), copy))
-    iterator = StepIterator(folder, **wanted)
+@pytest.mark.parametrize(
+    ("memory", "workers", "start"),
+    [
+        ({}, 1, 0),
+        (WINDOWS, 2, 3),
+        pytest.param({}, 2, 3, marks=pytest.mark.slow),
+        pytest.param({"portable": True}, 1, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_each_copy_has_its_key_on_any_workers_from_any_step_and_in_any_memory(memory, workers, start, folder):
+    for worker in range(workers):
+        shard = Shard(worker, workers) if workers > 1 else None
+        made = input_fn(folder, augment=as_keys, copies=3, **TRAIN, **memory, start_step=start, shard=shard)
+        for step, (keys, labels, weights, ids) in enumerate(made, start):
+            assert (keys.shape, labels.shape, weights.shape) == ((8 // workers, 3), *[(8 // workers,)] * 2)
+            for copy in range(3):
+                np.testing.assert_array_equal(keys[:, copy], keys_of(step // STEPS, ids.numpy(), copy))
+
+
+@pytest.mark.slow
+def test_an_iterator_resumes_with_the_same_copies(folder):
+    iterator, other = (StepIterator(folder, augment=as_keys, copies=3, **TRAIN) for _ in range(2))
     next(iterator)
-    other = StepIterator(folder, **wanted)
     other.set_state(iterator.get_state())
     np.testing.assert_array_equal(next(other)[0], next(iterator)[0])
 
@@ -101,7 +112,7 @@ def test_copies_are_what_the_recipe_makes_of_the_stored_images(text, memory, fol
 
 
 @pytest.mark.parametrize("memory", [{}, pytest.param(WINDOWS, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("encoding", [*TOLERANCES])
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_each_copy_decodes_a_part_of_its_own(encoding, memory, photographs):
     data, text = photographs(encoding), "random_resized_crop(size=8, normalize=False)"
     options = {**TRAIN, **memory, "augment": text}
@@ -174,17 +185,17 @@ def test_layers_of_keras_draw_by_the_key_of_each_copy(folder):
         np.testing.assert_array_equal(images[:, copy], called(tf.constant(stored[ids.numpy()]), keys))
 
 
-def test_replicas_and_sources_share_the_rows_of_copies(folder):
-    options = {"training": True, "seed": SEED, "augment": "flip"}
+@pytest.mark.parametrize("is_mixture", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_replicas_and_sources_share_the_rows_of_copies(is_mixture, folder):
+    data = [(folder, 3), (f"{folder}:test", 1)] if is_mixture else folder
+    options = {"global_batch_size": 8, "training": True, "seed": SEED, "augment": "flip"}
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    for data, size in ((folder, 8), ([(folder, 3), (f"{folder}:test", 1)], 8)):
-        one = next(iter(input_fn(data, global_batch_size=size, **options)))
-        two = next(iter(input_fn(data, global_batch_size=size, **options, copies=2)))
-        np.testing.assert_array_equal(two[0][:, 0], one[0])
-        np.testing.assert_array_equal(two[1], one[1])
-        parts = next(iter(distribute(strategy, data, global_batch_size=size, **options, copies=2)))
-        images = np.concatenate(strategy.experimental_local_results(parts[0]))
-        np.testing.assert_array_equal(images, two[0])
+    one, two = (next(iter(input_fn(data, **options, copies=copies))) for copies in (1, 2))
+    np.testing.assert_array_equal(two[0][:, 0], one[0])
+    np.testing.assert_array_equal(two[1], one[1])
+    parts = next(iter(distribute(strategy, data, **options, copies=2)))
+    images = np.concatenate(strategy.experimental_local_results(parts[0]))
+    np.testing.assert_array_equal(images, two[0])
 
 
 @pytest.mark.parametrize("text", [pytest.param("shift", marks=pytest.mark.slow), "shift | mixup(alpha=1.0)"])
@@ -206,7 +217,7 @@ def test_an_evaluation_has_its_own_image_first_and_then_augmented_ones(text, fol
     np.testing.assert_array_equal(next(iter(other))[0], found[:7])
 
 
-@pytest.mark.parametrize("encoding", [*TOLERANCES])
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_copies_of_an_evaluation_decode_the_parts_that_training_would(encoding, photographs):
     data, text = photographs(encoding), "random_resized_crop(size=8, normalize=False)"
     options = {"split": "test", "global_batch_size": 7, "training": False, "seed": SEED, "augment": text}
