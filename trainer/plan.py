@@ -78,9 +78,9 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
         config.model.class_weights, training.first.manifest, "--class_weight", has_own_labels=request.parse is not None
     )
     evaluation = _evaluation(config, task) if config.data.evaluates else {}
-    _check_evaluated(config, training, evaluation)
+    other = list(_otherwise_stored(config, training, evaluation))
     may_skip = config.data.max_corrupt * workers if config.data.on_corrupt == "skip" else 0
-    notes = [*_sharing(training, workers), *_left_out(config, evaluation), *_repeated(training)]
+    notes = [*_sharing(training, workers), *other, *_left_out(config, evaluation), *_repeated(training)]
     if given is None and split != _EVAL_SPLIT:
         notes.insert(0, f"evaluates on the split {split!r}, as there is no {_EVAL_SPLIT!r} (--eval_split)")
     return Plan(training, config.last_step(training.steps_per_epoch), evaluation, may_skip, tuple(notes))
@@ -177,8 +177,14 @@ def _evaluation(config: TrainConfig, task: type[Task] | None) -> dict[str, Resol
         raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None
 
 
-def _check_evaluated(config: TrainConfig, training: ResolvedInput, evaluation: dict[str, ResolvedRequest]) -> None:
-    """Raises UsageError if the data set of --eval_data_dir has other classes or images than the one trained on."""
+def _otherwise_stored(
+    config: TrainConfig, training: ResolvedInput, evaluation: dict[str, ResolvedRequest]
+) -> Iterator[str]:
+    """Yields a note if the images of --eval_data_dir are stored otherwise than those that are trained on.
+
+    Raises:
+      UsageError: that data set has other classes or shapes of images.
+    """
     given = config.data.eval_data_dir
     if given is None or not evaluation:
         return
@@ -186,6 +192,17 @@ def _check_evaluated(config: TrainConfig, training: ResolvedInput, evaluation: d
         check_alike([training.first, *evaluation.values()], [str(training.first.request.folder), given])
     except UsageError as error:
         raise UsageError(f"--eval_data_dir={given}: {error}") from None
+    there, here = (_storage(part) for part in (next(iter(evaluation.values())), training.first))
+    if there != here:
+        yield f"--eval_data_dir={given}: its images are stored as {there}, those that are trained on as {here}"
+
+
+def _storage(part: ResolvedRequest) -> str:
+    """Returns how the images of a data set are stored, in words; empty if the user's code parses them."""
+    image = part.manifest.features.get("image") if part.request.parse is None else None
+    if image is None:
+        return ""
+    return "raw" if image.encoding == "raw" else f"{image.encoding}, {part.manifest.pixels.words}"
 
 
 def _request(

@@ -59,8 +59,8 @@ def open_source(options: SourceOptions) -> Source:
     if len(converted) == 1 and _of_foreign(options):
         converted = {}  # whoever names features wants them read as those of any other writer
     if not converted:
-        names = [path.name_in(root) for path in paths]
-        return _open_foreign(root, splits.by_files(root, names, options.splits), options, is_by_name=True)
+        by_split = splits.by_files(root, [path.name_in(root) for path in paths], options.splits)
+        return _open_foreign(root, by_split, options, is_by_name=True)
     sources = {}
     for place, made in converted.items():
         here = {path.name for path in paths if path.parent == place}

@@ -193,7 +193,11 @@ def _request(config: InspectConfig, flags: dict[str, Any]) -> Request:
     if config.data_dir is not None:
         options["data_dir"] = parse_sources(config.data_dir, "DATA_DIR")
     request = Request(**options, training=True)
-    if not all(manifest.load(source.data_dir).has_images for source in request.sources):
+    others = [made for source in request.sources if not (made := manifest.load(source.data_dir)).has_images]
+    if others:
+        for name in ("augment", "resize"):  # of a run they are its own code's; given here, they would be ignored
+            if (given := getattr(config.order, name)) is not None:
+                raise UsageError(f"--{name}={given}: {others[0].dataset} has records of any kind, not images")
         options |= {"augment": None, "resize": None}
         request = Request(**options, training=True, parse=_as_they_are)
     return request

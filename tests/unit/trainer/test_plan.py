@@ -147,6 +147,7 @@ def test_another_data_set_may_be_evaluated_on(given, data_dir, other_dir, config
     assert [str(evaluation.request.folder), str(evaluation.request.statistics)] == [str(other_dir), str(data_dir)]
     assert str(made.training.first.request.folder) == str(data_dir)
     assert plan.splits_of(config) == ["held_out"]
+    assert not any("stored" in note for note in made.notes)
     [(name, evaluation)] = plan.evaluation_of(plan.with_trained_split(config), None).items()
     assert (name, str(evaluation.request.folder)) == ("train+test", str(data_dir))
 
@@ -165,6 +166,17 @@ def test_another_data_set_must_be_like_the_one_trained_on(change, message, data_
     (other_dir / "manifest.json").write_bytes(dataclasses.replace(made, **change).to_bytes())
     with pytest.raises(UsageError, match=f"^--eval_data_dir={re.escape(str(other_dir))}.*{message}"):
         plan.make(config_of(data_dir=data_dir, eval_data_dir=other_dir))
+
+
+def test_that_images_to_evaluate_on_are_stored_otherwise_is_noted(data_dir, other_dir, config_of):
+    made = manifests.load(other_dir)
+    features = {**made.features, "image": Feature("uint8", (4, 4, 1), "png")}
+    splits = {"held_out": dataclasses.replace(split("held_out", 21), image_sizes={"4x4": 21})}
+    (other_dir / "manifest.json").write_bytes(dataclasses.replace(made, features=features, splits=splits).to_bytes())
+    notes = plan.make(config_of(data_dir=data_dir, eval_data_dir=other_dir)).notes
+    [note] = [note for note in notes if "stored" in note]
+    assert note.startswith(f"--eval_data_dir={other_dir}: its images are stored as png, ")
+    assert note.endswith("those that are trained on as raw")
 
 
 @pytest.mark.parametrize(
