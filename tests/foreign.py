@@ -59,18 +59,18 @@ def tf_slim(folder: pathlib.Path, counts: Mapping[str, Sequence[int]], classes: 
     return folder
 
 
-def flowers(folder: pathlib.Path, labelled: int = 12, unlabelled: int = 5) -> pathlib.Path:
-    """Writes Kaggle's flowers: splits by name, and a test split without labels."""
+def flowers(folder: pathlib.Path, labelled: int = 12, unlabelled: int = 5, in_folders: bool = False) -> pathlib.Path:
+    """Writes Kaggle's flowers: splits by name, or a folder for each, and a test split without labels."""
     for split, first, count in (("train", 0, labelled), ("val", 100, labelled), ("test", 200, unlabelled)):
         records = [{"image": jpeg(first + i, (32, 32)), "id": b"%05x" % (first + i)} for i in range(count)]
         if split != "test":
             records = [{**record, "class": i % 3} for i, record in enumerate(records)]
-        write(folder / f"{split}-0-{count}.tfrec", records)
+        write(folder / (f"{split}/00-32x32-{count}.tfrec" if in_folders else f"{split}-0-{count}.tfrec"), records)
     return folder
 
 
-def melanoma(folder: pathlib.Path, count: int = 12) -> pathlib.Path:
-    """Writes SIIM's melanoma: names of images as keys, whole numbers beside the target."""
+def melanoma(folder: pathlib.Path, count: int = 12, unlabelled: int = 0) -> pathlib.Path:
+    """Writes SIIM's melanoma: names of images as keys, numbers and text beside the target; a test split without it."""
     records = [
         {
             "image": jpeg(i, (36, 36)),
@@ -80,12 +80,65 @@ def melanoma(folder: pathlib.Path, count: int = 12) -> pathlib.Path:
             "age_approx": 30 + i,
             "anatom_site_general_challenge": i % 3,
             "diagnosis": i % 5,
+            "benign_malignant": b"benign" if i % 4 else b"malignant",
             "target": int(i % 4 == 0),
             "width": 36,
             "height": 36,
         }
-        for i in range(count)
+        for i in range(count + unlabelled)
     ]
+    records, tested = records[:count], records[count:]
     write(folder / f"train00-{count // 2}.tfrec", records[: count // 2])
     write(folder / f"train01-{count - count // 2}.tfrec", records[count // 2 :])
+    if unlabelled:
+        known = {"target", "diagnosis", "benign_malignant"}
+        tested = [{name: value for name, value in record.items() if name not in known} for record in tested]
+        write(folder / f"test00-{unlabelled}.tfrec", tested)
+    return folder
+
+
+def channels(folder: pathlib.Path, counts: Mapping[str, int]) -> pathlib.Path:
+    """Writes SageMaker's channels: a folder for each, raw pixels in the order channel, row, column."""
+    for channel, count in counts.items():
+        pixels = np.random.default_rng(count).integers(0, 256, (count, 3, 32, 32), np.uint8)
+        records = [{"image": image.tobytes(), "label": number % 10} for number, image in enumerate(pixels)]
+        write(folder / channel / f"{channel}.tfrecords", records)
+    return folder
+
+
+def deeplab(folder: pathlib.Path, counts: Mapping[str, int], classes: int = 4) -> pathlib.Path:
+    """Writes segmentation as DeepLab does: a JPEG file, and a PNG file of the class of each pixel."""
+    for split, count in counts.items():
+        records = []
+        for number in range(count):
+            size = 40 + number % 3, 48 + number % 2
+            mask = np.array(PIL.Image.open(io.BytesIO(jpeg(number, size, mode="L")))) // (256 // classes)
+            stream = io.BytesIO()
+            PIL.Image.fromarray(mask).save(stream, "PNG")
+            records.append({
+                "image/encoded": jpeg(number, size),
+                "image/filename": b"2007_%06d" % number,
+                "image/format": b"jpeg",
+                "image/height": size[0],
+                "image/width": size[1],
+                "image/channels": 3,
+                "image/segmentation/class/encoded": stream.getvalue(),
+                "image/segmentation/class/format": b"png",
+            })  # fmt: skip
+        write(folder / f"{split}-00000-of-00001.tfrecord", records)
+    return folder
+
+
+def scenes(folder: pathlib.Path, counts: Mapping[str, int], classes: int = 6) -> pathlib.Path:
+    """Writes images with one to three classes each."""
+    for split, count in counts.items():
+        records = [
+            {
+                "image": jpeg(number, (32, 36)),
+                "classes": np.unique(np.arange(1 + number % 3) * (number + 1) % classes).astype(np.int64),
+                "name": b"scene %d" % number,
+            }
+            for number in range(count)
+        ]
+        write(folder / f"{split}-00.tfrecord", records)
     return folder

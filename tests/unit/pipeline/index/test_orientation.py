@@ -1,5 +1,6 @@
 """Photographs in other people's records that readers turn upright: every reader gives the same pixels."""
 
+import base64
 import io
 
 import numpy as np
@@ -195,6 +196,8 @@ def test_examples_cards_predictions_and_judges_agree(made):
         assert np.array_equal(pixels_of(file, 3, found.pixels), expected)
         picture = picture_of_file(file, 1 << 16, upright=True)
         assert (picture.height, picture.width) == SIZE
+        drawn = images.pixels(images.open_file(base64.b64decode(picture.uri.partition(",")[2])))
+        assert np.array_equal(drawn, expected)
         assert judge.problem(records[number]) is None
 
 

@@ -1,0 +1,118 @@
+"""Six projects' TFRecords and scripts: docs/projects.md to the letter, then killed and resumed."""
+
+import functools
+import pathlib
+import re
+import shlex
+import shutil
+
+import pytest
+
+from tests import foreign, forked
+from tests.runs import checkpoint_bytes, finish, tf_configs, wait_for_step
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "examples" / "tfrecords"
+PAGE = (ROOT / "docs" / "projects.md").read_text(encoding="utf-8")
+STEPS = 60
+MAKERS = {
+    "imagenet": lambda folder: foreign.tf_slim(folder / "imagenet", {"train": [30, 21, 17], "validation": [12, 8]}),
+    "flowers": lambda folder: foreign.flowers(folder / "flowers", 24, 5, in_folders=True),
+    "melanoma": lambda folder: foreign.melanoma(folder / "melanoma", 24, 6),
+    "channels": lambda folder: foreign.channels(folder / "channels", {"train": 44, "validation": 20}),
+    "deeplab": lambda folder: foreign.deeplab(folder / "voc", {"train": 30, "val": 11}),
+    "scenes": lambda folder: foreign.scenes(folder / "scenes", {"train": 40, "val": 13}),
+}
+
+
+@functools.cache
+def blocks(project):
+    """Returns [(language, text)] of a project's section."""
+    section = re.search(rf"^## {project}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)[1]
+    return re.findall(r"^```(python|sh)\n(.*?)```", section, re.DOTALL | re.MULTILINE)
+
+
+def commands(project):
+    """Returns the words of the commands of a project, without `stepfeed`."""
+    text = "".join(block for language, block in blocks(project) if language == "sh").replace("\\\n", " ")
+    return [shlex.split(line)[1:] for line in text.splitlines()]
+
+
+def make(project, folder):
+    """Writes a project's records and scripts."""
+    MAKERS[project](folder)
+    for script in SCRIPTS.glob(f"{project}*.py"):
+        shutil.copy(script, folder)
+    (folder / "photo.jpg").write_bytes(foreign.jpeg(1, (50, 70)))
+
+
+def run(folder, *arguments):
+    done = forked.run(arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def filled(text):
+    return sum(1 for line in text.splitlines() if line.strip())
+
+
+@pytest.mark.parametrize("project", MAKERS)
+def test_a_script_has_as_many_lines_as_the_page_says(project):
+    task = SCRIPTS / f"{project}_task.py"
+    python = sum(filled(block) for language, block in blocks(project) if language == "python")
+    python += filled(task.read_text(encoding="utf-8")) if task.exists() else 0
+    after = f"{len(commands(project))} commands" + f", {python} lines" * (python > 0)
+    before = filled((SCRIPTS / f"{project}.py").read_text(encoding="utf-8"))
+    assert re.search(rf"^\| \[{project}\]\(#{project}\) \| .* \| {before} \| {after} \|$", PAGE, re.MULTILINE), (
+        before,
+        after,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("project", MAKERS)
+def test_a_project_trains_before_and_after(project, tmp_path):
+    make(project, tmp_path)
+    run(tmp_path, f"{project}.py")
+    before = (tmp_path / "submission.csv").read_text() if (tmp_path / "submission.csv").exists() else ""
+    found = {words[0]: run(tmp_path, "-m", "stepfeed", *words) for words in commands(project)}
+    assert "a new run" in found["train"]
+    assert re.search(r"(validation|train\[75%:\]) accuracy = [01]\.\d+", found["train"])
+    for language, block in blocks(project):
+        if language == "python":
+            run(tmp_path, "-c", block)
+            after = (tmp_path / "submission.csv").read_text()
+            assert [line.split(",")[0] for line in after.splitlines()] == [n.split(",")[0] for n in before.splitlines()]
+            assert len(after.splitlines()) in (6, 7)
+    if "predict" in found:
+        assert found["predict"].count("photo.jpg: ") == 1
+    else:
+        assert before or (tmp_path / next(tmp_path.glob("*.keras"))).stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("project", MAKERS)
+def test_killed_and_resumed_a_run_ends_with_the_same_bits(project, processes, tmp_path):
+    make(project, tmp_path)
+    index, train, *_ = commands(project)
+    run(tmp_path, "-m", "stepfeed", *index)
+    flags = [word for word in train[1:] if not word.startswith(("--model_dir", "--train_steps"))]
+    flags += [f"--train_steps={STEPS}", "--checkpoint_every=7", "--log_every=2"]
+    flags += ["--strategy=multiworker"] * (processes > 1)
+
+    def begin(name):
+        arguments = ["-m", "trainer.run", *flags, f"--model_dir={name}"]
+        configs = tf_configs(processes) if processes > 1 else [None]
+        return [forked.Process(arguments, {"PYTHONUNBUFFERED": "1", "TF_CONFIG": c}, tmp_path) for c in configs]
+
+    assert [code for code, _, _ in finish(*begin("whole"))] == [0] * processes
+    killed = begin("killed")
+    wait_for_step(killed[0], 20)
+    for process in killed:
+        process.kill()
+    finish(*killed)
+    resumed = finish(*begin("killed"))
+    assert [code for code, _, _ in resumed] == [0] * processes
+    assert "resumed from" in resumed[0][1]
+    assert checkpoint_bytes(tmp_path / "killed", STEPS) == checkpoint_bytes(tmp_path / "whole", STEPS)
