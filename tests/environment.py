@@ -14,7 +14,7 @@ import time
 # Variables that our programs, or libraries below them, read. A job of Slurm or Kubernetes, a terminal and a CI service
 # set them for what they start, which is not what a test starts.
 _READ_BY_PROGRAMS = (
-    *("AWS_", "FAKE", "GRPC_", "KERAS_", "KMP_", "KUBEFLOW_", "KUBERNETES_", "LC_", "OMP_"),
+    *("AWS_", "FAKE", "GRPC_", "KERAS_", "KMP_", "KUBERNETES_", "LC_", "OMP_"),
     *("PMI", "PYTHON", "SBATCH_", "SLURM", "SRUN_", "STEPFEED_", "TF_", "TFDS_", "XLA_"),
     *("CLICOLOR", "COLORTERM", "COLUMNS", "FORCE_COLOR", "LANGUAGE", "LINES", "NO_COLOR", "PY_COLORS"),
     *("MALLOC_", "MPLBACKEND", "POSIXLY_CORRECT", "TASK_INDEX", "TERM_"),

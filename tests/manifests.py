@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,18 +36,6 @@ def check_trainer_api(manifest: Manifest, model: str, moments: Sequence[str] = (
     read = getattr(models, model).from_dict(manifest)
     assert read is not None
     _check_known(manifest, read.to_dict(), moments)
-
-
-def check_tfjob(manifest: Manifest) -> None:
-    """Fails where a manifest does not fit the TFJob of kubeflow-training, or has a field that it does not know."""
-    from kubeflow import training
-    from kubernetes import client
-
-    names = vars(client.models)
-    names.update({name: value for name, value in vars(training).items() if name.startswith("KubeflowOrgV1")})
-    api = client.ApiClient()
-    read = api.deserialize(types.SimpleNamespace(data=json.dumps(manifest)), "KubeflowOrgV1TFJob")
-    _check_known(manifest, api.sanitize_for_serialization(read))
 
 
 def _check_known(given: Any, read: Any, moments: Sequence[str] = ()) -> None:

@@ -28,7 +28,6 @@ from trainer import plan as plans
 from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.bottleneck import Bottleneck, Facts
 from trainer.callbacks.evaluation import Evaluations, Evaluator
-from trainer.callbacks.kubeflow import KubeflowReporter
 from trainer.callbacks.metrics_file import MetricsFile, TaskMetrics
 from trainer.callbacks.progress import EpochLine, LogLine, ProgressBar, RunSummary
 from trainer.callbacks.tensorboard import Profiler, Shown, TensorBoard, TrainScalars
@@ -232,7 +231,6 @@ class Run(abc.ABC):
             self.evaluations,
             _Saver(period("checkpoint"), self._save, self._save_now, lambda: self.interrupt.saves),
             Profiler(config.output.profiled, folder.logs, is_chief),
-            KubeflowReporter(last_step, is_chief, output.line),
         ]
         self.callbacks.callbacks += [each for each in callbacks if each]
 

@@ -1,7 +1,7 @@
 """`--target=kubernetes`: a job as manifests for `kubectl apply`.
 
 A JobSet is a Job of indexed pods for each role, restarted together by the exit code. A TrainJob of Kubeflow Trainer 2
-wraps a JobSet in a runtime. A TFJob of Training Operator 1 restarts pods one by one.
+wraps a JobSet in a runtime.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ _PORT = 2222  # of each process, in its own pod
 # The data or a flag is bad (of trainer.run), or there is no such command (a shell's codes, and 128, which containerd
 # gives where it cannot start one): it would fail again.
 _FINAL_CODES = [1, 2, 126, 127, 128]
-_RERUN_CODE = 75
 _LONGEST_LABEL = 63  # characters, of names of pods and volumes
 _HEARTBEAT = "/tmp/stepfeed-heartbeat.json"
 _STARTING, _PROBED_EVERY = 900, 30  # seconds
@@ -56,20 +55,6 @@ _TRAINER_API = "trainer.kubeflow.org/v1alpha1"
 _RUNTIME = "TrainingRuntime"
 _NODE = "node"  # what Kubeflow Trainer expects as the name of the job and of the container
 _NODE_LABELS = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-
-# TFJob
-_TFJOB_CONTAINER, _TFJOB_PORT = "tensorflow", "tfjob-port"  # what the operator looks for
-_TFJOB_ROLES = {"chief": "Chief", "worker": "Worker", "ps": "PS"}
-# The operator restarts a pod after codes of 128 and more only; it leaves 138 to users.
-_RETRIED = 138
-_PASS_ON = f"""\
-"$@" & child=$!
-trap 'kill -TERM "$child"' TERM
-wait "$child"; code=$?
-while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done
-if [ "$code" -eq {_RERUN_CODE} ]; then code={_RETRIED}; fi
-exit "$code"
-"""
 
 
 def _check_no_variable_twice(launch: LaunchFlags, flags: KubernetesFlags) -> None:
@@ -282,39 +267,7 @@ def _trainjob(job: Job) -> list[Manifest]:
     return [runtime, {"apiVersion": _TRAINER_API, "kind": "TrainJob", "metadata": metadata, "spec": spec}]
 
 
-def _tfjob(job: Job) -> list[Manifest]:
-    ttl = _flags(job).ttl
-    spec = {
-        "runPolicy": {
-            "cleanPodPolicy": "Running",  # parameter servers do not end by themselves
-            **({} if ttl is None else {"ttlSecondsAfterFinished": ttl}),
-            **({"backoffLimit": job.restarts.max_restarts} if job.restarts.max_restarts else {}),
-        },
-        **({} if "chief" in job.roles else {"successPolicy": "AllWorkers"}),
-        "tfReplicaSpecs": {_TFJOB_ROLES[role]: _tfjob_replicas(job, role) for role in job.roles},
-    }
-    return [{"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": _metadata(job), "spec": spec}]
-
-
-def _tfjob_replicas(job: Job, role: str) -> Manifest:
-    container = {
-        **_container(job, role, _TFJOB_CONTAINER),
-        "ports": [{"name": _TFJOB_PORT, "containerPort": _port(job)}],
-        "command": ["sh", "-c", escaped(_PASS_ON), "sh", *_command(job)],
-        "env": _variables(job),
-    }
-    return {
-        "replicas": job.roles[role],
-        "restartPolicy": "ExitCode" if job.restarts.max_restarts else "Never",
-        "template": {"spec": _pod_spec(job, container)},
-    }
-
-
-_KINDS: dict[str, Callable[[Job], list[Manifest]]] = {
-    "jobset": _jobset,
-    "trainjob": _trainjob,
-    "tfjob": _tfjob,
-}
+_KINDS: dict[str, Callable[[Job], list[Manifest]]] = {"jobset": _jobset, "trainjob": _trainjob}
 
 
 def _flags(job: Job) -> KubernetesFlags:

@@ -10,7 +10,7 @@ from pipeline.commands.flags import check, check_all, check_most, fields_with, f
 from pipeline.errors import UsageError
 from trainer.launching.flags import MOST_NUMBER, check_variable, pairs
 
-KINDS = ("jobset", "trainjob", "tfjob")
+KINDS = ("jobset", "trainjob")
 # Names as Kubernetes checks them (apimachinery/pkg/util/validation).
 _NAMESPACE = re.compile(r"(?=.{1,63}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -39,9 +39,7 @@ class Mount:
 class KubernetesFlags:
     """What --target=kubernetes prints."""
 
-    kind: str | None = flag(
-        None, "jobset, trainjob (Kubeflow Trainer 2) or tfjob (Training Operator 1) (None: jobset)", known=KINDS
-    )
+    kind: str | None = flag(None, "jobset or trainjob (Kubeflow Trainer 2) (None: jobset)", known=KINDS)
     image: str | None = flag(None, "container image with this package; required")
     namespace: str | None = flag(None, "of the job (None: that of kubectl)")
     volume: str | None = flag(

@@ -1,12 +1,10 @@
 """The manifests: against the published models, and what their pods do."""
 
 import ast
-import contextlib
 import dataclasses
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -60,7 +58,7 @@ def test_a_jobset_fits_the_published_models(documents_of, num_ps):
         assert container_of(job)["image"] == "registry/stepfeed:1"  # KUBERNETES gives --image
 
 
-@pytest.mark.parametrize("kind", ["jobset", "trainjob", "tfjob"])
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
 def test_a_page_is_a_deployment_beside_the_job(documents_of, kind):
     given = (f"--kind={kind}", "--num_workers=2", "--namespace=ml", "--secret_env=STEPFEED_WATCH_TOKEN=page:token")
     job = documents_of(*given)
@@ -110,26 +108,11 @@ def test_a_trainjob_and_its_runtime_fit_the_published_models(documents_of, num_p
     assert container_of(jobs["node"])["name"] == "node"
 
 
-@pytest.mark.parametrize("num_ps", [0, 2])
-def test_a_tfjob_fits_the_published_models(documents_of, num_ps):
-    (job,) = documents_of("--kind=tfjob", "--num_workers=2", *LARGE, num_ps=num_ps)
-    manifests.check_tfjob(job)
-    replicas = job["spec"]["tfReplicaSpecs"]
-    counts = {name: each["replicas"] for name, each in replicas.items()}
-    assert counts == ({"Chief": 1, "Worker": 2, "PS": 2} if num_ps else {"Worker": 2})
-    for each in replicas.values():
-        manifests.check_pod(each["template"]["spec"])
-        container = container_of(each)
-        assert (container["name"], container["ports"][0]["name"]) == ("tensorflow", "tfjob-port")
-        assert "TF_CONFIG" not in [variable["name"] for variable in container["env"]]  # the operator sets it
-
-
 @pytest.mark.parametrize(
     ("kind", "check", "path"),
     [
         ("jobset", lambda m: manifests.check_trainer_api(m, "JobsetV1alpha2JobSet"), ("spec", "failurePolicy")),
         ("trainjob", lambda m: manifests.check_trainer_api(m, "TrainerV1alpha1TrainJob"), ("spec", "trainer")),
-        ("tfjob", manifests.check_tfjob, ("spec", "runPolicy")),
     ],
 )
 def test_a_misspelt_field_is_found(documents_of, kind, check, path):
@@ -303,19 +286,14 @@ def test_a_job_that_begins_anew_has_a_name_of_its_own(documents_of):
     assert name("--fresh") != name("--fresh")
 
 
-@pytest.mark.parametrize("kind", ["jobset", "trainjob", "tfjob"])
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
 def test_flags_and_variables_reach_the_process_as_they_are(documents_of, kind):
     """The pod's command is really run, with a program that prints what it gets instead of the trainer."""
     flags = [f"--env=V{index}={word}" for index, word in enumerate(NASTY)]
     trainer = ("--data_dir=/data/" + "".join(NASTY), "--model_dir=/runs/one")
     *_, last = documents_of(f"--kind={kind}", *flags, trainer=trainer)
     spec = last["spec"]
-    if kind == "trainjob":
-        container = spec["trainer"]
-    elif kind == "tfjob":
-        container = container_of(spec["tfReplicaSpecs"]["Worker"])
-    else:
-        container = container_of(replicated(spec)["worker"])
+    container = spec["trainer"] if kind == "trainjob" else container_of(replicated(spec)["worker"])
     variables = manifests.environment(container, {INDEX: "0"})
     command = [manifests.expanded(word, variables) for word in container["command"]]
     code = "import os, sys; print([sys.argv[1:], [os.environ[f'V{i}'] for i in range(int(sys.argv[1]))]])"
@@ -380,20 +358,16 @@ OPERATOR = (
 
 
 @pytest.mark.parametrize("num_ps", [0, 1])
-@pytest.mark.parametrize("kind", ["jobset", "trainjob", "tfjob"])
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
 def test_what_an_operator_sets(documents_of, kind, num_ps):
     ttl = () if kind == "trainjob" else ("--ttl=3600",)
     documents = documents_of(f"--kind={kind}", *OPERATOR, *ttl, "--volume=data:/data:ro,runs.v2:/runs", num_ps=num_ps)
     spec = documents[0]["spec"]
-    if kind == "tfjob":
-        manifests.check_tfjob(documents[0])
-        templates, owner = [each["template"]["spec"] for each in spec["tfReplicaSpecs"].values()], spec["runPolicy"]
-    else:
-        owner = spec["template"]["spec"] if kind == "trainjob" else spec
-        manifests.check_trainer_api(
-            documents[0], "TrainerV1alpha1TrainingRuntime" if kind == "trainjob" else "JobsetV1alpha2JobSet"
-        )
-        templates = [job["template"]["spec"] for job in replicated(owner).values()]
+    owner = spec["template"]["spec"] if kind == "trainjob" else spec
+    manifests.check_trainer_api(
+        documents[0], "TrainerV1alpha1TrainingRuntime" if kind == "trainjob" else "JobsetV1alpha2JobSet"
+    )
+    templates = [job["template"]["spec"] for job in replicated(owner).values()]
     assert owner.get("ttlSecondsAfterFinished") == (3600 if ttl else None)
     assert len(templates) == (3 if num_ps else 1)
     for pod in templates:
@@ -436,36 +410,6 @@ def test_root_and_a_user_without_a_group(documents_of):
         assert replicated(jobset["spec"])["worker"]["template"]["spec"]["securityContext"] == found
 
 
-def wrapped(documents_of, program):
-    """Returns the TFJob's command with another program."""
-    (job,) = documents_of("--kind=tfjob")
-    command = [
-        manifests.expanded(word, {}) for word in container_of(job["spec"]["tfReplicaSpecs"]["Worker"])["command"]
-    ]
-    return [*command[: command.index("python")], "bash", "-c", program]
-
-
-@pytest.mark.parametrize(("code", "seen"), [(0, 0), (1, 1), (2, 2), (75, 138), (137, 137)])
-def test_the_operator_restarts_after_75(documents_of, code, seen):
-    assert subprocess.run(wrapped(documents_of, f"exit {code}"), check=False).returncode == seen
-
-
-def test_a_tfjobs_process_gets_sigterm(documents_of, tmp_path):
-    program = (
-        f"trap 'sleep 0.3; touch {tmp_path}/saved; exit 75' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done"
-    )
-    process = subprocess.Popen(wrapped(documents_of, program), start_new_session=True)
-    try:
-        while not (tmp_path / "up").exists():
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(30) == 138
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert (tmp_path / "saved").exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -479,7 +423,7 @@ def test_a_tfjobs_process_gets_sigterm(documents_of, tmp_path):
             "--memory=10 GB: must be a whole number and Mi, Gi or Ti, or K, M, G or T, without a space",
         ),
         (["--gpus_per_worker=-1"], "--gpus_per_worker=-1: must be 0 or more"),
-        (["--kind=job"], "--kind: unknown 'job'; did you mean 'tfjob'?"),
+        (["--kind=job"], "--kind: unknown 'job'; did you mean 'jobset'?"),
         (["--name=My_Job"], "--name=My_Job: must be lower-case"),
         ([f"--name={'a' * 60}"], "must be 46 characters or less"),
         (["--port=70000"], "--port=70000: must be 65535 or less"),
