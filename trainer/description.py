@@ -22,7 +22,8 @@ def of(config: TrainConfig, plan: Plan) -> Description:
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
     chosen = algorithms.in_words(config.run.folder)
-    flags = {**_flags(config), "data": _data(plan.training), "GPUs": gpus, "algorithms": chosen}
+    data = {"data": _data(plan.training), **_evaluation_data(config, plan)}
+    flags = {**_flags(config), **data, "GPUs": gpus, "algorithms": chosen}
     return [versions(), code_of_packages(), flags, code_of_modules(config.model.modules), {"order": order}]
 
 
@@ -69,6 +70,14 @@ def _data(training: ResolvedInput) -> str:
         for part, digest in zip(training.parts, digests, strict=True)
     ]
     return f"a mixture of {' and '.join(sources)}"
+
+
+def _evaluation_data(config: TrainConfig, plan: Plan) -> dict[str, str]:
+    """Returns the data of --eval_data_dir in words; nothing if what is trained on tells which data are evaluated on."""
+    digests = sorted({part.manifest.digest[:12] for part in plan.evaluation.values()})
+    return (
+        {"evaluation data": f"evaluation data of digest {digests[0]}"} if config.data.eval_data_dir and digests else {}
+    )
 
 
 def _flags(config: TrainConfig) -> dict[str, str]:

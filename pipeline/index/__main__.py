@@ -32,7 +32,7 @@ class IndexConfig:
         "compression that all files must have, GZIP or ZLIB: others are refused, as the files say what they have",
         needs="indexes",
     )
-    overwrite: bool = flag(False, "leave to replace a manifest that this command made", needs="indexes")
+    overwrite: bool = flag(False, "whether to replace a manifest that this command made", needs="indexes")
     feature_map: str = flag("", f"for images: {schema.FEATURE_MAP.text},key:filename")
     label_offset: int = flag(
         0, "number to add to stored class numbers: -1 if the first class is 1", needs="feature_map"

@@ -20,6 +20,7 @@ from pipeline.records.stream import records_of
 _MOST_NAMED = 3  # files in a message
 _OURS = (naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES)
 _OTHERS = (naming.SIDECARS, naming.COLUMNS, "lost+found")  # folders that hold no records
+_EVENTS = ".tfevents."  # in the names of TensorBoard's files
 _DECIDES = "--split=NAME:PATTERN, once or more for each split, says which files are whose"
 
 
@@ -103,7 +104,9 @@ def _records_in(root: StoragePath) -> list[str]:
     """
     names = _files(str(root), math.inf)
     records = [name for name in names if naming.is_foreign_file(name.rpartition("/")[2])]
-    records = records or [name for name in names if framing.begins_file(_start_of(root / name))]
+    if not records:  # TensorBoard's files are records, too, but of no data set
+        others = (name for name in names if _EVENTS not in name)
+        records = [name for name in others if framing.begins_file(_start_of(root / name))]
     if not records:
         some = f"it has {count_of(len(names), 'file')}" + (f", such as {', '.join(names[:_MOST_NAMED])}" * bool(names))
         raise UsageError(f"holds no {naming.FOREIGN_FILES}; {some}", path=root, advice=_DECIDES)

@@ -91,6 +91,7 @@ def test_a_folder_that_is_no_data_set_is_said_before_flags_that_are_missing(tmp_
         (["--global_batch_size=10", "--png=who.jpg"], "--png=who.jpg: the file's name must end in .png"),
         (["--global_batch_size=10", "--shuffle_bytes=10"], "decoded bytes need at least 144"),
         (["--observed=nowhere"], "--observed=nowhere: no such file, folder or glob"),
+        (["--observed=nowhere", "--augment=flip"], "--augment=flip with --observed: the logs have the order"),
         (["--global_batchsize=10"], "did you mean '--global_batch_size'?"),
     ],
 )

@@ -124,30 +124,32 @@ class ClusterFlags:
 
     worker_hosts: str | None = flag(None, "host:port of each worker, separated by commas", per_process=True)
     ps_hosts: str | None = flag(
-        None, "host:port of each parameter server, likewise; implies --strategy=parameter_server", per_process=True
+        None,
+        "host:port of each parameter server, likewise; implies --strategy=parameter_server",
+        per_process=True,
+        needs="worker_hosts",
     )
     chief_host: str | None = flag(
         None,
         "host:port of a chief that is not a worker (None: the process of worker 0 is the chief)",
         per_process=True,
+        needs="worker_hosts",
     )
-    job_name: str | None = flag(None, "of this process: ps, worker or chief", known=JOBS, per_process=True)
+    job_name: str | None = flag(
+        None, "job of this process: ps, worker or chief", known=JOBS, per_process=True, needs="worker_hosts"
+    )
     task_index: int | None = flag(
         None,
-        "of this process in its job, 0 and up; --task_id is the same",
+        "number of this process in its job, 0 and up; --task_id is the same",
         least=0,
         per_process=True,
+        needs="worker_hosts",
     )
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check_all(lambda: check(self), self._check_hosts)
-
-    def _check_hosts(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name != "worker_hosts" and value is not None and not self.worker_hosts:
-                raise UsageError(f"--{field.name}={value}: needs --worker_hosts=host:port,... as well")
+        why = "needs --worker_hosts=host:port,... as well"
+        check_all(lambda: check(self), lambda: check_needs(self, worker_hosts=why))
 
     @property
     def given(self) -> bool:

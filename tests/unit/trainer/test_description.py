@@ -63,13 +63,24 @@ def test_every_flag_is_compared(described, config_of):
     flags = {f"--{name}" for group in dataclasses.asdict(config_of()).values() for name in group}
     found = {name for name in described()[2] if name.startswith("--")}
     of_a_process = {f"--{name}" for name in ("worker_hosts", "ps_hosts", "chief_host", "job_name", "task_index")}
-    of_a_machine = {"--data_dir", "--model_dir", "--metrics_jsonl", "--cache_dir", "--cache_bytes", "--log_time"}
+    of_a_machine = {"--data_dir", "--eval_data_dir", "--model_dir", "--metrics_jsonl", "--cache_dir", "--cache_bytes"}
+    of_a_machine.add("--log_time")
     assert flags - of_a_machine - of_a_process == found
 
 
 def test_other_data(described, tmp_path):
     write_dataset(tmp_path / "other", (11, 10))
     assert " a data set of digest " in compared(described, data_dir=tmp_path / "other")
+
+
+def test_other_evaluation_data(described, tmp_path):
+    for name, count in (("one", 5), ("same", 5), ("other", 6)):
+        write_dataset(tmp_path / name, (count,), test_counts=(count,))
+    one, same, other = (described(eval_data_dir=tmp_path / name) for name in ("one", "same", "other"))
+    assert difference(one, {"worker 1": same}) is None
+    said = r"^worker 1 has evaluation data of digest \w+, the chief has evaluation data of digest \w+$"
+    assert re.search(said, difference(one, {"worker 1": other}))
+    assert difference(one, {"worker 1": described()}) is not None
 
 
 def test_another_mixture(described, tmp_path):

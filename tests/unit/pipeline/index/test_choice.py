@@ -90,12 +90,13 @@ def test_a_numbered_set_is_whole_however_its_files_are_compressed(tmp_path, name
 def test_without_a_usual_name_files_are_told_by_their_bytes(tmp_path, pack):
     write(tmp_path, "train", "x/test", data=pack(RECORDS))
     write(tmp_path, "README", "train.json", "empty", data=b"")
+    write(tmp_path, "logs/events.out.tfevents.1700000000.host.1.0.v2")
     write(tmp_path, "notes.gz", data=gzip.compress(b"notes of any length, which are no records"))
     assert choice.of_names(str(tmp_path)) == {"train": ["train"]}
     (tmp_path / "train").unlink()
     assert choice.of_names(str(tmp_path)) == {"test": ["x/test"]}
     (tmp_path / "x" / "test").unlink()
-    with pytest.raises(UsageError, check=said("no file like", "it has 4 files")):
+    with pytest.raises(UsageError, check=said("no file like", "it has 5 files")):
         choice.of_names(str(tmp_path))
 
 

@@ -236,6 +236,8 @@ def test_records_that_are_no_images_have_places(folders, capsys, tmp_path):
         inspect.main([*flags, "--step=1", f"--png={tmp_path}/a.png"])
     with pytest.raises(UsageError, match="^--key=a: the manifest of .*files knows of no keys"):
         inspect.main([*flags, "--key=a"])
+    with pytest.raises(UsageError, match="^--augment=flip: files has records of any kind"):
+        inspect.main([*flags, "--step=1", "--augment=flip"])
 
 
 @pytest.mark.parametrize(

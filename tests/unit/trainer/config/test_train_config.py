@@ -74,6 +74,7 @@ def test_flags_and_their_defaults_stay():
         **{"global_batch_size": 100, "streams": None, "shuffle_bytes": 1 << 30, "remainder": "pad", "prefetch": 2},
         **{
             "eval_data_dir": None,
+            "eval_copies": 1,
             "where": None,
             "limit": None,
             "balance": None,
