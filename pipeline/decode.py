@@ -578,14 +578,28 @@ class ImageDecoder:
         if self.encoding == "raw":
             return tf.reshape(tf.io.decode_raw(image, tf.uint8), self.shape)
         pixels = decode_file(image, self.channels, self.encoding, self.dct)
-        return pixels if turn is None else upright(pixels, turn)
+        if turn is None:
+            return pixels
+        return self._turned(pixels, tf.concat([[0, 0], tf.shape(pixels)[:2]], axis=0), turn)[0]
+
+    def _turned(self, image: tf.Tensor, part: tf.Tensor, turn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns an image that has a part of another one upright, and where it has it."""
+
+        def turned() -> tuple[tf.Tensor, tf.Tensor]:
+            size = tf.concat([[0, 0], upright_sizes(part[2:], turn)], axis=0)
+            if self.by_operation:
+                return operations.turned(image, part, turn), size
+            return upright(image[part[0] : part[0] + part[2], part[1] : part[1] + part[3]], turn), size
+
+        found, place = tf.cond(turn > 1, turned, lambda: (image, part))
+        return tf.ensure_shape(found, (None, None, image.shape[2])), place
 
     def _resized(
         self, image: tf.Tensor, part: tf.Tensor, mirrored: tf.Tensor, turn: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Returns a part of an image, (top, left, height, width), in the size of the result, turned before."""
         if turn is not None:  # before it is resized, because the result depends on which side is resized first
-            image, part = _turned_part(image, part, turn)
+            image, part = self._turned(image, part, turn)
         size = self.image_shape[:2]
         if self.by_operation:
             return tf.ensure_shape(operations.resize(image, part, size, mirrored), self.image_shape)
@@ -599,17 +613,6 @@ def _boxes(crop: Crop, sizes: tf.Tensor, keys: tf.Tensor, turns: tf.Tensor | Non
     sizes = sizes if turns is None else upright_sizes(sizes, turns)
     boxes = crop.box(sizes[..., 0], sizes[..., 1], keys)
     return boxes if turns is None else stored_boxes(boxes, sizes, turns)
-
-
-def _turned_part(image: tf.Tensor, part: tf.Tensor, turn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns an image that has a part of another one upright, and where it has it."""
-
-    def turned() -> tuple[tf.Tensor, tf.Tensor]:
-        pixels = image[part[0] : part[0] + part[2], part[1] : part[1] + part[3]]
-        return upright(pixels, turn), tf.concat([[0, 0], upright_sizes(part[2:], turn)], axis=0)
-
-    found, place = tf.cond(turn > 1, turned, lambda: (image, part))
-    return tf.ensure_shape(found, (None, None, image.shape[2])), place
 
 
 @dataclasses.dataclass(frozen=True)

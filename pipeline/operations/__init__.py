@@ -89,6 +89,20 @@ def resize(image: tf.Tensor, part: tf.Tensor, size: tuple[int, int], mirrored: t
     return resized
 
 
+def turned(image: tf.Tensor, part: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
+    """Returns a part of an image turned upright: the same bytes as `pipeline.decode.upright` of it.
+
+    Args:
+      image: as it is stored, uint8 (h, w, channels).
+      part: its top, left, height and width, pixels; int32 (4,).
+      orientation: EXIF's, int32 scalar.
+
+    Raises:
+      tf.errors.InvalidArgumentError: a part that is not in the image, or no orientation of 1 to 8.
+    """
+    return tf.ensure_shape(_operations().stepfeed_turn(image, part, orientation), (None, None, image.shape[2]))
+
+
 def find_images(records: tf.Tensor, image: str = "image", label: str = "label") -> tf.Tensor:
     """Finds the images and labels of serialized `tf.train.Example`s, without a copy of their bytes.
 
@@ -160,4 +174,4 @@ def _operations() -> Any:
         found = tf.load_op_library(library.origin)
     except (tf.errors.OpError, OSError, RuntimeError):  # compiled for another system or processor
         return None
-    return found if hasattr(found, "stepfeed_find_features") else None
+    return found if hasattr(found, "stepfeed_turn") else None

@@ -206,6 +206,66 @@ static const char *resized(void *const *inputs, void *context, void **output, vo
     return NULL;
 }
 
+/* ---- images that EXIF data turn ---- */
+
+enum { STORED, STORED_PART, TURN, TURN_INPUTS };
+enum { ON_ITS_SIDE = 5, LAST_TURN = 8, TURNED_LINES = 16 };
+/* By EXIF's orientation: whether an upright image has its lines, or the pixels of a line, in the other order. */
+static const uint8_t LINES_REVERSED[] = {0, 0, 0, 1, 1, 0, 0, 1, 1}, PIXELS_REVERSED[] = {0, 0, 1, 1, 0, 0, 1, 1, 0};
+
+/* Copies an image of which the pixel below another one, and the one right of it, lie `down` and `across` bytes behind
+ * it. Lines that are columns of what is stored are made several at a time, whose pixels then lie together. */
+static inline void turn_pixels(const uint8_t *from, int64_t down, int64_t across, uint8_t *to, Extent upright,
+                               int64_t channels, int64_t lines) {
+    for (int64_t first = 0; first < upright.height; first += lines) {
+        int64_t end = first + lines < upright.height ? first + lines : upright.height;
+        for (int64_t x = 0; x < upright.width; x++)
+            for (int64_t y = first; y < end; y++)
+                memcpy(to + (y * upright.width + x) * channels, from + y * down + x * across, (size_t)channels);
+    }
+}
+
+static void turn(const uint8_t *from, int64_t stride, uint8_t *to, Extent upright, int64_t channels, int orientation) {
+    int is_on_side = orientation >= ON_ITS_SIDE;
+    int64_t down = is_on_side ? channels : stride, across = is_on_side ? stride : channels;
+    int64_t lines = is_on_side ? TURNED_LINES : 1;
+    if (LINES_REVERSED[orientation]) {
+        from += (upright.height - 1) * down;
+        down = -down;
+    }
+    if (PIXELS_REVERSED[orientation]) {
+        from += (upright.width - 1) * across;
+        across = -across;
+    }
+    if (channels == 3) /* a constant number, of which no loop is left */
+        turn_pixels(from, down, across, to, upright, 3, lines);
+    else
+        turn_pixels(from, down, across, to, upright, channels, lines);
+}
+
+static Computation turned;
+static const char *turned(void *const *inputs, void *context, void **output, void *status) {
+    if (TF_NumDims(inputs[STORED]) != 3 || TF_NumDims(inputs[STORED_PART]) != 1 ||
+        TF_Dim(inputs[STORED_PART], 0) != 4 || TF_NumDims(inputs[TURN]))
+        return "an image must have three dimensions, its part must be four numbers, an orientation one";
+    int32_t orientation = *(const int32_t *)TF_TensorData(inputs[TURN]);
+    if (orientation < 1 || orientation > LAST_TURN) return "an orientation must be 1 to 8";
+    const int32_t *part = TF_TensorData(inputs[STORED_PART]);
+    for (int i = 0; i < 2; i++)
+        if (part[i] < 0 || part[i + 2] < 0 || (int64_t)part[i] + part[i + 2] > TF_Dim(inputs[STORED], i))
+            return "a part must lie in its image";
+    int is_on_side = orientation >= ON_ITS_SIDE;
+    Extent upright = {part[is_on_side ? 3 : 2], part[is_on_side ? 2 : 3]};
+    int64_t channels = TF_Dim(inputs[STORED], 2), stride = TF_Dim(inputs[STORED], 1) * channels;
+    int64_t dimensions[3] = {upright.height, upright.width, channels};
+    size_t bytes = (size_t)(upright.height * upright.width * channels);
+    *output = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, bytes, status);
+    if (TF_GetCode(status) == OK && bytes) /* else there may be no memory at all */
+        turn((const uint8_t *)TF_TensorData(inputs[STORED]) + part[0] * stride + part[1] * channels, stride,
+             TF_TensorData(*output), upright, channels, orientation);
+    return NULL;
+}
+
 /* ---- strings ---- */
 
 enum { MEMORY, BOUNDS, RECORDS_INPUTS };
@@ -498,6 +558,7 @@ COMPUTES(crops, CROPS_INPUTS)
 COMPUTES(pixels, AUGMENT_INPUTS)
 COMPUTES(floats, AUGMENT_INPUTS)
 COMPUTES(resized, RESIZE_INPUTS)
+COMPUTES(turned, TURN_INPUTS)
 COMPUTES(records, RECORDS_INPUTS)
 COMPUTES(sizes, SIZES_INPUTS)
 COMPUTES(found_images, FIND_INPUTS)
@@ -546,6 +607,7 @@ __attribute__((constructor)) static void register_operations(void) {
     static const char *const of_records[RECORDS_INPUTS] = {"memory: uint8", "bounds: int64"};
     static const char *const of_pixels[AUGMENT_INPUTS] = {"images: uint8", "program: int32", "parameters: int32"};
     static const char *const of_resized[RESIZE_INPUTS] = {"image: uint8", "part: int32", "size: int32", "mirrored: bool"};
+    static const char *const of_turned[TURN_INPUTS] = {"image: uint8", "part: int32", "orientation: int32"};
     static const char *const of_sizes[SIZES_INPUTS] = {"images: string", "bounds: int64"};
     static const char *const of_examples[FIND_INPUTS] = {"records: string", "names: string"};
     static const char *const of_part[PART_INPUTS] = {"strings: string", "bounds: int64", "row: int64"};
@@ -554,6 +616,7 @@ __attribute__((constructor)) static void register_operations(void) {
     register_operation("StepfeedDistort", of_pixels, AUGMENT_INPUTS, "augmented: uint8", compute_pixels);
     register_operation("StepfeedDistortToFloats", of_pixels, AUGMENT_INPUTS, "augmented: float", compute_floats);
     register_operation("StepfeedResize", of_resized, RESIZE_INPUTS, "resized: uint8", compute_resized);
+    register_operation("StepfeedTurn", of_turned, TURN_INPUTS, "turned: uint8", compute_turned);
     register_operation("StepfeedCopyRecords", of_records, RECORDS_INPUTS, "records: string", compute_records);
     register_operation("StepfeedJpegSizes", of_sizes, SIZES_INPUTS, "sizes: int32", compute_sizes);
     register_operation("StepfeedFindFeatures", of_examples, FIND_INPUTS, "found: int64", compute_found_images);

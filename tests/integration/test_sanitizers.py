@@ -115,6 +115,11 @@ FAULTS = {
     "values are taken behind the last one": (V, "size / PERIOD < MOST ? size / PERIOD : MOST", "MOST"),
     "a row is behind the last image": (O, "rows[i] >= shape->images", "rows[i] > shape->images"),
     "a crop is one line too low": (O, "top + y < shape->height", "top + y <= shape->height"),
+    "a part to turn is one line too low": (
+        O,
+        "(int64_t)part[i] + part[i + 2] > TF_Dim(inputs[STORED], i)",
+        "(int64_t)part[i] + part[i + 2] > TF_Dim(inputs[STORED], i) + 1",
+    ),
     "a record ends one byte behind the memory": (O, "bounds[2 * i + 1] > size", "bounds[2 * i + 1] > size + 1"),
     "a string has no room for its zero": (O, "(size + ALIGNED)", "(size + ALIGNED - 1)"),
     "a pixel moves in from the right of its frame": (P, "x = x > most_x ? most_x : x;", ""),

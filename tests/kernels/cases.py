@@ -297,6 +297,11 @@ def _resized(rng: Random) -> list[Array]:
     return [image, part, rng.integers(1, 60, 2), np.array(is_rare(rng, 2))]
 
 
+def _turned(rng: Random) -> list[Array]:
+    image, part, *_ = _resized(rng)
+    return [image, part, np.array(int(rng.integers(0, 10)) if is_rare(rng, 4) else int(rng.integers(1, 9)))]
+
+
 def _examples(rng: Random) -> list[Array]:
     """Returns serialized Examples, such as are cut or changed, too."""
     records = np.empty(int(rng.integers(0, 5)), object)
@@ -362,6 +367,7 @@ def _segment(rng: Random) -> bytes:
 
 OPERATIONS: dict[str, tuple[Callable[[Random], list[Array]], str]] = {
     "StepfeedResize": (_resized, "uint8"),
+    "StepfeedTurn": (_turned, "uint8"),
     "StepfeedJpegSizes": (_jpegs, "int32"),
     "StepfeedFindFeatures": (_examples, "int64"),
     "StepfeedPart": (_parts, "string"),

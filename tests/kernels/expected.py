@@ -117,6 +117,15 @@ def _part(strings: Array, bounds: Array, row: Array) -> tuple[tuple[int, ...], l
     return (), [strings[int(row)][begin:end]]
 
 
+def _turned(image: Array, part: Array, orientation: Array) -> tuple[tuple[int, ...], bytes]:
+    top, left, height, width = part.tolist()
+    found = image[top : top + height, left : left + width]
+    found = found.transpose(1, 0, 2) if orientation >= 5 else found
+    found = found[::-1] if orientation in (3, 4, 7, 8) else found
+    found = found[:, ::-1] if orientation in (2, 3, 6, 7) else found
+    return found.shape, found.astype(np.uint8).tobytes()
+
+
 _FUNCTIONS = {
     "unpack": _check_unpack,
     "check": _check_check,
@@ -128,4 +137,5 @@ _OPERATIONS: dict[str, Callable[..., tuple[tuple[int, ...], bytes | list[bytes]]
     "StepfeedGatherCrops": _crops,
     "StepfeedCopyRecords": _copies,
     "StepfeedPart": _part,
+    "StepfeedTurn": _turned,
 }

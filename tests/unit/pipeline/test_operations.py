@@ -120,6 +120,35 @@ def test_sizes_of_jpegs_are_those_that_tensorflow_finds(compiled_operation):
     assert found.numpy().tolist() == [tf.io.extract_jpeg_shape(file)[:2].numpy().tolist() for file in files]
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_a_part_is_turned_upright(compiled_operation, channels):
+    image = np.random.default_rng(0).integers(0, 256, (37, 50, channels), np.uint8)
+    for part in ((0, 0, 37, 50), (3, 7, 30, 17), (36, 49, 1, 1), (5, 0, 0, 9)):
+        top, left, height, width = part
+        for orientation in range(1, 9):
+            expected = image[top : top + height, left : left + width]
+            expected = expected.transpose(1, 0, 2) if orientation >= 5 else expected
+            expected = expected[::-1] if orientation in (3, 4, 7, 8) else expected
+            expected = expected[:, ::-1] if orientation in (2, 3, 6, 7) else expected
+            found = operations.turned(tf.constant(image), tf.constant(part), tf.constant(orientation))
+            assert np.array_equal(found, expected), (part, orientation)
+
+
+@pytest.mark.parametrize(
+    ("part", "orientation", "what"),
+    [
+        ((0, 0, 38, 1), 1, "a part must lie in its image"),
+        ((-1, 0, 1, 1), 1, "a part must lie in its image"),
+        ((2**31 - 1, 0, 2**31 - 1, 1), 1, "a part must lie in its image"),
+        ((0, 0, 1, 1), 0, "an orientation must be 1 to 8"),
+        ((0, 0, 1, 1), 9, "an orientation must be 1 to 8"),
+    ],
+)
+def test_what_cannot_be_turned_is_refused(compiled_operation, part, orientation, what):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=what):
+        operations.turned(tf.zeros([37, 50, 3], tf.uint8), tf.constant(part), tf.constant(orientation))
+
+
 def test_what_is_no_jpeg_has_no_size(compiled_operation):
     whole = jpeg(40, 30)
     frame = whole.index(b"\xff\xc0")

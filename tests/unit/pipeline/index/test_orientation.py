@@ -135,7 +135,10 @@ def test_what_is_fed_is_upright(made, way):
 CROPPED = "random_resized_crop(size=16, normalize=False)"
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle_bytes": 24_000}, {"weigh": ORIENTATION}])
+COPIES = {"training": False, "eval_copies": 2}
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_bytes": 24_000}, {"weigh": ORIENTATION}, {"copies": 2}, COPIES])
 def test_crops_are_alike_however_they_are_read(made, options):
     given = {"augment": CROPPED, "training": True, "features": (), "global_batch_size": 4, "epochs": 1, **options}
     kept = [x.numpy() for x, _, _ in input_fn(made[0], **given)]
