@@ -20,7 +20,7 @@ def steps_per_epoch(options: EpochOptions) -> int:
     the first segment throughout, although the source's own epochs get shorter or longer.
 
     Args:
-      data_dir, split, global_batch_size, remainder, where, limit, balance, weigh, schedule: as for `input_fn`.
+      data_dir, split, global_batch_size, remainder, classes, where, limit, balance, weigh, schedule: as for `input_fn`.
 
     Raises:
       DataError: no valid data set in `data_dir`.
@@ -36,7 +36,7 @@ def order_spec(options: OrderOptions) -> OrderSpec | MixtureSpec:
     Args:
       data_dir, split, global_batch_size, training: as for `input_fn`.
       seed, remainder, streams, shuffle_bytes: likewise.
-      where, limit, balance, weigh, skip_steps, schedule: likewise.
+      classes, where, limit, balance, weigh, skip_steps, schedule: likewise.
       augment, resize, parse: likewise; they matter if they change the size of an example in memory.
 
     Raises:
@@ -119,9 +119,11 @@ def input_fn(request: Request) -> tf.data.Dataset:
       cache_dir: a folder on a disk of this machine for copies of a remote data set's shards, which all its processes
         share. Shards are fetched whole, ahead of their window (docs/reading.md); the order does not depend on it.
       cache_bytes: that the copies may take; None: 90% of the space that the disk has left.
+      classes: names of the classes to take, `["cat", "dog"]` or `"cat,dog"`, for data whose labels are classes: their
+        labels become 0, 1, ... in this order, for a head with as many outputs. Give an evaluation the same ones.
       where: the records to take: an expression over the data set's columns, such as `label in ("cat", "dog") and
         width >= 28`, or a function of {column: values} that returns a mask (docs/views.md). A source of a mixture may
-        have its own, `("b", 0.3, {"where": "score > 0.5"})`; so also with limit, balance and weigh.
+        have its own, `("b", 0.3, {"where": "score > 0.5"})`; so also with classes, limit, balance and weigh.
       limit: the number of records to take, or `500 per label`. A smaller limit takes a subset of a larger one's.
       balance: a column, such as `label`: each of its values fills the same number of rows of every epoch, exactly;
         `sqrt(label)`: half way between that and the natural share.

@@ -36,6 +36,9 @@ class InputFlags:
     augment: str | None = flag(
         None, "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'", meaning=_ON_SHEET
     )
+    classes: str | None = flag(
+        None, "classes to take, such as cat,dog; their labels become 0, 1, ... in this order", meaning=_ON_SHEET
+    )
     where: str | None = flag(
         None,
         "records to take, by columns: \"label in ('cat', 'dog') and width >= 28\"; of one source of a mixture, "

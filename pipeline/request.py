@@ -16,7 +16,7 @@ from pipeline.augmentation import recipes
 from pipeline.commands import aliases
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
-from pipeline.manifest import Manifest
+from pipeline.manifest import Feature
 from pipeline.manifest.manifest import MOST_CLASSES
 from pipeline.manifest.sources import VIEWS, Source, Sources, in_order_of, own_views, schedule_of, sources_of
 from pipeline.order.sharding import (
@@ -62,6 +62,7 @@ class EpochOptions:
     _: dataclasses.KW_ONLY
     global_batch_size: int = field(metadata={"least": 1})
     remainder: str = "pad"
+    classes: str | Sequence[str] | None = field(default=None, metadata={"of_images": True})
     where: Where = None
     limit: int | str | None = None
     balance: str | None = None
@@ -331,7 +332,7 @@ class Request(JobOptions):
     @property
     def view(self) -> View:
         """The records that an epoch has, and how often."""
-        return View(self.where, self.limit, self.balance, self.weigh)
+        return View(self.where, self.limit, self.balance, self.weigh, self.classes)
 
     @property
     def is_mixture(self) -> bool:
@@ -422,19 +423,18 @@ def class_weights(given: Any, name: str = "class_weight") -> dict[int, float]:
 
 
 def check_classes(
-    given: Mapping[int, float], manifest: Manifest, name: str = "class_weight", has_own_labels: bool = False
+    given: Mapping[int, float], class_names: Sequence[str], label: Feature | None, name: str = "class_weight"
 ) -> None:
     """Raises UsageError if factors are of classes that a data set with named classes does not have.
 
     Args:
       given: factors by class number.
-      manifest: that of the data set.
+      class_names: names of the classes; empty if they have none.
+      label: feature of the labels; None: the user's parser makes them.
       name: argument or flag, for the error.
-      has_own_labels: whether a parser of the user makes the labels.
     """
-    class_names, label = manifest.class_names, manifest.features.get("label")
-    if given and label is not None and not label.is_class and not has_own_labels:
-        raise UsageError(f"{name}: needs one class per image; the labels of {manifest.dataset} are {label}")
+    if given and label is not None and not label.is_class:
+        raise UsageError(f"{name}: needs one class per image; the labels are {label}")
     unknown_ones = [str(number) for number in given if number >= len(class_names)] if class_names else []
     if unknown_ones:
         raise UsageError(

@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
 from pipeline.augmentation import RECIPES
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.manifest.columns import Columns
+from pipeline.manifest.manifest import NO_LABEL
 from pipeline.manifest.sources import Source
 from pipeline.manifest.splits import Selection, names_of, select
 from pipeline.order import order as orders
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.order.order import MAX_STEP, MixtureSpec, Order, OrderSpec, Spec
 from pipeline.order.sharding import check_pairs
-from pipeline.order.views import Times
+from pipeline.order.views import LABEL, Times, class_numbers
 from pipeline.request import Request, check_classes
 
 _ADVICE = "the rows of a step must be alike (resize stretches images to one size)"
@@ -60,6 +64,26 @@ class ResolvedRequest:
           UsageError: the records are not images, and there is no function that parses them.
         """
         return _image_shape(self.request, self.manifest)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes by the labels that are fed: those of the view, or of the data set."""
+        classes: Any = self.request.view.classes
+        return classes or self.manifest.class_names
+
+    @functools.cached_property
+    def new_labels(self) -> NDArray[np.int64] | None:
+        """Label that is fed for each of the data set's, int64 (classes + 1,), the last for -1; None: the same."""
+        classes = self.request.view.classes
+        if classes is None:
+            return None
+        found = np.full(len(self.manifest.class_names) + 1, NO_LABEL)
+        found[class_numbers(classes, self.manifest.class_names)] = np.arange(len(classes))
+        return found
+
+    def label_of(self, label: Any) -> Any:
+        """Returns the label that is fed for one of the data set's."""
+        return label if self.new_labels is None else int(self.new_labels[label])
 
     def check_pairs(self, num_replicas: int = 1) -> None:
         """Raises UsageError if the recipe mixes pairs of rows, but a replica or a stream has an odd number of them."""
@@ -117,8 +141,22 @@ def _view_of(request: Request, manifest: Manifest, selection: Selection) -> tupl
     """
     if not request.view:
         return None, ""
+    if request.classes is not None:
+        _check_classes(request, manifest)
     columns = Columns(request.folder, manifest, selection)
     return request.view.resolve(columns, selection.num_examples, request.seed, selection.text)
+
+
+def _check_classes(request: Request, manifest: Manifest) -> None:
+    """Raises UsageError if `classes` is given for data whose labels are not classes, or are not in the column."""
+    label, column = manifest.features.get("label"), manifest.columns.get(LABEL)
+    if label is not None and not label.is_class:
+        raise UsageError(f"classes={request.classes!r}: the labels of {manifest.dataset} are {label}, not classes")
+    if column is not None and column.is_own:
+        raise UsageError(
+            f"classes={request.classes!r}: the column {LABEL!r} has values of a file or function; choose records with "
+            "where, or add the labels of the records as that column"
+        )
 
 
 def _statistics(request: Request, manifest: Manifest) -> Manifest:
@@ -142,7 +180,8 @@ def _check(request: Request, manifest: Manifest) -> None:
     Without images the order is still known, so only options that need images are an error.
     """
     if request.class_weight:
-        check_classes(request.class_weight, manifest, has_own_labels=request.parse is not None)
+        names = request.view.classes or manifest.class_names
+        check_classes(request.class_weight, names, None if request.parse else manifest.features.get("label"))
     if request.parse is not None:
         return
     if request.training:
@@ -283,7 +322,7 @@ def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str]) -> None:
 def _facts(part: ResolvedRequest) -> dict[str, str]:
     """Returns the properties, in words, that all sources must have in common."""
     manifest, request = part.manifest, part.request
-    facts = {"the number of classes": str(len(manifest.class_names)), "class names": ", ".join(manifest.class_names)}
+    facts = {"the number of classes": str(len(part.class_names)), "class names": ", ".join(part.class_names)}
     if request.parse is not None:
         return facts
     image = manifest.features.get("image")

@@ -39,7 +39,7 @@ class Row:
       record: its id in the split of that data set.
       place: shard, and number of the record in it.
       key: of the record; empty: it has none, or cannot be read.
-      label: label of the record: a number, or an array of numbers; None: unknown.
+      label: label of the record, as it is fed: a number, or an array of numbers; None: unknown.
       weight: 0 for padding, and for a corrupt record that was skipped.
       stored: its image as stored, decoded, uint8 (height, width, channels); None: not an image, or unreadable.
       trained: what the model gets for it, if that is an array.
@@ -109,7 +109,7 @@ def rows_of_step(resolved: ResolvedInput, step: int, replicas: int) -> list[Row]
                 place=parts[source].selection.locate(record),
                 # The row of a corrupt record that was skipped has the values of another one.
                 key="" if problem and not weights[row] else key_text(keys[row] or example.get("key", b"")),
-                label=example.get("label"),
+                label=parts[source].label_of(example["label"]) if "label" in example else None,
                 weight=float(weights[row].item()),
                 stored=example.get("image"),
                 trained=trained[row] if is_array else None,
@@ -160,7 +160,7 @@ def name_of(label: Any, class_names: Sequence[str]) -> str:
 
 def cells_of(row: Row, resolved: ResolvedInput) -> list[tuple[str, str]]:
     """Returns a row of a step as one of a table: (name of the column, cell)."""
-    names = resolved.first.manifest.class_names
+    names = resolved.first.class_names
     own, trained = name_of(row.label, names), name_of(row.trained_label, names)
     label = trained if row.label is None or own == trained else f"{own}, trained as {trained}" if trained else own
     file, number = row.place

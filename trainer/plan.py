@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError, reason_of
 from pipeline.files.paths import PathLike
-from pipeline.manifest.sources import Source, Sources, parse_sources
+from pipeline.manifest.sources import Source, Sources, own_views, parse_sources
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
@@ -74,9 +74,8 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
     request.check_replicas(replicas)
     training = resolve_all(request)
     training.check_pairs(replicas)
-    check_classes(
-        config.model.class_weights, training.first.manifest, "--class_weight", has_own_labels=request.parse is not None
-    )
+    label = None if request.parse else training.first.manifest.features.get("label")
+    check_classes(config.model.class_weights, training.first.class_names, label, "--class_weight")
     evaluation = _evaluation(config, task) if config.data.evaluates else {}
     other = list(_otherwise_stored(config, training, evaluation))
     may_skip = config.data.max_corrupt * workers if config.data.on_corrupt == "skip" else 0
@@ -216,6 +215,8 @@ def _request(
     options = meaning.options(config, "training" if training else "evaluation")
     if options.get("augment_on") == AUTO:
         options["augment_on"] = HOST
+    if not training and options.get("classes"):
+        options["classes"] = _classes(config, data_dir)
     parse = None
     if task is not None:
         parse, options["augment"] = task.parse, _augment_of(task, config)
@@ -242,6 +243,16 @@ def _augment_of(task: type[Task], config: TrainConfig) -> Any:
             "--model's), or remove the method"
         )
     return task.augment
+
+
+def _classes(config: TrainConfig, folder: object) -> Any:
+    """Returns the classes of a data set that is evaluated: those that its source is trained on."""
+    given = config.data.sources
+    sources, for_all = own_views(given if len(given) > 1 else (), {"classes": config.order.classes})
+    return (
+        next((one.options["classes"] for one in sources if one.data_dir == folder and one.options), None)
+        or (for_all["classes"])
+    )
 
 
 def _folders(config: TrainConfig) -> list[PathLike]:

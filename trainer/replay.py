@@ -424,7 +424,7 @@ def _show(config: ReplayConfig, step: int) -> None:
     shown = _Shown(replay, step, values, norm, norms, losses, found, stands_out, [rows[row] for row in order])
     print(json.dumps(shown.as_json(config.model_dir)) if config.json else "\n".join(shown.lines(config.rows)))
     if config.png is not None:
-        names = plan.training.first.manifest.class_names
+        names = plan.training.first.class_names
         notes = {row.row: f"loss {losses[row.row]:.2g}" for row in shown.rows}
         title = f"step {step}, by falling loss: above as stored, below as trained on; framed: stand out"
         sheet = step_rows.sheet_of(shown.rows, title, names, notes, np.flatnonzero(stands_out).tolist())
@@ -524,7 +524,7 @@ class _Shown:
         return f"; {steps}: {least}{max(norms):.4g}, median {median:.4g}{times}"
 
     def as_json(self, model_dir: str) -> dict[str, Any]:
-        training, names = self.replay.plan.training, self.replay.plan.training.first.manifest.class_names
+        training, names = self.replay.plan.training, self.replay.plan.training.first.class_names
         epoch, at = divmod(self.step, training.steps_per_epoch)
         rows = [
             {

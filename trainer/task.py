@@ -422,7 +422,7 @@ def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
     Raises:
       UsageError: the task's `parse` does not return (features, labels), or its `augment` no images of one kind.
     """
-    classes = tuple(training.manifest.class_names)
+    classes = tuple(training.class_names)
     parse, augment = training.request.parse, training.request.augment
     if parse is not None:
         return _parsed(parse, classes, no_python)

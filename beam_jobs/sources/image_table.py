@@ -256,7 +256,7 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
     used, found = options, []
     told = {split for file in files if (split := splits.hint(file.path.name_in(folder)))}
     wanted: list[str] = []
-    doubtful: list[str] = []  # columns that may have splits, of which only that is asked
+    suspects: list[str] = []  # columns that may have splits, of which only that is asked
     for file in files:
 
         def choose(schema: pa.Schema, path: str = str(file.path)) -> list[str]:
@@ -271,13 +271,13 @@ def _read(folder: LocalPath, files: Sequence[KnownFile], options: SourceOptions)
                 if name:
                     parquet_columns.type_of(path, schema, flag, name)
             texts = [field.name for field in schema if parquet_columns.is_text(field.type)]
-            doubtful[:] = splits.suspects(schema.names, texts, options.split_column)
+            suspects[:] = splits.suspects(schema.names, texts, options.split_column)
             wanted[:] = dict.fromkeys(name for _, name in [("", used.image_column), *given] if name)
-            return list(dict.fromkeys([*wanted, *doubtful]))
+            return list(dict.fromkeys([*wanted, *suspects]))
 
         try:
             table = tables.read(file.path, choose, options.delimiter)
-            for name in doubtful:
+            for name in suspects:
                 splits.check_suspect(file.path, name, pc.unique(table.column(name)).to_pylist(), told)
             found.append(table.select(wanted))
         except UsageError as error:

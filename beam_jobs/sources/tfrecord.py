@@ -210,9 +210,9 @@ def _open_foreign(
     paths = sorted(split_of, key=lambda path: path.name_in(root).split("/" if not root.is_remote else None))
     records, first = _first_records(paths)
     columns = schema.infer(records, first, options.feature_map, options.image_shape, options.keep_columns)
-    own, doubts = (columns.image, columns.label, columns.key), splits.FeatureDoubts()
+    own, suspects = (columns.image, columns.label, columns.key), splits.SuspectFeatures()
     if is_by_name and len(by_split) == 1 and not options.split_column:
-        doubts = splits.FeatureDoubts.of(records, first, own, _FILE_PER_SPLIT)
+        suspects = splits.SuspectFeatures.of(records, first, own, _FILE_PER_SPLIT)
     names = class_names.beside(root, paths, columns.label, has_text_labels=columns.has_text_labels)
     seen = SeenLabels(
         f"feature {columns.label!r}", MOST_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
@@ -221,10 +221,10 @@ def _open_foreign(
     def see(record: bytes, path: StoragePath) -> None:
         if not names:
             seen.add(_labels_of(record, columns), path)
-        doubts.see(record)
+        suspects.see(record)
 
-    indexed, entries = _index(root, paths, see if doubts.values or not names else None)
-    doubts.check(root, by_split)
+    indexed, entries = _index(root, paths, see if suspects.values or not names else None)
+    suspects.check(root, by_split)
     names = names or seen.class_names(root)
     if columns.has_text_labels:
         columns = dataclasses.replace(columns, labels=Feature("int64", texts=names))

@@ -186,7 +186,7 @@ def _stored(
         except tf_example.BadExampleError as error:
             raise error.at(path, number, offset, bool(compression)) from None
         pixels = _pixels(values["image"], features["image"], source.manifest, size)
-        yield where, number, {**values, "image": pixels}
+        yield where, number, {**values, "image": pixels, "label": source.label_of(values["label"])}
 
 
 def _pixels(data: bytes, feature: Feature, made: Manifest, size: tuple[int, int] | None) -> Any:

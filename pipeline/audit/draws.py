@@ -170,7 +170,8 @@ def _augmented(request: Request, epoch: int, batch: int) -> _Rows:
         "shard": None,
         "epochs": None,
     }
-    view: dict[str, Any] = {**vars(View(request.where, limit=_RECORDS)), "skip_steps": (), "schedule": ()}
+    some = View(request.where, limit=_RECORDS, classes=request.classes)
+    view: dict[str, Any] = {**vars(some), "skip_steps": (), "schedule": ()}
     order: dict[str, Any] = {"global_batch_size": batch, "streams": 1, "remainder": "pad", "start_step": 0}
     small = dataclasses.replace(request, **own, **view, **order)
     steps = resolve(small).order.steps_per_epoch

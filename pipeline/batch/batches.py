@@ -68,6 +68,8 @@ class Batches:
             return (*weights, *self._ids(records))
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
         examples = self.form.examples(taken, lambda: self.keys_of(plan.epoch, records), records)
+        if self.resolved.new_labels is not None:
+            examples = dataclasses.replace(examples, labels=self._renumbered(examples.labels))
         if self.until == DECODE:
             return examples.images, examples.labels, records
         x, labels = examples.images, examples.labels
@@ -100,10 +102,15 @@ class Batches:
         real = together.pop(window.GOOD, tf.ones([stop - first, rows], tf.bool))
         records = together.pop(window.RECORD_ID)
         weights = self._weights(real, plan.real_rows[first:stop], has_skipped=window.GOOD in columns)
-        images, labels = self.form.as_images(together.pop("image")), together.pop("label")
+        images, labels = self.form.as_images(together.pop("image")), self._renumbered(together.pop("label"))
         together |= self._for_device(plan.epoch, records)
         weights = self._of_examples(weights, labels)
         return {"image": images, **together} if together else images, labels, *weights, *self._ids(records)
+
+    def _renumbered(self, labels: tf.Tensor) -> tf.Tensor:
+        """Returns the labels that are fed for those of the data set: the classes of a view have their own numbers."""
+        new = self.resolved.new_labels
+        return labels if new is None else tf.gather(tf.constant(new), tf.math.floormod(labels, len(new)))
 
     def _augmented(
         self, taken: Columns, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
@@ -302,7 +309,7 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     image = resolved.manifest.features.get("image")
     channels = (image.shape[2] if image else None) or 3
     recipe.check((*cropping.crop(True).size, channels) if cropping else resolved.image_shape or (0, 0, 0))
-    if recipe.mixing and not resolved.manifest.class_names:
+    if recipe.mixing and not resolved.class_names:
         raise UsageError(f"augment={augment!r}: mixes classes, but the data set's manifest has no class_names")
     return recipe
 
@@ -347,7 +354,7 @@ def augmenter_of(
     """Returns the augmentation of a request's batches; the other arguments are those of `Augmenter`."""
     of = resolved.statistics
     statistics = ImageStatistics(of.image_mean, of.image_std)
-    classes = len(resolved.manifest.class_names)
+    classes = len(resolved.class_names)
     return Augmenter(recipe, statistics, classes, resolved.order.training, by_passes, keys_of, images_of)
 
 

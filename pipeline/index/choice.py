@@ -14,10 +14,10 @@ from pipeline.files.paths import StoragePath, folder, matches
 from pipeline.index.images import ImageFlags
 from pipeline.manifest import naming
 from pipeline.records import framing, schema, splits
-from pipeline.records.splits import FeatureDoubts
+from pipeline.records.splits import SuspectFeatures
 from pipeline.records.stream import records_of
 
-_MOST_NAMED = 3  # files in a message
+MOST_NAMED = 3  # files in a message
 _OURS = (naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES)
 _OTHERS = (naming.SIDECARS, naming.COLUMNS, "lost+found")  # folders that hold no records
 _EVENTS = ".tfevents."  # in the names of TensorBoard's files
@@ -44,7 +44,7 @@ def of_flags(data_dir: str, flags: Sequence[str]) -> dict[str, list[str]]:
     for text, (split, pattern) in zip(flags, parsed, strict=True):
         found = [name for name in names if matches(name.split("/"), pattern.split("/"))]
         if not found:
-            some = f", such as {', '.join(names[:_MOST_NAMED])}" if names else ""
+            some = f", such as {', '.join(names[:MOST_NAMED])}" if names else ""
             count = count_of(len(names), "file")
             raise UsageError(f"--split={text}: no file in {data_dir} matches {pattern!r}; it has {count}{some}")
         for name in found:
@@ -108,7 +108,7 @@ def _records_in(root: StoragePath) -> list[str]:
         others = (name for name in names if _EVENTS not in name)
         records = [name for name in others if framing.begins_file(_start_of(root / name))]
     if not records:
-        some = f"it has {count_of(len(names), 'file')}" + (f", such as {', '.join(names[:_MOST_NAMED])}" * bool(names))
+        some = f"it has {count_of(len(names), 'file')}" + (f", such as {', '.join(names[:MOST_NAMED])}" * bool(names))
         raise UsageError(f"holds no {naming.FOREIGN_FILES}; {some}", path=root, advice=_DECIDES)
     found = [name for name in records if "/" not in name] or records
     places = dict.fromkeys(place for name in records if (place := name.rpartition("/")[0]))
@@ -133,7 +133,7 @@ def line(chosen: dict[str, list[str]]) -> str:
     return f"splits by the names of the files: {', '.join(parts)}; --split=NAME:PATTERN chooses others"
 
 
-def doubts(packings: Mapping[StoragePath, str], flags: ImageFlags | None) -> FeatureDoubts:
+def suspects(packings: Mapping[StoragePath, str], flags: ImageFlags | None) -> SuspectFeatures:
     """Returns the features that may tell splits, by the first Examples in files whose names tell none.
 
     Args:
@@ -147,8 +147,8 @@ def doubts(packings: Mapping[StoragePath, str], flags: ImageFlags | None) -> Fea
     for file, packing in packings.items():
         records, _ = schema.first_examples(record for _, record in records_of(file, packing))
         if records:
-            return FeatureDoubts.of(records, str(file), own, f"write a file per split; {_DECIDES}")
-    return FeatureDoubts()
+            return SuspectFeatures.of(records, str(file), own, f"write a file per split; {_DECIDES}")
+    return SuspectFeatures()
 
 
 def _few(names: Sequence[str]) -> str:

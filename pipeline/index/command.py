@@ -34,10 +34,9 @@ from pipeline.read.shards import LOCAL_THREADS
 from pipeline.read.statistics import STATISTICS_SPLIT
 from pipeline.records import columns, framing, members
 from pipeline.records.framing import Frame, walk
-from pipeline.records.splits import FeatureDoubts
+from pipeline.records.splits import SuspectFeatures
 from pipeline.records.stream import RecordStream, forward
 
-_MOST_NAMED = 3  # files in a message
 _NAMELESS = "records"  # the data set of a folder without a name
 _LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompressed
 
@@ -197,14 +196,14 @@ def _manifest(
     names = [name for of_split in chosen.values() for name in of_split]
     packings = _packings(place, names, compression)
     counters, classes = _counters(place, packings, chosen, flags) if flags else ({}, ())
-    doubts = FeatureDoubts()
+    suspects = SuspectFeatures()
     if is_by_name and len(chosen) == 1:
-        doubts = choice.doubts({place / name: packings[name] for name in names}, flags)
-    found = _shards(place, packings, drafts, counters, doubts)
-    doubts.check(place, chosen)
+        suspects = choice.suspects({place / name: packings[name] for name in names}, flags)
+    found = _shards(place, packings, drafts, counters, suspects)
+    suspects.check(place, chosen)
     for split, of_split in chosen.items():
         if not any(shard.num_examples for shard in found if shard.file in of_split):
-            some = ", ".join(of_split[:_MOST_NAMED]) + (", ..." if len(of_split) > _MOST_NAMED else "")
+            some = ", ".join(of_split[: choice.MOST_NAMED]) + (", ..." if len(of_split) > choice.MOST_NAMED else "")
             which = f"split {split!r}" if is_by_name else f"--split={split}"
             raise DataError(
                 f"{which}: {count_of(len(of_split), 'file')} without a record ({some}); a split must have one: leave "
@@ -275,7 +274,7 @@ def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str,
     found = {name: _packing_of(place / name) for name in names}
     kinds = {packing for packing in found.values() if packing is not None}
     if given and (others := [name for name, packing in found.items() if packing not in (None, given)]):
-        some = ", ".join(others[:_MOST_NAMED]) + ", ..." * (len(others) > _MOST_NAMED)
+        some = ", ".join(others[: choice.MOST_NAMED]) + ", ..." * (len(others) > choice.MOST_NAMED)
         raise UsageError(
             f"--compression={given}: {count_of(len(others), 'file')} not compressed with it ({some}); leave out the "
             "flag: the files themselves tell"
@@ -295,7 +294,7 @@ def _shards(
     packings: Mapping[str, str],
     drafts: Drafts,
     counters: dict[str, ShardImages],
-    doubts: FeatureDoubts,
+    suspects: SuspectFeatures,
 ) -> list[ShardInfo]:
     """Reads the files in threads; returns their entries in the manifest. The first error stops all threads."""
     stopped, lock = threading.Event(), threading.Lock()
@@ -311,7 +310,7 @@ def _shards(
     with bar, ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="index") as pool:
         try:
             tasks = [
-                pool.submit(_shard, place, name, packing, drafts, count, counters.get(name), doubts)
+                pool.submit(_shard, place, name, packing, drafts, count, counters.get(name), suspects)
                 for name, packing in packings.items()
             ]
             for task in as_completed(tasks):
@@ -329,9 +328,9 @@ def _shard(
     drafts: Drafts,
     on_bytes: Callable[[int], None],
     counter: ShardImages | None,
-    doubts: FeatureDoubts,
+    suspects: SuspectFeatures,
 ) -> ShardInfo:
-    info, beside = _scanned(place, name, compression, on_bytes, counter, doubts)
+    info, beside = _scanned(place, name, compression, on_bytes, counter, suspects)
     for sidecar, data in beside.items():
         drafts.add(sidecar, data)
     return info
@@ -350,7 +349,7 @@ def _scanned(
     compression: str,
     on_bytes: Callable[[int], None],
     counter: ShardImages | None,
-    doubts: FeatureDoubts,
+    suspects: SuspectFeatures,
 ) -> tuple[ShardInfo, dict[str, bytes]]:
     """Reads a file to its end; returns its entry in the manifest, and its sidecars: {name: content}.
 
@@ -360,7 +359,7 @@ def _scanned(
       compression: compression of the file.
       on_bytes: is called with the number of bytes after each read; what it raises ends the scan.
       counter: counts the images in the records; None: they may be anything.
-      doubts: features that may tell splits; sees each record.
+      suspects: features that may tell splits; sees each record.
 
     Raises:
       DataError: the file cannot be read, or a record is cut, corrupt or without a usable image.
@@ -383,7 +382,7 @@ def _scanned(
             offsets.append(frame.end)
             crcs.append(frame.crc)
             assert frame.record is not None
-            doubts.see(frame.record)
+            suspects.see(frame.record)
             if counter is not None:
                 _count(counter, file, frame, compression)
     if file.identity() != before:

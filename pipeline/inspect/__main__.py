@@ -23,6 +23,7 @@ from pipeline.inspect import steps
 from pipeline.manifest import Feature, Manifest, SplitInfo
 from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
 from pipeline.manifest.sources import flags_for, parse_sources
+from pipeline.order.views import View
 from pipeline.order_flags import InputFlags
 from pipeline.read.shards import check_present
 from pipeline.request import Request
@@ -158,7 +159,8 @@ def _contact_sheet(data_dir: PathLike, made: Manifest, options: Mapping[str, Any
     raw, labels, weights = next(batches(augment="none", resize=size).as_numpy_iterator())
     augmented, _, _ = next(batches().as_numpy_iterator())
     shown = int((weights > 0).sum())
-    names = [step_rows.name_of(label, made.class_names) for label in labels.tolist()]
+    classes = View(classes=options.get("classes")).classes or made.class_names
+    names = [step_rows.name_of(label, classes) for label in labels.tolist()]
     tiles = [step_rows.Tile(raw[i], augmented[i], (names[i],)) for i in range(shown)]
     split, seed, augment = (options[name] for name in ("split", "seed", "augment"))
     title = f"{made.dataset} {split}, step 0, seed {seed}: above as stored, below {augment}"
@@ -215,7 +217,7 @@ def _show_step(config: InspectConfig, resolved: ResolvedInput, replicas: int) ->
 
     assert config.step is not None
     rows, in_epoch = step_rows.rows_of_step(resolved, config.step, replicas), resolved.steps_per_epoch
-    names = resolved.first.manifest.class_names
+    names = resolved.first.class_names
     epoch, step_of_epoch = divmod(config.step, in_epoch)
     title = f"step {config.step}: epoch {epoch}, its step {step_of_epoch} of {in_epoch}"
     if config.json:

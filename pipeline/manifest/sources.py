@@ -15,7 +15,7 @@ from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
 
 Sources = Sequence[tuple[PathLike, float] | tuple[PathLike, float, Mapping[str, Any]]]
-VIEWS = ("where", "limit", "balance", "weigh")  # options that a source may have of its own
+VIEWS = ("classes", "where", "limit", "balance", "weigh")  # options that a source may have of its own
 Weights = tuple[tuple[int, tuple[tuple[str, float], ...]], ...]  # (first step, (source, weight)...) of each segment
 
 # The text after the last colon is a split only if it looks like one: `gs://bucket/x` and `C:\x` are folders.

@@ -1,5 +1,6 @@
 """Views: how often each record is in an epoch, as integers that follow from columns, seed and epoch alone.
 
+    classes  the records of some classes, whose labels are numbered anew
     where    a record is in an epoch, or is not
     limit    the first records of one fixed permutation, so that a smaller limit is a subset of a larger one
     balance  each class fills M positions of every epoch, a record of a class of n floor(M/n) or ceil(M/n) of them
@@ -19,19 +20,20 @@ import math
 import operator
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import UsageError, nearest
+from pipeline.errors import UsageError, nearest, unknown
 from pipeline.order.arrays import Array, Arrays, NumpyArrays, consecutive
 from pipeline.order.hashing import Domain, derive_key, permutation
 
 I64 = NDArray[np.int64]
 Where: TypeAlias = "str | Callable[[Mapping[str, NDArray[Any]]], Any] | None"
 
+LABEL = "label"  # column of the labels
 ONE_BITS = 20
 ONE = 1 << ONE_BITS  # weights in fixed point
 _MOST_POSITIONS = 1 << 40  # of an epoch, so that no product or sum below overflows
@@ -89,6 +91,7 @@ class View:
       balance: the column whose values get equally many positions, or `sqrt(label)` for the way between that and the
         natural share.
       weigh: the column of weights.
+      classes: names of the classes whose records are taken, in the order of their new numbers; or a text with commas.
 
     Raises:
       UsageError: a value cannot work with any data.
@@ -98,8 +101,11 @@ class View:
     limit: int | str | None = None
     balance: str | None = None
     weigh: str | None = None
+    classes: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        if self.classes is not None:
+            object.__setattr__(self, "classes", _checked_classes(self.classes))
         if self.where is not None and not callable(self.where):
             if not isinstance(self.where, str) or not self.where.strip():
                 raise UsageError(f"where={self.where!r}: must be an expression, such as 'label > 3', or a function")
@@ -142,7 +148,9 @@ class View:
         kind = np.int32 if num_records < 1 << 31 else np.int64
         chosen: NDArray[Any] = np.arange(num_records, dtype=kind) if mask is None else np.flatnonzero(mask).astype(kind)
         if not len(chosen):
-            raise UsageError(f"where={_shown(self.where)}: keeps none of the {num_records:,} records of {split!r}")
+            given = {"classes": self.classes and ",".join(self.classes), "where": self.where and _shown(self.where)}
+            by = " with ".join(f"{name}={value}" for name, value in given.items() if value)
+            raise UsageError(f"{by}: keeps none of the {num_records:,} records of {split!r}")
         if self.limit is not None:
             chosen = self._first(chosen, columns)
         if self.balance is not None:
@@ -156,9 +164,16 @@ class View:
     def _text(self, columns: Columns, mask: NDArray[np.bool_] | None) -> str:
         """Returns the view in words, with the CRC32Cs of its columns, by which other values are noticed."""
         where = ast.unparse(_parsed(self.where)) if isinstance(self.where, str) else None
-        if where is None and mask is not None:
+        if callable(self.where) and mask is not None:
             where = f"mask {hashlib.sha256(np.packbits(mask).tobytes()).hexdigest()[:16]}"
-        given = {"where": where, "limit": self.limit, "balance": self.balance, "weigh": self.weigh}
+        classes = None if self.classes is None else ", ".join(self.classes)
+        given = {
+            "classes": classes,
+            "where": where,
+            "limit": self.limit,
+            "balance": self.balance,
+            "weigh": self.weigh,
+        }
         parts = [f"{name}: {value}" for name, value in given.items() if value is not None]
         parts += [f"column {name}: {crc}" for name, crc in sorted(columns.used.items())]
         return "; ".join(parts)
@@ -180,7 +195,19 @@ class View:
         return match[1] or match[2], match[2] is not None
 
     def mask(self, columns: Columns, num_records: int) -> NDArray[np.bool_] | None:
-        """Returns which records `where` keeps, bool (records,); None: all."""
+        """Returns which records `classes` and `where` keep, bool (records,); None: all."""
+        of_classes, of_where = self._of_classes(columns), self._of_where(columns, num_records)
+        if of_classes is None or of_where is None:
+            return of_where if of_classes is None else of_classes
+        return of_classes & of_where
+
+    def _of_classes(self, columns: Columns) -> NDArray[np.bool_] | None:
+        if self.classes is None:
+            return None
+        labels = self._column(LABEL, columns, "classes")
+        return np.isin(labels, class_numbers(self.classes, columns.names_of(LABEL)))
+
+    def _of_where(self, columns: Columns, num_records: int) -> NDArray[np.bool_] | None:
         if self.where is None:
             return None
         if not callable(self.where):
@@ -227,6 +254,7 @@ class View:
         found, counts = np.unique(codes, return_counts=True)
         # A class that `where` leaves out on purpose is not missed.
         is_chosen = isinstance(self.where, str) and name in _names_in(self.where)
+        is_chosen |= self.classes is not None and name == LABEL
         for code, text in enumerate(columns.names_of(name)):
             if code not in found and not is_chosen:
                 raise UsageError(
@@ -470,6 +498,38 @@ def pieces_of(segments: Array, numbers: Array, arrays: Arrays = _NUMPY) -> Array
     return arrays.stack(
         [arrays.select(segments, begins), arrays.select(numbers, begins), arrays.select(numbers, ends) + 1]
     )
+
+
+def _checked_classes(given: Any) -> tuple[str, ...]:
+    """Returns the names of classes in a text with commas, or a sequence.
+
+    Raises:
+      UsageError: they are no names, or one is there twice.
+    """
+    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+    is_sequence = isinstance(names, list | tuple) and len(names) > 0
+    if not is_sequence or not all(isinstance(name, str) and name for name in names):
+        raise UsageError(f"classes={given!r}: must be names of classes, such as 'cat,dog' or ['cat', 'dog']")
+    if twice := [name for name in names if list(names).count(name) > 1]:
+        raise UsageError(f"classes={given!r}: names {twice[0]!r} twice")
+    return tuple(names)
+
+
+def class_numbers(classes: Sequence[str], class_names: Sequence[str]) -> list[int]:
+    """Returns the numbers of classes.
+
+    Args:
+      classes: their names.
+      class_names: names of all classes, by number.
+
+    Raises:
+      UsageError: there is no class of such a name.
+    """
+    numbers = {name: number for number, name in enumerate(class_names)}
+    for name in classes:
+        if name not in numbers:
+            raise unknown("classes", name, class_names)
+    return [numbers[name] for name in classes]
 
 
 def _shown(where: Where) -> str:

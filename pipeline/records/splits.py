@@ -162,7 +162,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class FeatureDoubts:
+class SuspectFeatures:
     """Features of records that may tell splits, in files whose names tell none: only all values can say.
 
     Attributes:
@@ -174,8 +174,8 @@ class FeatureDoubts:
     advice: str = ""
 
     @classmethod
-    def of(cls, records: Sequence[Mapping[str, Any]], file: str, own: Sequence[str], advice: str) -> FeatureDoubts:
-        """Returns the doubts that the first records of a file raise.
+    def of(cls, records: Sequence[Mapping[str, Any]], file: str, own: Sequence[str], advice: str) -> SuspectFeatures:
+        """Returns the suspects among the features of the first records of a file.
 
         Args:
           records: Examples, decoded.

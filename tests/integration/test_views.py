@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipeline import RandomAccess, manifest
 from pipeline.audit.__main__ import main as audit
 from pipeline.errors import DataError, UsageError
 from pipeline.index.__main__ import main as index
 from tests.runs import finish, start
-from trainer import evaluate, run
+from trainer import Predictor, evaluate, run
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,23 @@ def test_a_run_sees_just_what_its_view_says(train, data, tmp_path, capsys):
         audit([str(data), f"--observed={tmp_path / 'keys'}"])
     evaluate.main([f"--model_dir={tmp_path / 'run'}", "--where=label == 3", "--limit=20"])
     assert "20 examples" in capsys.readouterr().out
+
+
+def test_a_run_of_some_classes_has_a_head_for_them_and_predicts_their_names(train, data, tmp_path, capsys):
+    lines = train("--train_steps=40", "--classes=8,3,1", "--eval_split=test", "--global_batch_size=64")
+    count = sum(manifest.load(data).splits["test"].label_histogram[number] for number in (8, 3, 1))
+    assert lines[-2].endswith(f"({count} examples)")
+    assert float(lines[-2].split("accuracy = ")[1].split(",")[0]) > 0.8
+    predictor = Predictor.of_run(tmp_path / "run")
+    assert predictor.class_names == ("8", "3", "1")
+    examples = [example for example in RandomAccess(data, "test") if example["label"] in (1, 3, 8)][:60]
+    probabilities = predictor.probabilities([example["image"] for example in examples])
+    predicted = [predictor.class_names[number] for number in probabilities.argmax(axis=1)]
+    assert np.mean([name == str(one["label"]) for name, one in zip(predicted, examples, strict=True)]) > 0.8
+    evaluate.main([f"--model_dir={tmp_path / 'run'}"])
+    assert f"{count} examples" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="classes"):
+        train("--train_steps=50", "--classes=3,8,1", "--eval_split=test", "--global_batch_size=64")
 
 
 @pytest.mark.parametrize(

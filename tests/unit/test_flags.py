@@ -82,6 +82,7 @@ SEEN: dict[str, dict[str, str]] = {
         "report": "integration/test_validate.py::test_the_report_is_json",
     },
     "trainer.run": {
+        "classes": "integration/test_views.py::test_a_run_of_some_classes_has_a_head_for_them_and_predicts_their_names",
         "data_dir": "integration/test_mixtures.py::test_a_run_reports_each_source_and_all_together",
         "train_split": "integration/test_train.py::test_slices_of_splits",
         "eval_split": "integration/test_train.py::test_slices_of_splits",
@@ -287,6 +288,7 @@ SEEN: dict[str, dict[str, str]] = {
         "eval_copies": "unit/trainer/test_eval_copies.py::test_predictions_are_the_mean_over_copies_of_each_image",
     },
     "pipeline.inspect": {
+        "classes": "unit/pipeline/inspect/test_inspect.py::test_the_contact_sheet_shows_a_view_and_the_table_its_columns",
         "mixture_schedule": "integration/test_schedules.py::test_steps_of_the_run_are_shown_and_made_again",
         "data_dir": "unit/pipeline/inspect/test_inspect.py::test_tables_show_counts_bytes_and_labels",
         "png": (
@@ -329,6 +331,7 @@ SEEN: dict[str, dict[str, str]] = {
         "add_columns": "unit/pipeline/test_views.py::test_values_that_a_file_lacks_are_nan_false_or_empty",
     },
     "pipeline.audit": {
+        "classes": "unit/pipeline/test_views.py::test_the_audit_compares_the_labels_of_some_classes",
         "mixture_schedule": ("unit/pipeline/audit/test_schedules.py::test_the_schedule_and_each_source_are_proved"),
         "model_dir": "integration/test_schedules.py::test_the_audit_of_a_run_knows_its_schedule_and_its_logs",
         "data_dir": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
@@ -362,6 +365,7 @@ SEEN: dict[str, dict[str, str]] = {
         "skip_steps": "unit/pipeline/test_views.py::test_the_audit_proves_the_view_of_its_flags",
     },
     "pipeline.bench": {
+        "classes": "unit/pipeline/bench/test_command.py::test_a_view_is_timed",
         "mixture_schedule": (
             "unit/pipeline/bench/test_command.py::test_a_mixture_is_timed_from_end_to_end_in_each_segment"
         ),
@@ -412,6 +416,7 @@ SEEN: dict[str, dict[str, str]] = {
         ),
     },
     "input_fn": {
+        "classes": "unit/pipeline/test_views.py::test_the_records_of_some_classes_have_labels_of_their_own",
         "global_batch_size": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",
         "training": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",
         "seed": "unit/pipeline/test_input.py::test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record",
@@ -451,6 +456,7 @@ SEEN: dict[str, dict[str, str]] = {
         "schedule": "unit/pipeline/test_schedule.py::test_a_source_goes_on_in_its_own_units_across_a_change",
     },
     "steps_per_epoch": {
+        "classes": "unit/pipeline/test_views.py::test_the_records_of_some_classes_have_labels_of_their_own",
         "where": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
         "limit": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",
         "balance": "unit/pipeline/test_views.py::test_each_record_is_fed_as_often_as_its_view_says_with_its_own_image",

@@ -149,6 +149,7 @@ class OrderFlags:
     prefetch: int = flag(
         2, "batches held ready for every replica", least=0, most=1024, parameter_server="a batch is made with its step"
     )
+    classes: str | None = order_flag("classes")
     where: str | None = order_flag("where", used_in="training")
     limit: str | None = order_flag("limit", used_in="training")
     balance: str | None = order_flag("balance", used_in="training")

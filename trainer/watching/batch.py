@@ -82,7 +82,7 @@ def _picture(config: TrainConfig, step: int) -> bytes:
     real = weights > 0
     if not real.any():
         raise UsageError(f"no row of step {step} is trained on: --skip_steps={config.order.skip_steps}")
-    names = data.training.first.manifest.class_names
+    names = data.training.first.class_names
     return _sheet(features[real][:_MOST], labels[real][:_MOST], names)
 
 

@@ -141,6 +141,90 @@ def test_portable_views_feed_the_same_batches(data, kind, shuffle_bytes):
             assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+@pytest.mark.parametrize("options", [{}, {"shuffle_bytes": SMALL}, {"portable": True}, {"augment": "shift"}])
+@pytest.mark.parametrize("kind", ["raw", "png"])
+def test_the_records_of_some_classes_have_labels_of_their_own(data, kind, options):
+    folder, classes = data(kind, KINDS[kind]), ["class 3", "class 0"]
+    ids, labels, _ = fed(folder, classes=classes, where="rare < 90", **options)
+    assert sorted(ids) == [i for i in range(90) if i % 5 in (0, 3)]
+    assert labels.tolist() == [{3: 0, 0: 1}[i % 5] for i in ids.tolist()]
+    assert steps_per_epoch(folder, global_batch_size=10, classes="class 3,class 0", where="rare < 90") == 4
+    ids, labels, _ = fed(folder, training=False, classes=classes, **options)
+    assert ids.tolist() == [i for i in range(100) if i % 5 in (0, 3)]
+    assert labels.tolist() == [{3: 0, 0: 1}[i % 5] for i in ids.tolist()]
+
+
+def test_what_counts_classes_counts_those_of_the_view(data):
+    options = {"classes": ("class 4", "class 1", "class 2"), "epochs": 1}
+    elements = input_fn(data("raw"), global_batch_size=10, training=True, augment="mixup", **options)
+    assert elements.element_spec[1].shape == (10, 3)
+    counts = np.bincount(fed(data("raw"), balance="label", **options)[1])
+    assert counts.tolist() == [20, 20, 20]
+    weights = input_fn(data("raw"), global_batch_size=30, training=True, class_weight={0: 5.0}, **options)
+    for _, labels, weight in weights.as_numpy_iterator():
+        assert (weight[labels == 0] == 5).all()
+        assert (weight[labels > 0] == 1).all()
+    with pytest.raises(UsageError, match="there is no class 3; the data set has 0 to 2"):
+        input_fn(data("raw"), global_batch_size=10, training=True, class_weight={3: 5.0}, **options)
+
+
+def test_another_order_of_classes_is_another_order_of_the_run(data):
+    options = {"global_batch_size": 10, "training": True}
+    one, other = (order_spec(data("raw"), classes=names, **options) for names in ("class 1,class 2", "class 2,class 1"))
+    assert one.view.startswith("classes: class 1, class 2; column label: ")
+    assert one.digest != other.digest
+    assert order_spec(data("raw"), classes=["class 1", "class 2"], **options) == one
+
+
+def test_sources_with_other_classes_are_mixed_by_those_that_they_share(data, tmp_path):
+    write_dataset(tmp_path / "two", (20,), classes=2)
+    index([str(tmp_path / "two"), "--add_columns=records"])
+    sources, options = [(data("raw"), 0.5), (tmp_path / "two", 0.5)], {"global_batch_size": 10, "training": True}
+    with pytest.raises(UsageError, match="differ in the number of classes: 5 and 2"):
+        input_fn(sources, **options)
+    own = [(folder, weight, {"classes": ["class 1", "class 0"]}) for folder, weight in sources]
+    of_first = {"classes": f"{data('raw')}:train: class 1,class 0"}
+    for given, more in ((sources, {"classes": "class 1,class 0"}), (own, {}), ([sources[0], own[1]], of_first)):
+        seen = set()
+        elements = input_fn(given, epochs=1, record_ids=True, **more, **options)
+        for _, label, _, record in elements.as_numpy_iterator():
+            classes = np.where(record < 100, record % 5, (record - 100) % 2)
+            assert (label == 1 - classes).all()
+            seen |= set(label.tolist())
+        assert seen == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("classes", "problem"),
+    [
+        ("class 1,lynx", "classes: unknown 'lynx'"),
+        ("class 1,class 1", "names 'class 1' twice"),
+        ("", "must be names of classes"),
+        ([], "must be names of classes"),
+        (["class 1", 2], "must be names of classes"),
+        (3, "must be names of classes"),
+    ],
+)
+def test_classes_that_cannot_be_are_named(data, classes, problem):
+    with pytest.raises(UsageError, match=problem):
+        input_fn(data("raw"), global_batch_size=10, training=True, classes=classes)
+
+
+def test_classes_need_the_labels_of_images(data, tmp_path):
+    options = {"global_batch_size": 10, "training": True, "classes": "class 1"}
+    with pytest.raises(UsageError, match="classes='class 1' with parse"):
+        input_fn(data("raw"), parse=lambda records: records, **options)
+    with pytest.raises(UsageError, match="classes=class 1 with where='rare < 0': keeps none of the 100 records"):
+        input_fn(data("raw"), where="rare < 0", **options)
+    write_dataset(tmp_path / "none", (20,), classes=2)
+    with pytest.raises(UsageError, match=r"classes=.*column 'label': the data set has no columns"):
+        input_fn(tmp_path / "none", **options)
+    (tmp_path / "own.py").write_text("def own(record): return {'label': 1}")
+    index([str(tmp_path / "none"), f"--add_columns={tmp_path}/own.py:own"])
+    with pytest.raises(UsageError, match="the column 'label' has values of a file or function"):
+        input_fn(tmp_path / "none", **options)
+
+
 def test_a_portable_mixture_feeds_the_views_of_its_sources(data):
     sources = [(data("raw"), 0.5, VIEWS["weigh"]), (data("png", KINDS["png"]), 0.5, VIEWS["where"])]
     options = {"global_batch_size": 10, "training": True, "epochs": 2, "record_ids": True, "limit": 60}
@@ -548,6 +632,13 @@ def test_the_audit_proves_the_view_of_its_flags(data, flags, rows, capsys):
     assert "proof holds: every record as often as the view says" in out
     assert "holds  each record is fed as often as its view says" in out
     assert ("90 rows are dropped or skipped" in out) == ("skip" in flags[-1])
+
+
+def test_the_audit_compares_the_labels_of_some_classes(data, capsys):
+    audit([str(data("raw")), "--global_batch_size=20", "--classes=class 4,class 0", "--content"])
+    out = capsys.readouterr().out
+    assert "view: 40 rows per epoch" in out
+    assert "rows compared" in out
 
 
 def test_the_audit_compares_the_rows_that_are_fed_under_a_view(data, capsys):

@@ -98,6 +98,7 @@ def test_the_input_is_that_of_the_flags(folder, capsys):
         pytest.param(["--where=label != 1"], 35, "where: label != 1", marks=pytest.mark.slow),
         (["--limit=20"], 20, "limit: 20"),
         (["--where=label < 2", "--balance=label"], 36, "where: label < 2; balance: label"),
+        (["--classes=class 1,class 0"], 36, "classes: class 1, class 0"),
         (["--weigh=label"], 52, "weigh: label"),
     ],
 )

@@ -61,11 +61,16 @@ def test_the_contact_sheet_shows_a_view_and_the_table_its_columns(folder, tmp_pa
     index.main([str(folder), "--add_columns=records"])
     pictures = []
     views = [], ["--where=label == 1"], ["--limit=3"], ["--where=label != 0", "--balance=label"], ["--weigh=label"]
+    classes = "--classes=class 2,class 0"
+    views += ([classes],)
     for number, flags in enumerate(views):
         path = tmp_path / f"{number}.png"
         inspect.main([str(folder), f"--png={path}", "--augment=none", *flags])
         pictures.append(Image.open(path).tobytes())
     assert len({*pictures}) == len(views)
+    path = tmp_path / "where.png"  # the same images under the names of the same classes
+    inspect.main([str(folder), f"--png={path}", "--augment=none", "--where=label in ('class 2', 'class 0')"])
+    assert pictures[-1] == Image.open(path).tobytes()
     assert "columns: bytes (int16), label (int8)" in capsys.readouterr().out
     with pytest.raises(UsageError, match="chooses what --png shows"):
         inspect.main([str(folder), "--where=label == 1"])

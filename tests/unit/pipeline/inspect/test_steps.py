@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -87,6 +88,17 @@ def test_a_step_is_what_input_fn_feeds(case, replicas, folders, capsys):
         if CASES[case][0] == "raw":
             assert row["stored"]["mean"] == stored.mean()
     assert len({row["record"] for row in rows if row["weight"]}) == sum(row["weight"] for row in rows)
+
+
+def test_a_step_of_some_classes_has_their_own_labels(folders, tmp_path, capsys):
+    shutil.copytree(folders / "raw", tmp_path / "raw")
+    index.main([str(tmp_path / "raw"), "--add_columns=records"])
+    capsys.readouterr()
+    flags = ("--step=1", "--classes=class 2,class 0", f"--global_batch_size={BATCH}")
+    rows = shown(capsys, tmp_path / "raw", *flags)["rows"]
+    for row in rows:
+        number = {0: 1, 2: 0}[row["record"] % 3]
+        assert (row["label"], row["trained_label"], row["class"]) == (number, number, f"class {row['record'] % 3}")
 
 
 def test_each_flag_of_the_order_leads_to_the_runs_own(folders, capsys):
