@@ -16,8 +16,7 @@ from pipeline.augmentation import recipes
 from pipeline.commands import aliases
 from pipeline.errors import UsageError, unknown
 from pipeline.files.paths import PathLike, folder
-from pipeline.manifest import Feature
-from pipeline.manifest.manifest import MOST_CLASSES
+from pipeline.manifest.manifest import MOST_CLASSES, Feature
 from pipeline.manifest.sources import VIEWS, Source, Sources, in_order_of, own_views, schedule_of, sources_of
 from pipeline.order.sharding import (
     SHUFFLE_BYTES,

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from pipeline.augmentation.base import Recipe, output_spec
 from pipeline.augmentation.composed import cropping_of
+from pipeline.augmentation.libraries import user_recipe
 from pipeline.augmentation.recipes import make_recipe
-from pipeline.batch.batches import user_recipe
 from pipeline.batch.weights import of_classes, of_rank
 from pipeline.decode import Supervised
 from pipeline.errors import DataError, PipelineError, UsageError

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import graph_calls
+from pipeline.augmentation.base import UserAugmented
 from pipeline.errors import UsageError, of_user
 from pipeline.order import hashing, tensors
 
@@ -114,6 +115,23 @@ def library_of(transform: Any) -> str | None:
     if "torch.Module" in kinds or any(kind.startswith("torchvision.") for kind in kinds):
         return _TORCHVISION
     return None
+
+
+def user_recipe(augment: Any, name: str = "augment", no_python: str = "") -> UserAugmented:
+    """Returns the recipe that calls a user's function of (images, keys).
+
+    Args:
+      augment: the user's function.
+      name: argument, or method, that is the function; for messages.
+      no_python: reason why the function may not call Python; "": it may.
+
+    Raises:
+      UsageError: it is a transform of a library that draws by itself, or needs an argument that it is not given.
+    """
+    if library := library_of(augment):
+        kind = f"{type(augment).__name__} of {library}"
+        raise UsageError(f"{name}: {kind} draws by itself; give it as pipeline.augment(...)")
+    return UserAugmented(graph_calls.UserFunction.of(name, augment, any_keys=True, no_python=no_python))
 
 
 def _wrapped(transform: Any) -> _Wrapped:

@@ -9,16 +9,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline.augmentation.base import ImageStatistics, Recipe, Unaugmented, UserAugmented
+from pipeline.augmentation.base import ImageStatistics, Recipe, Unaugmented
 from pipeline.augmentation.composed import Augmenter, cropping_of, cut, unmixed
 from pipeline.augmentation.geometry import CroppingRecipe
-from pipeline.augmentation.libraries import library_of
+from pipeline.augmentation.libraries import library_of, user_recipe
 from pipeline.augmentation.recipes import make_recipe
 from pipeline.batch import AUGMENT, DECODE, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.weights import of_classes, times
 from pipeline.decode import Examples, Form, PixelRows
 from pipeline.errors import UsageError
-from pipeline.graph_calls import UserFunction
 from pipeline.order import tensors
 from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
@@ -312,23 +311,6 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     if recipe.mixing and not resolved.class_names:
         raise UsageError(f"augment={augment!r}: mixes classes, but the data set's manifest has no class_names")
     return recipe
-
-
-def user_recipe(augment: Any, name: str = "augment", no_python: str = "") -> UserAugmented:
-    """Returns the recipe that calls a user's function of (images, keys).
-
-    Args:
-      augment: the user's function.
-      name: argument, or method, that is the function; for messages.
-      no_python: reason why the function may not call Python; "": it may.
-
-    Raises:
-      UsageError: it is a transform of a library that draws by itself, or needs an argument that it is not given.
-    """
-    if library := library_of(augment):
-        kind = f"{type(augment).__name__} of {library}"
-        raise UsageError(f"{name}: {kind} draws by itself; give it as pipeline.augment(...)")
-    return UserAugmented(UserFunction.of(name, augment, any_keys=True, no_python=no_python))
 
 
 def is_read_by_graph(request: Request) -> bool:

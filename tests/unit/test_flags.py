@@ -202,7 +202,7 @@ SEEN: dict[str, dict[str, str]] = {
         "cpus": "unit/trainer/launching/schedulers/test_slurm.py::test_options_of_sbatch",
         "memory": "unit/trainer/launching/schedulers/test_slurm.py::test_options_of_sbatch",
         "port": "unit/trainer/launching/schedulers/test_slurm.py::test_tasks_of_one_node_have_ports_of_their_own",
-        "kind": "unit/docs/test_launching.py::test_the_other_kinds_are_named",
+        "kind": "unit/docs/test_launching.py::test_the_other_kind_is_named",
         "image": "unit/trainer/launching/schedulers/test_kubernetes.py::test_a_jobset_fits_the_published_models",
         "namespace": "unit/trainer/launching/schedulers/test_kubernetes.py::test_a_jobset_fits_the_published_models",
         "volume": "unit/trainer/launching/schedulers/test_kubernetes.py::test_resources_volumes_and_time_to_save",

@@ -186,7 +186,7 @@ class Snapshot:
       loss, accuracy: means over the epoch so far.
       examples_per_second, input_wait: over the last seconds; the latter is a share of the time.
       seconds_left: seconds left at this speed.
-      restarts, max_restarts: number and limit of the restarts of the group of all processes.
+      restarts, max_restarts: number and maximum of the restarts of the group of all processes.
       error: the first cause of the last failure.
       elastic: the fewest and the most workers.
       lost: places of workers that are given up for now.

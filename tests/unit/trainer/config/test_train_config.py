@@ -77,6 +77,7 @@ def test_flags_and_their_defaults_stay():
             "eval_copies": 1,
             "where": None,
             "limit": None,
+            "classes": None,
             "balance": None,
             "weigh": None,
             "skip_steps": "",
