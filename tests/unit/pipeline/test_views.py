@@ -154,6 +154,14 @@ def test_the_records_of_some_classes_have_labels_of_their_own(data, kind, option
     assert labels.tolist() == [{3: 0, 0: 1}[i % 5] for i in ids.tolist()]
 
 
+def test_rows_that_are_handed_out_where_they_lie_have_the_labels_of_the_view(data):
+    classes = [f"class {number}" for number in range(5)][::-1]
+    options = {"global_batch_size": 1, "training": True, "epochs": 1, "record_ids": True, "shuffle_bytes": SMALL}
+    elements = input_fn(data("raw"), classes=classes, **options).as_numpy_iterator()
+    rows = [(int(record[0]), int(label[0])) for _, label, _, record in elements]
+    assert sorted(rows) == [(number, 4 - number % 5) for number in range(100)]
+
+
 def test_what_counts_classes_counts_those_of_the_view(data):
     options = {"classes": ("class 4", "class 1", "class 2"), "epochs": 1}
     elements = input_fn(data("raw"), global_batch_size=10, training=True, augment="mixup", **options)

@@ -1,11 +1,14 @@
 import dataclasses
+import pathlib
 import re
 
 import pytest
 
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
+from pipeline.index.__main__ import main as index
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from tests.datasets import write_dataset
 from trainer import plan
 
 
@@ -60,6 +63,18 @@ def test_a_source_of_a_mixture_has_its_own_view_by_a_flag(data_dir, config_of):
     ):
         with pytest.raises(UsageError, match=message):
             config_of(**{**given, **wrong})
+
+
+def test_a_source_is_evaluated_on_the_classes_that_it_is_trained_on(tmp_path, config_of):
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    for folder, classes in zip(folders, (3, 2), strict=True):
+        write_dataset(pathlib.Path(folder), (20,), classes=classes)
+        index([folder, "--add_columns=records"])
+    given = {"data_dir": f"{folders[0]}=1,{folders[1]}=1", "global_batch_size": 20, "eval_split": "test"}
+    for classes in ("class 1,class 0", "; ".join(f"{folder}: class 1,class 0" for folder in folders)):
+        made = plan.make(config_of(**given, classes=classes))
+        assert made.training.first.class_names == ("class 1", "class 0")
+        assert [part.class_names for part in made.evaluation.values()] == [("class 1", "class 0")] * 2
 
 
 def test_workers_that_share_streams_are_told_what_it_costs(data_dir, config_of):
