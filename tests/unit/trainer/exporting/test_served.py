@@ -8,6 +8,7 @@ from pipeline.augmentation.base import ImageStatistics, UserAugmented
 from pipeline.augmentation.recipes import make_recipe
 from pipeline.decode import ImageDecoder, InStrings
 from pipeline.errors import UsageError
+from pipeline.graph_calls import UserFunction
 from pipeline.request import Request
 from tests.datasets import encoded
 from trainer import models
@@ -125,7 +126,10 @@ def test_every_named_recipe_is_among_the_cases():
     assert {one.partition("(")[0].strip() for text in CASES for one in text.split("|")} == set(RECIPES)
 
 
-def test_a_users_function_is_refused():
-    with pytest.raises(UsageError) as error:
-        exported(UserAugmented(lambda images, keys: images), (8, 8, 3))
-    assert str(error.value).startswith("--augment: UserAugmented ")
+def test_a_users_function_is_refused_unless_evaluations_get_images_as_they_are():
+    shape, functions = (8, 8, 3), (lambda images, training: images, lambda images: tf.cast(images, tf.float32))
+    for kept in functions:
+        model = exported(UserAugmented(UserFunction.of("augment", kept)), shape)
+        np.testing.assert_array_equal(model(batch(shape)), batch(shape))
+    with pytest.raises(UsageError, match=r"^Task\.augment: changes images in evaluations, too"):
+        exported(UserAugmented(UserFunction.of("augment", lambda images: 255 - images)), shape)
