@@ -426,12 +426,12 @@ def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
     parse, augment = training.request.parse, training.request.augment
     if parse is not None:
         return _parsed(parse, classes, no_python)
-    if callable(augment):
-        return DataSpec(_augmented(training, augment, no_python), tf.TensorSpec([None], tf.int64), classes)
-    recipe = make_recipe("none" if augment is None else str(augment), "--augment")
-    images = _images(training, recipe)
     label = training.manifest.features["label"]
     labels = tf.TensorSpec([None, *label.shape], label.dtype)
+    if callable(augment):
+        return DataSpec(_augmented(training, augment, no_python), labels, classes, are_classes=label.is_class)
+    recipe = make_recipe("none" if augment is None else str(augment), "--augment")
+    images = _images(training, recipe)
     if recipe.mixing:
         labels = tf.TensorSpec([None, len(classes)], tf.float32)
     features = tf.TensorSpec([None, *images.shape[1:]], images.dtype)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ import tensorflow  # noqa: F401, so that tests/conftest.py makes four devices of
 
 from pipeline import RandomAccess, input_fn
 from pipeline.errors import UsageError
+from pipeline.manifest import Feature
 from tests import augmenting_tasks as tasks
 from tests import forked
 from tests.datasets import write_dataset
 from tests.runs import checkpoint_bytes
 from trainer import Predictor, TrainConfig, evaluate, plan, replay, run
 from trainer.parameter_server import run as parameter_server
+from trainer.task import data_spec_of
 
 COUNTS, SHAPE, BATCH = (25, 15), (12, 10, 3), 8
 OF_MODULE = "tests.augmenting_tasks"
@@ -53,6 +56,15 @@ def test_a_run_its_replay_and_its_evaluation_get_what_the_function_returns(data,
     train(data, folder, tasks.Darkens, "--train_steps=4")
     said = re.search(r"^test accuracy = (\S+), loss = (\S+) \(9 examples\)$", capsys.readouterr().out, re.M)
     assert (f"{found['metrics']['accuracy']:.4f}", f"{found['loss']:.4f}") == (said[1], said[2])
+
+
+def test_labels_are_those_of_the_data(data):
+    config = TrainConfig.of(data_dir=str(data), model_dir="M", global_batch_size=BATCH)
+    training = plan.make(config, task=tasks.Darkens).training.first
+    features = {**training.manifest.features, "label": Feature("float32", (2,))}
+    found = data_spec_of(replace(training, manifest=replace(training.manifest, features=features)))
+    assert (found.labels.dtype, found.labels.shape.as_list()) == ("float32", [None, 2])
+    assert not found.are_classes
 
 
 @pytest.mark.slow
