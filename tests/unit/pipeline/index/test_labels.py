@@ -3,12 +3,13 @@
 import dataclasses
 import json
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from beam_jobs import validate
-from pipeline import RandomAccess, operations
+from pipeline import RandomAccess, input_fn, operations
 from pipeline import manifest as manifests
 from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, UsageError
@@ -338,6 +339,38 @@ def test_vectors_are_mixed_as_probabilities_are(data):
         low, high = np.minimum(own, partner) - 1e-6, np.maximum(own, partner) + 1e-6
         assert ((labels.numpy() >= low) & (labels.numpy() <= high)).all()
         assert np.allclose(labels.numpy()[:, 2:], [1, 0], atol=1e-6)  # of both rows
+
+
+@pytest.mark.parametrize("form", ["float", "angles", "soft", "hot"])
+def test_keras_means_losses_over_the_rows_with_labels_of_any_kind(data, form):
+    outputs = np.atleast_1d(NUMBERS[form](0)).size
+    layers = [keras.Input((24, 24, 3)), keras.layers.Flatten(), keras.layers.Dense(outputs, kernel_initializer="zeros")]
+    model = keras.Sequential(layers)
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True) if form == "hot" else "mse")
+    expected = np.mean([np.square(NUMBERS[form](number)) for number in range(9)]) if form != "hot" else np.log(2)
+    options = {"global_batch_size": 4, "weights": "mean"}
+    found = model.evaluate(
+        input_fn(data(form), "train", training=False, global_batch_size=4, weights="none"), verbose=0
+    )
+    assert found == pytest.approx(expected, rel=1e-5)
+    history = model.fit(input_fn(data(form), "train", training=True, epochs=1, **options), verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+
+
+def test_classes_of_texts_are_a_view(data):
+    found = fed(data("text"), "train", classes="tulip,rose")
+    assert found == {number: number % 3 == 0 for number in range(9) if number % 3 < 2}
+    for form in ("float", "hot"):
+        with pytest.raises(UsageError, check=said("classes='1'", "not classes")):
+            resolve(Request(data(form), classes="1", global_batch_size=2, training=True))
+
+
+def test_raw_pixels_may_have_floats_as_labels(tmp_path):
+    sizes = {"height": 2, "width": 2, "depth": 3}
+    records = [{"image_raw": bytes([n] * 12), "class": n / 2, "id": b"%d" % n, **sizes} for n in range(5)]
+    write(tmp_path / "train.tfrec", records)
+    index.main([str(tmp_path), "--feature_map=label:class,key:id"])
+    assert fed(tmp_path, "train") == {n: n / 2 for n in range(5)}
 
 
 def test_a_mixture_needs_labels_of_one_kind(data):
