@@ -255,3 +255,9 @@ def _check_data(record: Record, data: DataSpec, data_dir: str) -> None:
             raise UsageError(
                 f"--data_dir={data_dir}: has {name} {value}, but {record.path} was trained on {trained}{helps}"
             )
+    if other := resume.other_class(record.content, data.class_names):
+        number, was, here_named = other
+        raise UsageError(
+            f"--data_dir={data_dir}: its class {number} is {here_named!r}, but {record.path} was trained with {was!r}; "
+            f"the same numbers must mean the same classes: {name_of('pipeline.index')} --class_names=FILE gives names"
+        )

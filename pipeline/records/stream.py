@@ -25,7 +25,7 @@ class RecordStream:
       num_bytes: bytes of the file that were read so far, compressed.
       crc: CRC32C of these bytes.
       members: (byte offset in the file, bytes decompressed before it) of each GZIP member so far.
-      is_padded: whether there are zeros between two members.
+      is_padded: whether there are zeros after a member.
     """
 
     def __init__(self, read: Callable[[int], Any], compression: str, block: int = BLOCK) -> None:
@@ -119,6 +119,7 @@ class RecordStream:
         while not self._pending:
             piece = self._piece()
             if not piece:
+                self.is_padded |= self._offset != ended
                 return False
             self._pending = piece.lstrip(b"\0") if self.members else piece
         self._inflater = zlib.decompressobj(_WINDOW_BITS[self._compression])

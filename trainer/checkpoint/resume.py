@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pipeline.commands import aliases
@@ -25,11 +25,13 @@ _COMPARED_APART = (
     "order",
     "config",
     "code",
+    "class_names",
 )  # parts of a checkpoint's content; the others must be equal
 STEP = "step"  # of a checkpoint, beside the content of its record
 _DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `
 _SIZE = "record_bytes"  # likewise
 _SHAPE = "image_shape"
+CLASS_NAMES = "class_names"  # of the data that are trained on, by class number; earlier checkpoints lack them
 
 
 class State(Protocol):
@@ -99,6 +101,7 @@ class RunSpec:
             "optimizer": "that of the model" if compiled else config.optimizer.optimizer.partition("(")[0] + scaling,
             _SHAPE: None if shape is None else shape[1:].as_list(),
             "num_classes": len(data.class_names),
+            CLASS_NAMES: list(data.class_names),
             "--ema": "set" if config.optimizer.ema else None,
             **self._same_bits(),
             "structure": self.structure,
@@ -177,6 +180,8 @@ class RunSpec:
             else:
                 why = self._flag_behind(stored, "resize") if name.endswith(_SIZE) else ""
                 said.append(f"{name} was {_short(was)}, is {_short(now)}{why}")
+        if other := other_class(stored, self.state.task.data.class_names):
+            said.append("class {} was {!r}, is {!r}".format(*other))
         return said
 
     def _reshaped(self, stored: Mapping[str, Any], was: Any, here: Any) -> tuple[str, str]:
@@ -192,6 +197,21 @@ class RunSpec:
             if was != now:
                 return f" (--{name} was {was or 'unset'}, is {now or 'unset'})"
         return ""
+
+
+def other_class(stored: Mapping[str, Any], names: Sequence[str]) -> tuple[int, str, str] | None:
+    """Returns the first class of a checkpoint with another name: its number, its name there and here.
+
+    Classes without names of their own, 0 to n - 1, may have any elsewhere.
+
+    Args:
+      stored: the content of the checkpoint's record.
+      names: names of as many classes.
+    """
+    was, unnamed = stored.get(CLASS_NAMES, []), [*map(str, range(len(names)))]
+    if unnamed in (was, [*names]):
+        return None
+    return next((found for found in zip(range(len(was)), was, names, strict=False) if found[1] != found[2]), None)
 
 
 def code_of(config: TrainConfig) -> dict[str, Any]:

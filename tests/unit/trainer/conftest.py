@@ -55,7 +55,7 @@ def make_strategy(config_of):
 def make_state(config_of):
     """Returns a function that makes a state on a strategy: of a small mlp, or of the model that `build` returns."""
 
-    def make(strategy, optimizer="sgd", seed=0, build=None, rate=0.5, labels=None, shape=IMAGE_SHAPE, **flags):
+    def make(strategy, optimizer="sgd", seed=0, build=None, rate=0.5, labels=None, shape=IMAGE_SHAPE, names=None, **flags):
         import tensorflow as tf
 
         from trainer.step import state
@@ -69,7 +69,8 @@ def make_state(config_of):
             flags.setdefault("model", "own:model")  # whose defaults are not those of mlp
         config = config_of(optimizer=optimizer, seed=seed, **flags)
         images = tf.TensorSpec([None, *shape], tf.float32)
-        spec = DataSpec(images, labels or tf.TensorSpec([None], tf.int64), tuple(map(str, range(CLASSES))))
+        names = names or tuple(map(str, range(CLASSES)))
+        spec = DataSpec(images, labels or tf.TensorSpec([None], tf.int64), names)
         return state.build(config, spec, strategy, Given, rate if callable(rate) else lambda step: tf.constant(rate))
 
     return make

@@ -87,3 +87,12 @@ def test_an_unknown_split_is_named_once_by_its_flag(data, record_of):
     with pytest.raises(UsageError) as caught:
         inference._resolved(record, record.config(eval_split="valid"), Task, CheckpointFlags("run", split="valid"))
     assert str(caught.value).startswith("--split=valid: unknown 'valid'; ")
+
+
+def test_data_whose_classes_have_other_numbers_are_refused(data, record_of):
+    record, named = record_of(data / "own"), json.loads((data / "own" / "manifest.json").read_text())["class_names"]
+    record.content["class_names"] = named
+    edit_manifest(data / "copy", lambda content: content["class_names"].reverse())
+    words = f"--data_dir={data}/copy: its class 0 is '{named[-1]}', but .*/ckpt-3 was trained with '{named[0]}'"
+    with pytest.raises(UsageError, match=words):
+        inference.build(record, CheckpointFlags("run", data_dir=str(data / "copy"), split="train"))

@@ -125,10 +125,11 @@ def test_members_that_end_where_records_do_are_read_alone(folder, capsys, tmp_pa
     [
         lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]),
         lambda data: gzip.compress(data) + bytes(8) + gzip.compress(data),
+        lambda data: gzip.compress(data) + bytes(8),
         lambda data: gzip.compress(data) + gzip.compress(b""),
         lambda data: gzip.compress(data * (1 + (17 << 20) // len(data))),
     ],
-    ids=["a record is cut", "zeros between members", "an empty member", "a large member"],
+    ids=["a record is cut", "zeros between members", "zeros at the end", "an empty member", "a large member"],
 )
 def test_other_compressed_files_are_read_forward_and_the_command_says_so(folder, capsys, write):
     (folder / "a.gz").write_bytes(write(file_of(UNEQUAL)))

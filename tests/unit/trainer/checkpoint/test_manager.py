@@ -131,6 +131,18 @@ def test_another_order_can_be_allowed_and_is_then_stored(saved, make_checkpoints
     assert make_checkpoints(make_one(), order={"seed": 3}).restore().changes == ()
 
 
+def test_classes_that_would_mean_others_are_another_order(make_strategy, make_state, make_checkpoints, tmp_path):
+    one, names = make_strategy(1), [f"class {number}" for number in range(5)]
+    state = make_state(one, names=names)
+    state.global_step.assign(10)
+    make_checkpoints(state).save()
+    assert record_of(tmp_path / "ckpt-10")["class_names"] == names
+    swapped = make_state(one, names=[*names[:3], names[4], names[3]])
+    with pytest.raises(UsageError, match="class 3 was 'class 3', is 'class 4'; .* --allow_order_change"):
+        make_checkpoints(swapped).restore()
+    assert make_checkpoints(make_state(one)).restore().changes == ()  # numbers alone are no names
+
+
 def record_of(path):
     return json.loads(tf.train.load_checkpoint(str(path)).get_tensor(RECORD_KEY))
 
