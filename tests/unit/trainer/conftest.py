@@ -55,7 +55,9 @@ def make_strategy(config_of):
 def make_state(config_of):
     """Returns a function that makes a state on a strategy: of a small mlp, or of the model that `build` returns."""
 
-    def make(strategy, optimizer="sgd", seed=0, build=None, rate=0.5, labels=None, shape=IMAGE_SHAPE, names=None, **flags):
+    def make(
+        strategy, optimizer="sgd", seed=0, build=None, rate=0.5, labels=None, shape=IMAGE_SHAPE, names=None, **flags
+    ):
         import tensorflow as tf
 
         from trainer.step import state
