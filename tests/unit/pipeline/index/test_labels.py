@@ -96,11 +96,13 @@ def fed(folder, split, **options):
 @pytest.mark.parametrize(
     ("form", "options", "is_compiled"),
     [
-        *((form, {}, True) for form in FORMS),
-        ("text", {"portable": True}, True),
-        ("soft", {"portable": True}, True),
+        *((form, {}, True) for form in ("text", "float", "hot")),
+        pytest.param("soft", {}, True, marks=pytest.mark.slow),
+        pytest.param("angles", {}, True, marks=pytest.mark.slow),
+        pytest.param("text", {"portable": True}, True, marks=pytest.mark.slow),
+        pytest.param("soft", {"portable": True}, True, marks=pytest.mark.slow),
         ("text", {"resize": (20, 20)}, False),
-        ("hot", {"resize": (20, 20)}, False),
+        pytest.param("hot", {"resize": (20, 20)}, False, marks=pytest.mark.slow),
     ],
 )
 def test_labels_are_fed_as_they_are_stored(data, form, options, is_compiled, monkeypatch):
@@ -118,7 +120,7 @@ def test_labels_are_fed_as_they_are_stored(data, form, options, is_compiled, mon
         assert np.array_equal(label, np.full(label.shape, none), equal_nan=True)
 
 
-@pytest.mark.parametrize("form", ["text", "soft"])
+@pytest.mark.parametrize("form", ["text", pytest.param("soft", marks=pytest.mark.slow)])
 def test_labels_are_fed_beside_crops_of_images_that_stay_encoded_in_memory(data, form, monkeypatch):
     options = {"augment": "random_resized_crop(size=16, normalize=False)", "training": True, "epochs": 1}
     kept = fed(data(form), "train", **options, features=("key",))
@@ -341,6 +343,7 @@ def test_vectors_are_mixed_as_probabilities_are(data):
         assert np.allclose(labels.numpy()[:, 2:], [1, 0], atol=1e-6)  # of both rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["float", "angles", "soft", "hot"])
 def test_keras_means_losses_over_the_rows_with_labels_of_any_kind(data, form):
     outputs = np.atleast_1d(NUMBERS[form](0)).size
@@ -348,13 +351,10 @@ def test_keras_means_losses_over_the_rows_with_labels_of_any_kind(data, form):
     model = keras.Sequential(layers)
     model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True) if form == "hot" else "mse")
     expected = np.mean([np.square(NUMBERS[form](number)) for number in range(9)]) if form != "hot" else np.log(2)
-    options = {"global_batch_size": 4, "weights": "mean"}
-    found = model.evaluate(
-        input_fn(data(form), "train", training=False, global_batch_size=4, weights="none"), verbose=0
-    )
-    assert found == pytest.approx(expected, rel=1e-5)
-    history = model.fit(input_fn(data(form), "train", training=True, epochs=1, **options), verbose=0).history
-    assert np.isfinite(history["loss"]).all()
+    evaluated = input_fn(data(form), "train", training=False, global_batch_size=4, weights="none")
+    assert model.evaluate(evaluated, verbose=0) == pytest.approx(expected, rel=1e-5)
+    trained = input_fn(data(form), "train", training=True, epochs=1, global_batch_size=4, weights="mean")
+    assert np.isfinite(model.fit(trained, verbose=0, shuffle=False).history["loss"]).all()
 
 
 def test_classes_of_texts_are_a_view(data):
