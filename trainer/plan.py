@@ -26,6 +26,7 @@ from pipeline.resolved import (
 )
 from trainer.config import TrainConfig, meaning
 from trainer.config.data import AUTO
+from trainer.config.model import defaults_of
 
 if TYPE_CHECKING:
     from trainer.task import Task
@@ -220,6 +221,8 @@ def _request(
     parse = None
     if task is not None:
         parse, options["augment"] = task.parse, _augment_of(task, config)
+    if parse and options["resize"] == defaults_of(config.model.model).get("resize"):
+        options["resize"] = None  # of the model, not of the user: what is parsed has a size of its own
     return Request(data_dir, split, training=training, parse=parse, statistics=statistics, **options)
 
 

@@ -28,6 +28,8 @@ from pipeline.resolved import ResolvedRequest
 from trainer import models
 from trainer.checkpoint import reader
 from trainer.config import TrainConfig
+from trainer.config.model import FirstWeights, is_weight_file
+from trainer.models import weight_files
 
 Model = Callable[..., Any]  # features, training=bool -> outputs
 Rows = tuple[tf.Tensor, dict[str, tf.Tensor]]  # the loss of each row, and metrics of each row: float (rows,)
@@ -131,10 +133,14 @@ class Task:
         `augment` of `pipeline.input_fn` takes; also what `pipeline.augment` returns. None: --augment augments.
       config: all flags.
       data: the shapes of the batches that the model gets.
+      first_weights: the file of Keras' weights that the run began with; None: it began with others.
+      left_out: a line about what was not taken from that file; empty: everything was.
     """
 
     parse: ClassVar[Callable[..., Any] | None] = None
     augment: ClassVar[Callable[..., Any] | None] = None
+    left_out: str = ""
+    first_weights: FirstWeights | None = None
 
     def __init__(self, config: TrainConfig, data: DataSpec) -> None:
         self.config, self.data = config, data
@@ -152,8 +158,11 @@ class Task:
 
         Called on every worker, in the strategy's scope; not when a run resumes. By default loads --initialize_from.
         """
-        if self.config.model.initialize_from:
-            reader.load_first_weights(model, self.config.model.initialize_from)
+        source = self.config.model.initialize_from
+        if source and is_weight_file(source):
+            self.first_weights, self.left_out = weight_files.load(model, source)
+        elif source:
+            reader.load_first_weights(model, source)
 
     def train_step(self, model: Model, features: Any, labels: Any) -> Rows:
         """Returns losses and metrics of a replica's rows; the trainer differentiates the mean loss.

@@ -200,6 +200,8 @@ class Run(abc.ABC):
             self.checkpoints.complete_best()
         else:
             self.state.initialize(self.strategy)
+            if self.task.left_out:
+                line(self.task.left_out)
         self.summary.start(self.where, self.here, restored, self.epoch.steps)
 
     def _attach_callbacks(self) -> None:

@@ -90,5 +90,10 @@ def mixes(text: str) -> bool:
     return _of(text.rpartition("|")[2], "mixes_rows")
 
 
+def sets_size(text: str) -> bool:
+    """Returns whether a recipe in a text decides the size of the images, without loading TensorFlow."""
+    return any(_of(call, "sets_size") for call in text.split("|"))
+
+
 def _of(call: str, attribute: str) -> bool:
     return getattr(RECIPES.get(call.partition("(")[0].strip()), attribute, False)

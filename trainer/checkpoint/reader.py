@@ -27,7 +27,6 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of the names of variables' tensors
 _STEP = f"global_step{_SUFFIX}"
 _AVERAGES = "averages/"
 _MOST_NAMES = 3  # of variables in a message
-_KERAS_FILES = (".weights.h5", ".keras")
 
 
 class UnreadableError(DataError):
@@ -129,19 +128,16 @@ def read(path: pathlib.Path) -> Record:
 
 
 def load_first_weights(model: keras.Model, path: str) -> None:
-    """Loads the weights of a checkpoint (their average if it has one), or of a file that Keras has saved.
+    """Loads the weights of a checkpoint, or their average if it has one.
 
     Args:
       model: built.
-      path: a --model_dir, for its newest checkpoint; a checkpoint in it, such as run/ckpt-400; or a file.
+      path: a --model_dir, for its newest checkpoint; or a checkpoint in it, such as run/ckpt-400.
 
     Raises:
-      UsageError: there is no such checkpoint or file, or it has other variables than the model.
+      UsageError: there is no such checkpoint, or it has other variables than the model.
     """
     try:
-        if path.endswith(_KERAS_FILES):
-            model.load_weights(path)
-            return
         stored = read(candidates(pathlib.Path(path), None)[0])
         stored.load_weights(model, stored.averaged)
     except (DataError, UsageError, OSError, ValueError) as error:

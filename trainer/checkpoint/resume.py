@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from pipeline.resolved import ResolvedInput, ResolvedRequest
 from trainer.checkpoint import structure as structures
 from trainer.checkpoint.structure import Change, Structure
 from trainer.config import TrainConfig
-from trainer.config.model import dtype_policy
+from trainer.config.model import FirstWeights, dtype_policy, is_weight_file
 from trainer.config.train_config import changed_flags
 
 _COMPARED_APART = (
@@ -26,6 +27,7 @@ _COMPARED_APART = (
     "config",
     "code",
     "class_names",
+    "first_weights",
 )  # parts of a checkpoint's content; the others must be equal
 STEP = "step"  # of a checkpoint, beside the content of its record
 _DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `
@@ -95,7 +97,7 @@ class RunSpec:
         config, data = self.config, self.state.task.data
         shape = getattr(data.features, "shape", None)
         scaling = " with loss scaling" if config.model.precision == "float16" else ""
-        compiled = self.state.schedule is None
+        compiled, first = self.state.schedule is None, self.state.task.first_weights
         return {
             "model": config.model.task or config.model.model,
             "optimizer": "that of the model" if compiled else config.optimizer.optimizer.partition("(")[0] + scaling,
@@ -106,6 +108,7 @@ class RunSpec:
             **self._same_bits(),
             "structure": self.structure,
             "data": dict(self.data),
+            "first_weights": first and dataclasses.asdict(first),
             "code": self.code,
             "order": json.loads(self.spec.to_json()),
             "config": dataclasses.asdict(config),
@@ -127,6 +130,7 @@ class RunSpec:
                     helps = " --ema=0," if was is None else f" --ema={stored['config']['optimizer']['ema']:g},"
                 what = f"{path} has {name} {before}, this run has {now}{why}"
                 raise UsageError(f"{what}; use the old one,{helps} or another --model_dir")
+        self._check_first_weights(path, stored)
         changed = [change for change in self._model_changes(stored) if not change.is_harmless]
         if changed and not self.config.model.allow_model_change:
             raise UsageError(
@@ -138,6 +142,26 @@ class RunSpec:
             raise UsageError(
                 f"{path}: the order of examples has changed: {'; '.join(changes)}; use the old values, or another "
                 "--model_dir, or accept the new order with --allow_order_change"
+            )
+
+    def _check_first_weights(self, path: str, stored: Mapping[str, Any]) -> None:
+        """Raises UsageError if --initialize_from names other weights than the run began with.
+
+        The file itself may be gone: what was trained since is in the checkpoint.
+        """
+        given, before = self.config.model.initialize_from, stored["config"]["model"].get("initialize_from")
+        began = stored.get("first_weights") and FirstWeights(**stored["first_weights"])
+        here = FirstWeights.of(given) if given and is_weight_file(given) and os.path.isfile(given) else None
+        if given == before if here is None or began is None else here.sha256 == began.sha256:
+            return
+        if is_weight_file(given) or is_weight_file(before):
+            raise UsageError(
+                f"{path}: the run began with {began or before or 'weights drawn at random'}, and --initialize_from="
+                f"{given} is {here or 'something else'}; give --initialize_from={before} again (a resume does not read "
+                "the file), or another --model_dir"
+                if before
+                else f"{path}: the run did not begin with --initialize_from={given}; leave it out, or use another "
+                "--model_dir"
             )
 
     def changes(self, stored: Mapping[str, Any]) -> tuple[str, ...]:

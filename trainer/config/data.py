@@ -50,7 +50,7 @@ class DataFlags:
     eval_limit: str | None = order_flag(
         "limit", text="number of records to evaluate on, like --limit", shapes_training=False, used_in="evaluation"
     )
-    resize: str | None = order_flag("resize")
+    resize: str | None = order_flag("resize", by_model=True)
     augment: str = order_flag("augment", "none", by_model=True)
     augment_on: str = flag(
         AUTO,

@@ -6,13 +6,16 @@ The defaults of each optimizer stand at the end, with their sources; those of a 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipeline.augmentation.recipes import sets_size
 from pipeline.commands.flags import check, check_all, check_name
 from pipeline.commands.text import parse_call
 from pipeline.errors import UsageError, of_user
@@ -23,6 +26,8 @@ from trainer.config.meaning import flag
 if TYPE_CHECKING:
     import keras
 
+IMAGENET = "imagenet"  # of --initialize_from: the weights that Keras has for a model of keras.applications
+_WEIGHT_FILES = (".h5", ".keras")
 COMPILING = ("auto", "on", "off")
 _SWITCHED = {"true": "on", "false": "off"}
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -61,13 +66,18 @@ class ModelFlags:
     """What is trained, and how it computes."""
 
     model: str = flag(
-        "mlp", "a built-in one, such as lenet, resnet20, fast_cifar; or my_package.module:function, which makes one"
+        "mlp",
+        "a built-in one, such as lenet, resnet20, fast_cifar; keras:NAME, of keras.applications; or "
+        "my_package.module:function, which makes one",
     )
     task: str | None = flag(
         None, "my_package.module:Class, a subclass of trainer.Task: model, loss and metrics of your own"
     )
     initialize_from: str | None = flag(
-        None, "weights to begin with: a model_dir, a checkpoint in it, or a .weights.h5 file", reads=True
+        None,
+        "weights to begin with: a model_dir, a checkpoint in it, a .h5, .weights.h5 or .keras file; or imagenet, for "
+        "those of Keras for --model=keras:NAME",
+        reads=True,
     )
     dropout: float = flag(
         0.0, "share of the features before the last layer that is dropped in training (resnet20)", least=0, below=1
@@ -112,7 +122,8 @@ class ModelFlags:
     @property
     def modules(self) -> list[str]:
         """The full names of the user's modules behind --model and --task."""
-        return [name.partition(":")[0] for name in (self.model, self.task or "") if ":" in name]
+        own = [name for name in (self.model, self.task or "") if ":" in name and built_in(name) is None]
+        return [name.partition(":")[0] for name in own]
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
@@ -145,11 +156,20 @@ class ModelFlags:
             )
 
     def _check_model(self) -> None:
-        if ":" not in self.model:
+        known = built_in(self.model)
+        family, colon, member = self.model.partition(":")
+        if not colon:
             check_name("model", self.model, MODELS)
-        known = [name for name, known in MODELS.items() if known.takes_dropout]
-        if self.dropout and self.model not in known:
-            raise UsageError(f"--dropout={self.dropout}: --model={self.model} has none; {', '.join(known)} has")
+        elif known is not None and known.sides and known.sides():  # empty without Keras, which a later check names
+            check_name(f"model={family}:", member, known.sides())
+        if self.dropout and not (known and known.takes_dropout):
+            takers = ", ".join(name for name, known in MODELS.items() if known.takes_dropout)
+            raise UsageError(f"--dropout={self.dropout}: --model={self.model} has none; {takers} has")
+        if self.initialize_from == IMAGENET and self.task is None and not (known and known.sides):
+            raise UsageError(
+                f"--initialize_from={IMAGENET}: are Keras' weights for --model=keras:NAME; --model={self.model} needs "
+                "a file or a checkpoint of its own"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +284,38 @@ class OptimizerFlags:
         return found
 
 
+def is_weight_file(source: str | None) -> bool:
+    """Returns whether a value of --initialize_from names a file of Keras' weights, not a run or a checkpoint of it."""
+    return source is not None and (source == IMAGENET or source.endswith(_WEIGHT_FILES))
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstWeights:
+    """The file of weights that a run began with, which its checkpoints name.
+
+    Attributes:
+      name: its name, without the folder.
+      sha256: digest of its bytes, in hexadecimal.
+    """
+
+    name: str
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> FirstWeights:
+        """Returns those of a file.
+
+        Raises:
+          OSError: it cannot be read.
+        """
+        with open(path, "rb") as file:
+            return cls(os.path.basename(path), hashlib.file_digest(file, "sha256").hexdigest())
+
+    def __str__(self) -> str:
+        """Such as `notop.h5 (SHA-256 0a1b2c3d4e5f...)`."""
+        return f"{self.name} (SHA-256 {self.sha256[:12]}...)"
+
+
 def load_code(flag: str, text: str) -> Any:
     """Returns the object that a flag names; modules in the working directory are found, too.
 
@@ -307,30 +359,50 @@ def name_of_code(flag: str, given: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A built-in model.
+    """A built-in model; or several, of which a user names one: `keras:NAME`.
 
     Attributes:
       build: makes it of the shape and dtype of images and the number of classes; and of `dropout` if it takes that.
       epochs: length of a training, without --train_steps and --epochs.
       takes_dropout: whether it has --dropout.
       defaults: values of flags, with the optimizer that it names, or momentum, where they differ from the flags' own.
+      sides: of several models, returns {name: height and width of its images}, which --resize has by default; `build`
+        then takes the name first, and `is_pretrained`, too. None: it is one model.
     """
 
     build: Callable[..., keras.Model]
     epochs: int
     takes_dropout: bool = False
     defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    sides: Callable[[], Mapping[str, int]] | None = None
+
+    def member(self, name: str) -> Model:
+        """Returns one of several models."""
+        assert self.sides is not None
+        side = self.sides().get(name)
+        defaults = {**self.defaults, "resize": f"{side}x{side}"} if side else self.defaults
+        return dataclasses.replace(self, build=functools.partial(self.build, name), defaults=defaults)
 
 
 # A user's model has the defaults of the flags: momentum 0.9 at a rate of 0.01, which "typically works for standard
 # multi-layer neural networks" (Bengio 2012, "Practical recommendations for gradient-based training", 3.1).
-MODELS: Registry[Model] = Registry("trainer.models", Model, besides=("layers",))
+MODELS: Registry[Model] = Registry("trainer.models", Model, besides=("layers", "weight_files"))
 _OWN_EPOCHS = 20  # of a user's model or task
 
 
 def epochs_of(name: str) -> int:
     """Returns the default length of a training of a model."""
-    return MODELS[name].epochs if name in MODELS else _OWN_EPOCHS
+    known = built_in(name)
+    return known.epochs if known else _OWN_EPOCHS
+
+
+def built_in(name: str | None) -> Model | None:
+    """Returns the built-in model that --model names, such as `lenet` or `keras:VGG16`; None: it is none of these."""
+    family, colon, member = (name or "").partition(":")
+    if not colon:
+        return MODELS.get(family)
+    several = MODELS.get(f"{family}:NAME")
+    return several.member(member) if several else None
 
 
 # Defaults of an optimizer that replaces the model's own; the schedule stays the model's. In 150 steps on the digits
@@ -354,20 +426,28 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def defaults_of(model: str | None, optimizer: str | None = None) -> dict[str, Any]:
+def defaults_of(model: str | None, optimizer: str | None = None, augment: str | None = None) -> dict[str, Any]:
     """Returns {flag: default} of a pair of model and optimizer, for flags that have another default there.
+
+    A model's own image size is no default beside a recipe that decides the size.
 
     Args:
       model: a name in MODELS; anything else, or None, is a user's model.
       optimizer: as in --optimizer, with or without arguments; None: the model's own.
+      augment: as in --augment; None: not given.
     """
-    of_model = MODELS[model].defaults if model and model in MODELS else {}
+    known = built_in(model)
+    of_model = dict(known.defaults) if known else {}
+    if "resize" in of_model and sets_size(augment or of_model.get("augment", "none")):
+        del of_model["resize"]
     own = of_model.get("optimizer", "momentum")
     name = own if optimizer is None else optimizer.partition("(")[0].strip()
     if name == own:
         return of_model
     if name in _MOMENTUM and own in _MOMENTUM:
         return {**of_model, "optimizer": name}
+    if name in _MOMENTUM and own != "sgd":
+        return {**of_model, "optimizer": name, "learning_rate": round(10 * of_model["learning_rate"], 6)}
     if name in _MOMENTUM:
         # With momentum 0.9, gradients that agree move weights 1 / (1 - 0.9) times as far (Sutskever et al. 2013).
         return {**of_model, "optimizer": name, "learning_rate": round(0.1 * of_model["learning_rate"], 6)}

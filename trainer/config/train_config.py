@@ -167,7 +167,7 @@ class TrainConfig:
         missing = [name for name, flag in flags_of(cls).items() if flag.is_required and name not in flags]
         mistakes.found += [UsageError(f"{name}: is missing") for name in missing]
         model = given.get("model", None if given.get("task") else ModelFlags.model)
-        values = {**defaults_of(model, given.get("optimizer")), **given}
+        values = {**defaults_of(model, given.get("optimizer"), given.get("augment")), **given}
         return make(cls, values, mistakes, {*missing, *(flags.keys() - given.keys())}, most)
 
     @classmethod
@@ -337,9 +337,9 @@ def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainC
       SystemExit: after --help and --dump_config.
     """
     arguments, dumps = _arguments(argv)
-    named = _values_of(arguments, "model", "task", "optimizer", "ps_hosts")
+    named = _values_of(arguments, "model", "task", "optimizer", "augment", "ps_hosts")
     model = named.model or ModelFlags.model
-    defaults = defaults_of(named.model or (None if named.task else model), named.optimizer)
+    defaults = defaults_of(named.model or (None if named.task else model), named.optimizer, named.augment)
     if named.ps_hosts:  # it means nothing under another strategy
         defaults = {**defaults, "strategy": PARAMETER_SERVER}
     config = commandline.parse(

@@ -86,8 +86,7 @@ def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pa
             kind.write(model, path, config.stablehlo_batch)
         batches = batches_of(model, stored, kind.any_size, kind.rows(config.stablehlo_batch))
         files[name] = File(path, batches)
-    flags = trained.config.model
-    modules = [given.partition(":")[0] for given in (flags.model, flags.task) if given and ":" in given]
+    modules = trained.config.model.modules
     for name, difference in largest_differences(files, expected, model, modules):
         if not difference <= tolerance:  # NaN is no less
             raise DataError(

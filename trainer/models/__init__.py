@@ -7,20 +7,24 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, UsageError, line_of, of_user
-from trainer.config.model import MODELS, ModelFlags, load_code
+from trainer.config.model import ModelFlags, built_in, load_code
+from trainer.models.applications import pretrained
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
+__all__ = ["build", "pretrained", "takes"]
+
 
 def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.Model:
     """Returns a model from images to logits (batch, num_classes), or a user's model, which may be compiled.
 
-    The built-in models scale uint8 images to [0, 1]. Their weights follow from Keras' seed.
+    The built-in models scale uint8 images to [0, 1], and those of Keras as each of them needs it. Their weights follow
+    from Keras' seed.
 
     Args:
-      flags: the model, and its dropout.
+      flags: the model, its dropout, and whether it begins with given weights.
       images: uint8 or float32 (None, height, width, channels), after augmentation.
       num_classes: width of the logits.
 
@@ -28,10 +32,12 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
       UsageError: the model cannot take such images, or the user's function fails.
     """
     shape = tuple(images.shape[1:])
-    if ":" in flags.model:
+    known = built_in(flags.model)
+    if known is None:
         return _of_user(flags.model, load_code("--model", flags.model), images, num_classes)
-    known = MODELS[flags.model]
-    options = {"dropout": flags.dropout} if known.takes_dropout else {}
+    options: dict[str, Any] = {"dropout": flags.dropout} if known.takes_dropout else {}
+    if known.sides:
+        options["is_pretrained"] = flags.initialize_from is not None
     try:
         return known.build(shape, images.dtype.name, num_classes, **options)
     except ValueError as error:

@@ -50,10 +50,16 @@ class BatchNormalization(keras.layers.BatchNormalization):
     Keras computes in float32 by some twenty operations, forward and backward. The kernel reads and writes bfloat16 and
     float16 as they are, and its statistics are float32 all the same. Keras' own operations stay where they do as well
     or better: in XLA, which fuses them, in inference, and for inputs that are not (rows, height, width, channels).
+
+    Attributes:
+      keeps_statistics: whether training, too, normalises by the moving statistics, and leaves them as they are.
     """
+
+    keeps_statistics = False
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Returns normalised values of the same shape and dtype; in training it moves the statistics."""
+        training = training and not self.keeps_statistics
         takes = inputs.shape.rank == _RANK and inputs.dtype in _KERNEL_DTYPES and mask is None
         if not (training and self.trainable and takes) or _unsupported(self) or in_xla():
             return super().call(inputs, training=training, mask=mask)
@@ -148,6 +154,17 @@ def fuse_layers(model: keras.Model) -> keras.Model:
     # Keras makes its functions again: those that it has traced before would compute as before.
     model.train_function = model.test_function = model.predict_function = None
     return model
+
+
+def keep_statistics(model: keras.Model) -> None:
+    """Makes the fused normalisations of a model use, and keep, their moving statistics in training.
+
+    Keras' guide to transfer learning calls the base with `training=False` for this; as of Keras 3.15, a model that is
+    itself called with `training=True` hands that on to its parts all the same.
+    """
+    for layer in _layers(model):
+        if isinstance(layer, BatchNormalization):
+            layer.keeps_statistics = True
 
 
 def has_unfused(model: keras.Model) -> bool:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from pipeline.errors import UsageError
 from trainer.checkpoint.reader import load_first_weights
+from trainer.config.model import FirstWeights
 from trainer.task import (
     DataSpec,
     RowMeasure,
@@ -151,18 +152,58 @@ def test_the_average_where_there_is_one(make, make_checkpoints, tmp_path):
     assert all(np.all(value == 0.25) for value in weights_of(state))
 
 
-def test_a_file_of_keras(make, tmp_path):
-    one, other = make(1), make(2)
-    path = str(tmp_path / "model.weights.h5")
+def test_a_file_of_keras(make, make_state, make_strategy, tmp_path):
+    one, path = make(1), str(tmp_path / "model.weights.h5")
     one.model.save_weights(path)
-    load_first_weights(other.model, path)
+    other = make_state(make_strategy(), seed=2, initialize_from=path)
+    other.task.initialize(other.model)
     assert same(weights_of(one), weights_of(other))
+    assert (other.task.first_weights, other.task.left_out) == (FirstWeights.of(path), "")
+
+
+@pytest.mark.parametrize("change", ["", "gone", "moved", "other bytes", "left out", "another", "added"])
+def test_a_run_that_began_with_a_file_is_resumed_with_no_other(change, make, make_checkpoints, tmp_path):
+    first, moved, path = (tmp_path / f"{name}.weights.h5" for name in ("first", "moved", "another"))
+    state = make(1)
+    for file in (first, moved, path):
+        state.model.save_weights(file) if file != path else path.write_bytes(b"another")
+    moved.write_bytes(first.read_bytes())
+    given = {} if change == "added" else {"initialize_from": first}
+    if given:
+        state.task.first_weights = FirstWeights.of(first)
+    state.global_step.assign(10)
+    make_checkpoints(state, **given).save()
+    match change:
+        case "gone":
+            first.unlink()
+        case "moved":
+            given = {"initialize_from": moved}
+        case "other bytes":
+            first.write_bytes(b"other")
+        case "left out":
+            given = {}
+        case "another" | "added":
+            given = {"initialize_from": path}
+    resumed = make(2)
+    manager = make_checkpoints(resumed, **given)
+    if change in ("", "gone", "moved"):
+        manager.restore()
+        assert resumed.task.first_weights == state.task.first_weights
+        assert resumed.task.first_weights.name == "first.weights.h5"
+        resumed.global_step.assign(20)
+        manager.save()
+        make_checkpoints(make(3), **given).restore()
+        return
+    with pytest.raises(UsageError) as caught:
+        manager.restore()
+    said = "did not begin with" if change == "added" else r"began with first\.weights\.h5 \(SHA-256 \w{12}"
+    assert re.search(rf"ckpt-10: the run {said}", str(caught.value))
 
 
 def test_another_model_is_one_line(saved, make, tmp_path):
     layers = [keras.Input((4, 3, 1)), keras.layers.Flatten(), keras.layers.Dense(5)]
     small = make(0, build=lambda: keras.Sequential(layers)).model
-    for path in (str(tmp_path), str(tmp_path / "none"), str(tmp_path / "no.weights.h5")):
+    for path in (str(tmp_path), str(tmp_path / "none")):
         with pytest.raises(UsageError, match=f"^--initialize_from={path}: ") as caught:
             load_first_weights(small, path)
         assert "\n" not in str(caught.value)

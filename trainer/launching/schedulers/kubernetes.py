@@ -22,6 +22,7 @@ from trainer.checkpoint import fresh
 from trainer.cluster.tf_config import VARIABLE
 from trainer.config import meaning
 from trainer.config.meaning import PARAMETER_SERVER
+from trainer.config.model import IMAGENET
 from trainer.launching.flags import PAGE_PORT, SCHEDULERS, LaunchFlags
 from trainer.launching.job import Job
 from trainer.launching.schedulers.kubernetes_flags import KubernetesFlags, Mount
@@ -127,7 +128,8 @@ def _check_folders(job: Job, flags: KubernetesFlags) -> None:
             )
         if mount.is_read_only:
             raise UsageError(f"--{flag}={path}: lies on a volume that is mounted read-only ({mount.path}:ro)")
-    read = [*meaning.given(config, "reads").items(), *(("config", path) for path in _config_files(job.flags))]
+    given = {name: path for name, path in meaning.given(config, "reads").items() if path != IMAGENET}
+    read = [*given.items(), *(("config", path) for path in _config_files(job.flags))]
     read += [("data_dir", folder) for folder in _data_folders(config.data.data_dir)]
     for flag, path in read:
         if "://" not in path and not _mount_of(path, flags):

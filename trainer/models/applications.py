@@ -1,0 +1,163 @@
+"""The classification models of `keras.applications`, each with its own preprocessing inside: `--model=keras:NAME`."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import UsageError, unknown
+from pipeline.lazily import Lazy, keras
+from trainer.config.model import MODELS
+
+if TYPE_CHECKING:
+    from trainer.models import layers, weight_files
+else:
+    layers, weight_files = Lazy("trainer.models.layers"), Lazy("trainer.models.weight_files")
+
+_LISTED = re.compile(r"^from keras\.src\.applications\.(\w+) import \(?\s*([A-Z]\w+) as", re.MULTILINE)
+_SIDE = 224  # pixels on a side, of all models but these: `default_size` in their modules
+_SIDES = {
+    **{"EfficientNetB1": 240, "EfficientNetB2": 260, "EfficientNetB3": 300, "EfficientNetB4": 380},
+    **{"EfficientNetB5": 456, "EfficientNetB6": 528, "EfficientNetB7": 600},
+    **{"EfficientNetV2B1": 240, "EfficientNetV2B2": 260, "EfficientNetV2B3": 300, "EfficientNetV2S": 384},
+    **{"EfficientNetV2M": 480, "EfficientNetV2L": 480, "NASNetLarge": 331},
+    **dict.fromkeys(("InceptionResNetV2", "InceptionV3", "Xception"), 299),
+}
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in [0, 1]
+
+
+@functools.cache
+def modules() -> Mapping[str, str]:
+    """Returns {model: its module in keras.applications} as the installed Keras lists them, without loading it."""
+    found = importlib.util.find_spec("keras")
+    if found is None or not found.submodule_search_locations:
+        return {}
+    listing = pathlib.Path(found.submodule_search_locations[0]) / "applications" / "__init__.py"
+    return {name: module for module, name in _LISTED.findall(listing.read_text())}
+
+
+def sides() -> dict[str, int]:
+    """Returns {model: height and width of the images that it was made for}."""
+    return {name: _SIDES.get(name, _SIDE) for name in modules()}
+
+
+# For fine-tuning: Adam, since the first layers of pretrained models have gradients so large that SGD moves them too far
+# (Kumar et al. 2022, "How to fine-tune vision models with SGD"). Keras' guide to transfer learning trains a new head at
+# 1e-3 and then all layers at 1e-5; both at once, 1e-4 is between. On 600 images of CIFAR-10 (docs/finetune.md) it came
+# to 0.63 in 76 steps, momentum at 0.003 to 0.38, and at 0.01 to 0.11.
+@MODELS.named(
+    "keras:NAME",
+    epochs=20,
+    takes_dropout=True,
+    sides=sides,
+    defaults={
+        "global_batch_size": 32,
+        "optimizer": "adam",
+        "learning_rate": 0.0001,
+        "schedule": "cosine",
+        "warmup_epochs": 1.0,
+        "resize": f"{_SIDE}x{_SIDE}",
+    },
+)
+def of_pixels(
+    name: str,
+    image_shape: tuple[int, int, int],
+    image_dtype: str,
+    num_classes: int,
+    dropout: float = 0.0,
+    is_pretrained: bool = False,
+) -> keras.Model:
+    """Returns what `pretrained` does, for images that must be pixels.
+
+    Raises:
+      ValueError: the images are floats, which its preprocessing would scale a second time; or too small.
+    """
+    if image_dtype != "uint8":
+        raise ValueError(
+            "its own preprocessing takes pixels, and --augment makes floats of them; leave out what normalises, as by "
+            "random_resized_crop(normalize=False)"
+        )
+    return _built(name, image_shape, num_classes, dropout, is_pretrained)
+
+
+def pretrained(
+    name: str,
+    image_shape: tuple[int, int, int],
+    num_classes: int | None = None,
+    *,
+    weights: str | None = "imagenet",
+    dropout: float = 0.0,
+) -> keras.Model:
+    """Returns a model of `keras.applications` for fine-tuning, from uint8 pixels to logits.
+
+    The model's own preprocessing is inside; grey images become three equal channels. Its normalisations keep the
+    statistics that they were trained with, as Keras' guide to transfer learning asks for: those of a few small batches
+    would spoil what the weights have learned.
+
+    Args:
+      name: such as `EfficientNetV2B0`.
+      image_shape: height, width and 1 or 3 channels.
+      num_classes: width of the logits (rows, num_classes), of a new head; None: features (rows, width) without a head.
+      weights: `imagenet`, for Keras' own file, which is fetched unless it is in Keras' cache; or a file, as for
+        --initialize_from; None: --initialize_from gives them, when this is the model of a `Task`.
+      dropout: share of the features that is dropped before the head in training.
+
+    Raises:
+      UsageError: Keras has no such model, or it cannot take such images; or the weights cannot be had, or are of
+        another model.
+    """
+    if name not in modules():
+        raise unknown("pretrained: name", name, modules())
+    try:
+        model = _built(name, image_shape, num_classes, dropout, is_pretrained=True)
+    except ValueError as error:
+        raise UsageError(f"pretrained: {name} cannot take images of {image_shape}: {error}") from None
+    if weights is not None:
+        weight_files.load(model, weights, "pretrained: weights")
+    return model
+
+
+def _built(
+    name: str, image_shape: tuple[int, int, int], num_classes: int | None, dropout: float, is_pretrained: bool
+) -> keras.Model:
+    *size, channels = image_shape
+    if channels not in (1, 3):
+        raise ValueError(f"it takes 1 or 3 channels, not {channels}")
+    base = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*size, 3), pooling="avg")
+    if modules()[name] == "efficientnet":
+        base = keras.models.clone_model(base, clone_function=_normalising)
+    layers.fuse_layers(base)
+    base.application = name  # by which `weight_files` knows Keras' file
+    if is_pretrained:
+        layers.keep_statistics(base)
+    images = keras.Input(image_shape, dtype="uint8")
+    outputs = base(_preprocessed(modules()[name], images))
+    if dropout:
+        outputs = keras.layers.Dropout(dropout)(outputs)
+    if num_classes is not None:
+        outputs = keras.layers.Dense(num_classes, dtype="float32", name="head")(outputs)
+    return keras.Model(images, outputs, name=f"keras_{name.lower()}")
+
+
+def _normalising(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """Returns a copy of a layer of EfficientNetB0 to B7, of which one normalises, so that it does it by ImageNet.
+
+    Keras' layer reads mean and variance from the file of weights, counts rows in an integer, and divides by the square
+    root of the deviation; with weights="imagenet" alone, Keras adds another layer that divides once more.
+    """
+    if isinstance(layer, keras.layers.Normalization):
+        variance = [deviation**2 for deviation in _DEVIATION]
+        return keras.layers.Normalization(axis=layer.axis, mean=_MEAN, variance=variance, name=layer.name)
+    return layer.__class__.from_config(layer.get_config())
+
+
+def _preprocessed(module: str, images: Any) -> Any:
+    """Returns what the model's own `preprocess_input` does with pixels (rows, height, width, 1 or 3 channels)."""
+    pixels = keras.ops.cast(images, "float32")
+    if images.shape[-1] == 1:
+        pixels = keras.ops.concatenate([pixels] * 3, axis=-1)
+    return getattr(keras.applications, module).preprocess_input(pixels)

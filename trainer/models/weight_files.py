@@ -1,0 +1,253 @@
+"""First weights from files of Keras: those of the same model, or of one that differs in its head alone.
+
+Three formats: `.h5` as Keras publishes the weights of `keras.applications`, with and without their heads, `.weights.h5`
+and `.keras`. In the first, layers stand in the order of the model; in the others, under the names of their classes,
+numbered: `layers/functional/layers/conv2d_3/vars/0`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pathlib
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import h5py
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.commands.text import count_of
+from pipeline.errors import UsageError, line_of
+from trainer.config.model import IMAGENET, FirstWeights
+from trainer.runtime import file_utils
+
+_MOST_OF_HEAD = 3  # layers: VGG has fc1, fc2 and predictions
+
+Arrays = Sequence[NDArray[Any]]
+
+
+def load(model: keras.Model, source: str, flag: str = "--initialize_from") -> tuple[FirstWeights, str]:
+    """Loads the weights of a file into a model. A head of another number of classes keeps its own.
+
+    Args:
+      model: built.
+      source: path of the file; or `imagenet`.
+      flag: named in errors.
+
+    Returns:
+      What the file is, and a line about what was not taken from it, which is empty if everything was.
+
+    Raises:
+      UsageError: there is no such file, it cannot be fetched or read, or is of another architecture; the first layer
+        that differs is named, with both shapes.
+    """
+    try:
+        path = _imagenet_file(model) if source == IMAGENET else pathlib.Path(source)
+        note = _load(model, path)
+        return FirstWeights.of(path), f"{flag}={source}: {note}" if note else ""
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, UsageError) as error:
+        raise UsageError(f"{flag}={source}: {line_of(error)}") from None
+
+
+class _Leaf(NamedTuple):
+    """A layer with weights; `place`: where Keras' newer formats have it."""
+
+    place: str
+    layer: Any
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(weight.shape) for weight in self.layer.weights]
+
+
+def _load(model: keras.Model, path: pathlib.Path) -> str:
+    """Loads a file, and returns what was not taken."""
+    with _opened(path) as file:
+        if _is_flat(model):
+            return _fill(model, file.get("model_weights", file))
+    model.load_weights(str(path))  # layers of any kind, whose places in the file are Keras' own business
+    return ""
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[h5py.File]:
+    if not path.is_file():
+        raise FileNotFoundError("there is no such file")
+    source: Any = str(path)
+    if path.suffix == ".keras":
+        with zipfile.ZipFile(path) as archive:
+            source = io.BytesIO(archive.read("model.weights.h5"))
+    with h5py.File(source, "r") as file:
+        yield file
+
+
+def _fill(model: keras.Model, group: Any) -> str:
+    """Sets the weights layer by layer; all but those of the head must fit."""
+    whole, base = list(_leaves(model)), base_of(model)
+    head = whole[-1] if base is None or whole[-1].layer not in base.layers else None
+    head = head if len(whole) > 1 else None
+    by_order = _legacy_names(group) is not None
+    is_bare = base is not None and "layers/functional" not in group  # of the base alone, with or without a head
+    ours = list(_leaves(base, nested=not by_order)) if is_bare else whole
+    body = [leaf for leaf in ours if head is None or leaf.layer is not head.layer]
+    found, rest = _split(_stored(group), body, by_order)
+    for leaf, arrays in zip(body, found, strict=True):
+        if arrays is None or [one.shape for one in arrays] != leaf.shapes:
+            has = "no such layer" if arrays is None else _in_words([one.shape for one in arrays])
+            raise UsageError(
+                f"is of another architecture: layer {leaf.layer.name} has {_in_words(leaf.shapes)} here, and the file "
+                f"has {has}"
+            )
+    if len(rest) > (_MOST_OF_HEAD if is_bare else 1 if head else 0):
+        name, arrays = rest[0]
+        raise UsageError(
+            f"is of another architecture: it has {count_of(len(rest), 'more layer')}, the first of them {name} of "
+            f"{_in_words([one.shape for one in arrays])}"
+        )
+    for leaf, arrays in zip(body, found, strict=True):
+        _assign(leaf, arrays or ())
+    return _fill_head(head, rest) if head else ""
+
+
+def _fill_head(head: _Leaf, rest: Sequence[tuple[str, Arrays]]) -> str:
+    last = rest[-1][1] if rest else []
+    if len(rest) == 1 and [one.shape for one in last] == head.shapes:
+        _assign(head, last)
+        return ""
+    classes = f"one of {count_of(last[0].shape[-1], 'class', 'classes')}" if last else "none"
+    return f"taken but for the head, which begins anew ({_in_words(head.shapes)}; the file has {classes})"
+
+
+def _assign(leaf: _Leaf, arrays: Arrays) -> None:
+    for weight, value in zip(leaf.layer.weights, arrays, strict=True):
+        weight.assign(value)
+
+
+def base_of(model: keras.Model) -> Any:
+    """Returns the part of a model that `pretrained` has built; None: there is none."""
+    parts = [model, *getattr(model, "layers", ())]
+    return next((part for part in parts if hasattr(part, "application")), None)
+
+
+def _is_flat(model: keras.Model) -> bool:
+    """Returns whether each layer with weights is its own, not of another layer or a subclassed model."""
+    leaves = {id(leaf.layer) for leaf in _leaves(model)}
+    return {id(weight) for weight in model.weights} == {
+        id(weight) for part in model._flatten_layers() if id(part) in leaves for weight in part.weights
+    }
+
+
+def _leaves(model: Any, prefix: str = "", nested: bool = True) -> Iterator[_Leaf]:
+    """Yields the layers of a functional or sequential model that have weights; `nested`: those of models in it, too."""
+    counts = Counter[str]()
+    for layer in getattr(model, "layers", ()):
+        kind = _snake_case(type(layer).__name__)
+        name = f"{kind}_{counts[kind]}" if counts[kind] else kind
+        counts[kind] += 1
+        place = f"{prefix}layers/{name}"
+        if isinstance(layer, keras.Model) and nested:
+            yield from _leaves(layer, f"{place}/")
+        elif layer.weights:
+            yield _Leaf(place, layer)
+
+
+def _snake_case(name: str) -> str:
+    """Returns the name of a class as Keras' files have it."""
+    name = re.sub(r"\W+", "", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
+
+
+def _stored(group: Any) -> dict[str, Arrays]:
+    """Returns the arrays of each layer of a file that has some, in its order or by place."""
+    names = _legacy_names(group)
+    if names is not None:
+        each = {name: [np.asarray(group[name][one]) for one in _texts(group[name], "weight_names")] for name in names}
+        return {name: arrays for name, arrays in each.items() if arrays and not _is_normalisation(arrays)}
+    found = dict[str, Arrays]()
+
+    def visit(name: str, part: Any) -> None:
+        if name.endswith("/vars") and len(part) and "seed_generator" not in name:
+            arrays = [np.asarray(part[str(i)]) for i in range(len(part))]
+            if not _is_normalisation(arrays):
+                found[name.removesuffix("/vars")] = arrays
+
+    group.visititems(visit)
+    return found
+
+
+def _is_normalisation(arrays: Arrays) -> bool:
+    """Returns whether arrays are mean, variance and count of the first layer of EfficientNet, which ours needs not."""
+    return [one.shape for one in arrays] == [(3,), (3,), ()]
+
+
+def _split(
+    stored: dict[str, Arrays], body: Sequence[_Leaf], by_order: bool
+) -> tuple[list[Arrays | None], list[tuple[str, Arrays]]]:
+    """Returns the arrays of each layer of the body, None for those that are missing, and the layers that are left."""
+    if by_order:
+        found = list(stored.items())
+        missing: list[Arrays | None] = [None] * (len(body) - len(found))
+        return [arrays for _, arrays in found[: len(body)]] + missing, found[len(body) :]
+    places = {leaf.place for leaf in body}
+    return [stored.get(leaf.place) for leaf in body], [one for one in stored.items() if one[0] not in places]
+
+
+def _legacy_names(group: Any) -> list[str] | None:
+    """Returns the layers of a file in the published format; None: it is in a newer one."""
+    return _texts(group, "layer_names") if {"layer_names", "layer_names0"} & set(group.attrs) else None
+
+
+def _texts(group: Any, name: str) -> list[str]:
+    """Returns an attribute, which is in several parts if it is long."""
+    parts = [name] if name in group.attrs else []
+    while f"{name}{len(parts)}" in group.attrs:
+        parts.append(f"{name}{len(parts)}")
+    values = [value for part in parts for value in group.attrs[part]]
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+
+
+def _in_words(shapes: Sequence[tuple[int, ...]]) -> str:
+    return " and ".join(map(str, shapes))
+
+
+class _Asked(Exception):  # noqa: N818, it is no error
+    """Keras asks for a file."""
+
+
+def _imagenet_file(model: keras.Model) -> pathlib.Path:
+    """Returns Keras' file of ImageNet's weights, without the head, which is fetched unless it is in Keras' cache.
+
+    Raises:
+      UsageError: the model is none of `keras.applications`, or the file cannot be fetched.
+    """
+    base = base_of(model)
+    if base is None:
+        raise UsageError("the model is none that trainer.models.pretrained has built; give a file of its weights")
+    asked: dict[str, Any] = {}
+
+    def ask(fname: str, origin: str, **options: Any) -> str:
+        asked.update(options, fname=fname, origin=origin)
+        raise _Asked
+
+    # Only the function that builds a model knows the name, the address and the digest of its file.
+    get_file, file_utils.get_file = file_utils.get_file, ask
+    try:
+        with contextlib.suppress(_Asked):
+            getattr(keras.applications, base.application)(
+                include_top=False, weights=IMAGENET, input_shape=base.input_shape[1:]
+            )
+    finally:
+        file_utils.get_file = get_file
+    folder = pathlib.Path(file_utils.config.keras_home()) / asked["cache_subdir"]
+    try:
+        return pathlib.Path(get_file(**asked))
+    except Exception as error:  # Keras raises no narrower one
+        raise UsageError(
+            f"{asked['fname']} is not in {folder} and cannot be fetched ({line_of(error)}); fetch {asked['origin']} "
+            "elsewhere and put it there, or give it as --initialize_from=FILE"
+        ) from None
