@@ -195,11 +195,15 @@ class Run(abc.ABC):
         )
         restored = self.checkpoints.restore()
         # Without a shared --model_dir, workers would continue from different steps.
-        self.agreement.check_equal("the step to resume from", self.state.step)
+        shared = "--model_dir must be the same folder for all"
+        self.agreement.check_equal("the step to resume from", lambda: self.state.step, shared)
         if restored:
             self.checkpoints.complete_best()
         else:
             self.state.initialize(self.strategy)
+            # Each worker sets its own replicas' weights, and nothing makes them equal afterwards.
+            weights, alike = self.state.digest_of_weights, "--initialize_from must name the same file for all"
+            self.agreement.check_equal("the digest of the first weights", lambda: weights(self.strategy), alike)
             if self.task.left_out:
                 line(self.task.left_out)
         self.summary.start(self.where, self.here, restored, self.epoch.steps)

@@ -13,11 +13,21 @@ import PIL.Image
 import pytest
 
 from tests import forked
-from tests.runs import checkpoint_bytes, finish, start
+from tests.runs import checkpoint_bytes, finish, start, tf_configs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = "keras:MobileNetV3Small"
 FLAGS = (f"--model={MODEL}", "--resize=32x32", "--global_batch_size=16", "--train_split=train[:64]")
+
+PLAIN = """
+import keras
+
+
+def plain(image_shape, num_classes):
+    images = keras.Input(image_shape, dtype="uint8")
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(num_classes)]
+    return keras.Model(images, keras.Sequential(layers)(images))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +42,35 @@ def weights(tmp_path_factory):
 def run(*arguments):
     [(code, out, error)] = finish(forked.Process(["-m", *map(str, arguments)]))
     return code, out, error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alike", [True, False])
+def test_workers_begin_with_the_same_weights_or_not_at_all(alike, digits, tmp_path):
+    """Each reads its own file of that name; training would never make the weights of its replicas equal again."""
+    workers = []
+    for rank, config in enumerate(tf_configs(2)):
+        keras.utils.set_random_seed(0 if alike else rank)
+        images = keras.Input((28, 28, 1), dtype="uint8")
+        layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(10)]
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        keras.Model(images, keras.Sequential(layers)(images)).save_weights(folder / "first.weights.h5")
+        program = [
+            "-m",
+            "trainer.run",
+            f"--data_dir={digits}",
+            f"--model_dir={tmp_path / 'run'}",
+            "--model=plain:plain",
+        ]
+        flags = ["--strategy=multiworker", "--global_batch_size=64", "--train_steps=2", "--eval_split=none"]
+        (folder / "plain.py").write_text(PLAIN)
+        environment = {"PYTHONUNBUFFERED": "1", "TF_CONFIG": config}
+        arguments = [*program, *flags, "--initialize_from=first.weights.h5"]
+        workers.append(forked.Process(arguments, environment, folder))
+    for code, _, error in finish(*workers):
+        assert code == (0 if alike else 1), error
+        assert ("the digest of the first weights differs between workers" in error) is not alike
 
 
 @pytest.mark.slow

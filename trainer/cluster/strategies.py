@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import keras
 import tensorflow as tf
@@ -257,11 +257,13 @@ class Agreement:
         """Waits for all workers: one that leaves early, above all the chief, costs the others seconds."""
         self._gather(0)
 
-    def check_equal(self, what: str, value: int) -> None:
-        """Raises DataError if the workers have different values, as without a shared --model_dir."""
-        values = self._gather(value)
+    def check_equal(self, what: str, value: Callable[[], int], advice: str) -> None:
+        """Raises DataError if the workers have different values, each 0 or more and below 2^48."""
+        if self._cluster.size == 1:
+            return
+        values = self._gather(value())
         if len(set(values)) > 1:
-            raise DataError(f"{what} differs between workers: {values}; --model_dir must be the same folder for all")
+            raise DataError(f"{what} differs between workers: {values}; {advice}")
 
     def _gather(self, value: int) -> list[int]:
         """Returns every worker's value (>= 0), by rank."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -90,6 +91,14 @@ class TrainState:
             self.task.initialize(self.model)
         if self.averages:
             self.averages.reset()
+
+    def digest_of_weights(self, strategy: tf.distribute.Strategy) -> int:
+        """Returns 48 bits of a digest of the model's variables on this process's first replica."""
+        digest = hashlib.blake2b(digest_size=6)
+        for variable in self.model.variables:
+            value, *_ = strategy.experimental_local_results(variable.value)
+            digest.update(value.numpy().tobytes())
+        return int.from_bytes(digest.digest(), "big")
 
     def take_averages(self) -> None:
         """Sets the weights to their average, if there is one. All workers call it; no update may follow."""
