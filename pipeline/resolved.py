@@ -308,15 +308,13 @@ def resolve_all(request: Request) -> ResolvedInput:
     return ResolvedInput(request, tuple(dataclasses.replace(part, statistics=parts[0].statistics) for part in parts))
 
 
-def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str]) -> None:
-    """Raises UsageError, with both names and the difference, if the rows of two sources do not fit together."""
+def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str], advice: str = _ADVICE) -> None:
+    """Raises UsageError, with both names and the difference, if the rows of two data sets do not fit together."""
     for other, source in zip(parts[1:], names[1:], strict=True):
         for name, own in _facts(parts[0]).items():
             theirs = _facts(other)[name]
             if own != theirs:
-                raise UsageError(
-                    f"the sources '{names[0]}' and '{source}' differ in {name}: {own} and {theirs}; {_ADVICE}"
-                )
+                raise UsageError(f"'{names[0]}' and '{source}' differ in {name}: {own} and {theirs}; {advice}")
 
 
 def _facts(part: ResolvedRequest) -> dict[str, str]:
