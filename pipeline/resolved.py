@@ -186,6 +186,9 @@ def _check(request: Request, manifest: Manifest) -> None:
         return
     if request.training:
         require_labels(manifest, request.split)
+    if request.mixes and manifest.has_images and not manifest.class_names:
+        label = manifest.features["label"]
+        raise UsageError(f"augment={request.augment!r}: mixes classes; the labels are {label}, without class_names")
     if not manifest.has_images:
         if request.augment is not None or request.size or request.features:
             manifest.require_images()
