@@ -41,6 +41,7 @@ First = TypeVar("First")
 
 WEIGHTS = ("mask", "mean", "none")
 POLICIES = ("raise", "skip")  # for corrupt records
+MOST_COPIES = 1024  # of an image; each is augmented by ops of its own
 MAX_CORRUPT = 100  # records to skip at most
 HOST, DEVICE, BOTH = PLACES = ("host", "device", "both")  # that augment
 AUGMENT_KEY, AUGMENT_EPOCH = "distort_key", "distort_epoch"  # features of rows, see `pipeline.commands.aliases`
@@ -52,8 +53,8 @@ _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 class EpochOptions:
     """The arguments of `input_fn`, which documents them, that the length of an epoch depends on.
 
-    Metadata: the `least` that a whole number may be, besides a default of None; the names that are `known`; `of_images`
-    if it means nothing for records that a `parse` function reads.
+    Metadata: the `least` and the `most` that a whole number may be, besides a default of None; the names that are
+    `known`; `of_images` if it means nothing for records that a `parse` function reads.
     """
 
     data_dir: PathLike | Sources
@@ -90,8 +91,8 @@ class JobOptions(OrderOptions):
     start_step: int = field(default=0, metadata={"least": 0})
     epochs: int | None = field(default=None, metadata={"least": 1})
     augment_on: str = field(default=HOST, metadata={"known": PLACES})
-    copies: int = field(default=1, metadata={"least": 1})
-    eval_copies: int = field(default=1, metadata={"least": 1})
+    copies: int = field(default=1, metadata={"least": 1, "most": MOST_COPIES})
+    eval_copies: int = field(default=1, metadata={"least": 1, "most": MOST_COPIES})
     statistics: PathLike | None = None
     features: Sequence[str] = field(default=(), metadata={"of_images": True})
     weights: str = field(default="mask", metadata={"known": WEIGHTS})
@@ -173,7 +174,10 @@ class Request(JobOptions):
         for option in dataclasses.fields(self):
             value, least = getattr(self, option.name), option.metadata.get("least")
             if least is not None and (value is not None or option.default is not None):
-                self._set(option.name, whole_number(option.name, value, least))
+                number, most = whole_number(option.name, value, least), option.metadata.get("most")
+                if most is not None and number > most:
+                    raise UsageError(f"{option.name}={number}: must be {most} or less")
+                self._set(option.name, number)
         if self.streams is not None:
             check_streams(self.global_batch_size, self.streams)
         self._check_examples()
@@ -209,13 +213,20 @@ class Request(JobOptions):
                 f"augment={self.augment!r}: each mixed copy would need a label of its own; leave out what mixes, or "
                 "the copies"
             )
-        return ""
+        return self._why_equal()
 
     def _why_no_eval_copies(self) -> str:
         if self.training:
             return "training=True: it is for evaluations; give copies instead"
         if self.augment_on != HOST:
             return f"augment_on={self.augment_on!r}: copies of an evaluation are augmented in the input; use {HOST!r}"
+        return self._why_equal()
+
+    def _why_equal(self) -> str:
+        if isinstance(self.augment, str) and not recipes.draws(self.augment):
+            return (
+                f"augment={self.augment!r}, of which nothing draws: all copies would be equal; add a recipe that draws"
+            )
         return ""
 
     def _check_view(self) -> None:

@@ -186,6 +186,9 @@ def _check(request: Request, manifest: Manifest) -> None:
         return
     if request.training:
         require_labels(manifest, request.split)
+    if request.mixes and manifest.has_images and not manifest.class_names:
+        label = manifest.features["label"]
+        raise UsageError(f"augment={request.augment!r}: mixes classes; the labels are {label}, without class_names")
     if not manifest.has_images:
         if request.augment is not None or request.size or request.features:
             manifest.require_images()
@@ -308,15 +311,13 @@ def resolve_all(request: Request) -> ResolvedInput:
     return ResolvedInput(request, tuple(dataclasses.replace(part, statistics=parts[0].statistics) for part in parts))
 
 
-def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str]) -> None:
-    """Raises UsageError, with both names and the difference, if the rows of two sources do not fit together."""
+def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str], advice: str = _ADVICE) -> None:
+    """Raises UsageError, with both names and the difference, if the rows of two data sets do not fit together."""
     for other, source in zip(parts[1:], names[1:], strict=True):
         for name, own in _facts(parts[0]).items():
             theirs = _facts(other)[name]
             if own != theirs:
-                raise UsageError(
-                    f"the sources '{names[0]}' and '{source}' differ in {name}: {own} and {theirs}; {_ADVICE}"
-                )
+                raise UsageError(f"'{names[0]}' and '{source}' differ in {name}: {own} and {theirs}; {advice}")
 
 
 def _facts(part: ResolvedRequest) -> dict[str, str]:

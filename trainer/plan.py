@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from trainer.task import Task
 
 _EVAL_SPLIT = EVALUATED[0]
+_AS_TRAINED = (
+    "a model is evaluated on the classes and shapes that it was trained on (--resize stretches images to one size; an "
+    "index takes --class_names=FILE)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +193,7 @@ def _otherwise_stored(
     if given is None or not evaluation:
         return
     try:
-        check_alike([training.first, *evaluation.values()], [str(training.first.request.folder), given])
+        check_alike([training.first, *evaluation.values()], [str(training.first.request.folder), given], _AS_TRAINED)
     except UsageError as error:
         raise UsageError(f"--eval_data_dir={given}: {error}") from None
     there, here = (_storage(part) for part in (next(iter(evaluation.values())), training.first))

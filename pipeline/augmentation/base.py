@@ -40,6 +40,7 @@ class Recipe:
       sets_size: whether it decides the height and width of the result.
       decodes_part: whether it chooses a part of each PNG or JPEG, which alone is decoded; a `CroppingRecipe`.
       mixes_rows: whether it mixes the rows of a batch, and their labels; a `MixingRecipe`.
+      draws_nothing: whether it does the same to an image whatever its key.
     """
 
     compiled: ClassVar[bool] = True
@@ -48,6 +49,7 @@ class Recipe:
     sets_size: ClassVar[bool] = False
     decodes_part: ClassVar[bool] = False
     mixes_rows: ClassVar[bool] = False
+    draws_nothing: ClassVar[bool] = False
 
     @property
     def mixing(self) -> Mixing | None:
@@ -144,6 +146,7 @@ class Unaugmented(Recipe):
     """No augmentation: uint8 of the images' shape, in training and evaluation."""
 
     compiled: ClassVar[bool] = False
+    draws_nothing: ClassVar[bool] = True
     hands_on: ClassVar[bool] = True
 
     def augment(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:

@@ -359,6 +359,7 @@ class Resize(Recipe):
     """
 
     sets_size: ClassVar[bool] = True
+    draws_nothing: ClassVar[bool] = True
 
     height: int = 224
     width: int = 224

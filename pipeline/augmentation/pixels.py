@@ -28,6 +28,8 @@ _TURN = np.array([np.diag([1.0, 0, 0]), np.diag([0, 1.0, 1.0]), [[0, 0, 0], [0, 
 class Normalize(Recipe):
     """Normalises by the training images' mean and standard deviation, channel by channel; float32."""
 
+    draws_nothing: ClassVar[bool] = True
+
     @property
     def normalizes(self) -> bool:
         return True

@@ -95,5 +95,10 @@ def sets_size(text: str) -> bool:
     return any(_of(call, "sets_size") for call in text.split("|"))
 
 
+def draws(text: str) -> bool:
+    """Returns whether a recipe in a text draws, besides those that mix rows, without loading TensorFlow."""
+    return any(not _of(call, "draws_nothing") and not _of(call, "mixes_rows") for call in text.split("|"))
+
+
 def _of(call: str, attribute: str) -> bool:
     return getattr(RECIPES.get(call.partition("(")[0].strip()), attribute, False)

@@ -308,8 +308,6 @@ def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
     image = resolved.manifest.features.get("image")
     channels = (image.shape[2] if image else None) or 3
     recipe.check((*cropping.crop(True).size, channels) if cropping else resolved.image_shape or (0, 0, 0))
-    if recipe.mixing and not resolved.class_names:
-        raise UsageError(f"augment={augment!r}: mixes classes, but the data set's manifest has no class_names")
     return recipe
 
 

@@ -87,6 +87,7 @@ class ShardLabels:
         self._texts: dict[bytes, bytes] = {}  # so that equal ones are one object
         self.values: list[Any] = []  # label of each record, as stored if it is a text; of vectors, whether there is one
         self.missing: list[int] = []  # numbers of the records without one
+        self.words: set[str] = set()  # that stand for none, as `NA`
         # Records whose value is not 0.
         self.positives = np.zeros(feature.shape[0] or 0 if feature.shape else 0, np.int64)
         self.are_parts = True  # whether all values of vectors are in 0..1
@@ -121,6 +122,7 @@ class ShardLabels:
             raise ValueError(f"label {stored[:_MOST_SHOWN]!r} is not UTF-8 text") from None
         if stored not in self._names:
             if text in ("", *MISSING):
+                self.words |= {text} - {""}
                 return None
             if self._names:
                 near = nearest(text, [*self._names.values()])
@@ -209,8 +211,13 @@ def _check_whole(split: str, shards: Sequence[ShardLabels]) -> None:
     raise DataError(
         f"split {split!r}: {missing:,} of {count_of(count, 'record')} have no label, the first of them record "
         f"{before + shard.missing[0]:,} of the split; all must have one, or none",
-        advice="choose files of one kind for each split with --split",
+        advice=_word_advice(shards) or "choose files of one kind for each split with --split",
     )
+
+
+def _word_advice(shards: Sequence[ShardLabels]) -> str:
+    word = next((word for shard in shards for word in sorted(shard.words)), "")
+    return word and f"{word!r} is read as a missing value; where it is a class, --class_names=FILE names it"
 
 
 def _own_names(shards: Sequence[ShardLabels], stored: Feature, folder: object) -> tuple[str, ...]:

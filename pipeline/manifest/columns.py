@@ -283,6 +283,8 @@ def _load(data_dir: PathLike, manifest: Manifest, split: str, name: str, column:
     parent = folder(data_dir)
     file = parent / naming.column_name(split, name, column.files[split])
     advice = f"add the column again: {_MADE_BY.format(os.fspath(data_dir))} (or the file that it came from)"
+    if name == ORIENTATION:  # no feature of the records
+        advice = "copy it again, or index the files again with --overwrite; by it images are turned upright"
     try:
         size, crc = file.identity().num_bytes, 0
         with file.open_file() as opened:

@@ -46,7 +46,8 @@ def _write_saved_model(served: Served, path: pathlib.Path, batch: int) -> None:
     archive.write_out(str(path), verbose=False)
     extra = path / "assets.extra"  # where TensorFlow Serving expects what is not its own
     extra.mkdir()
-    (extra / "class_names.txt").write_text("\n".join(served.class_names) + "\n", encoding="utf-8")
+    lines = [" ".join(name.splitlines()) for name in served.class_names]  # a name of two lines would move all others
+    (extra / "class_names.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @FORMATS.named(

@@ -240,6 +240,15 @@ def unlike(images, training):
     [
         ({"copies": 0, "augment": "flip"}, "copies=0: "),
         ({"copies": 2}, "copies=2 with no augment: all copies would be equal"),
+        ({"copies": 1025, "augment": "flip"}, "copies=1025: must be 1024 or less"),
+        (
+            {"copies": 2, "augment": "resize(height=4, width=4) | normalize"},
+            "copies=2 with augment='resize.* nothing draws",
+        ),
+        (
+            {"eval_copies": 2, "augment": "mixup", "training": False},
+            "eval_copies=2 with augment='mixup', .* nothing draws",
+        ),
         ({"copies": 2, "parse": as_keys}, "copies=2 with parse: the parse function returns everything"),
         ({"copies": 2, "augment": "flip | mixup"}, r"copies=2 with augment='flip \| mixup': each mixed copy"),
         ({"copies": 2, "augment": "flip", "training": False}, "copies=2 with training=False: .* eval_copies"),

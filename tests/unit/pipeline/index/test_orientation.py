@@ -2,6 +2,7 @@
 
 import base64
 import io
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -18,7 +19,7 @@ from pipeline.batch import DECODE
 from pipeline.batch.compose import choose
 from pipeline.bench.subject import Subject
 from pipeline.decode import ImageJudge, resize
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import folder as folder_of
 from pipeline.index import __main__ as index
 from pipeline.manifest import PixelRule
@@ -240,6 +241,14 @@ def test_where_nothing_is_turned_nothing_is_asked_for(tmp_path):
     foreign.write(tmp_path / "train-0", [{"image": foreign.jpeg(n), "label": n, "key": b"%d" % n} for n in range(4)])
     index.main([str(tmp_path), *FLAGS])
     assert choose(resolve(Request(tmp_path, global_batch_size=2, training=False)))[1].form.turns is None
+
+
+def test_without_the_column_that_turns_images_none_is_fed(made, tmp_path):
+    shutil.copytree(made[0], tmp_path / "copy")
+    (file,) = tmp_path.glob("copy/columns/train.exif_orientation.*")
+    file.unlink()
+    with pytest.raises(DataError, check=said("exif_orientation", "cannot be read", "index the files again")):
+        fed(tmp_path / "copy")
 
 
 def test_raw_pixels_and_names_that_are_taken_are_refused(tmp_path):

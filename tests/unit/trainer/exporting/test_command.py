@@ -1,5 +1,6 @@
 """A trained model as it is served, written and read again in this process, against the model itself."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -19,7 +20,8 @@ def test_files_and_predictors_give_what_the_trained_model_gives(make_trained, tm
     images, expected = command.stored_images(trained, 7), command.trained_probabilities(trained, 7)
     assert (np.stack(images).shape, expected.shape) == ((7, 4, 3, 1), (7, 5))
     np.testing.assert_allclose(expected.sum(1), 1.0, rtol=1e-5)
-    model = served(trained)
+    named = served(trained)
+    model = dataclasses.replace(named, class_names=("of two\nlines", *named.class_names[1:]))
     assert (model.core_shape, model.fitting) == ((4, 3, 1), None)
     np.testing.assert_allclose(Predictor.of_trained(trained).probabilities(images), expected, atol=1e-6)
     for name in ("keras", "saved_model"):
@@ -30,6 +32,8 @@ def test_files_and_predictors_give_what_the_trained_model_gives(make_trained, tm
         with np.load(tmp_path / f"{name}.answers.npz") as found:
             assert command._largest_difference(name, dict(found), expected, model) < 1e-6
             assert found["class_name"].tolist() == [model.class_names[i] for i in expected.argmax(1)]
+    lines = (path / "assets.extra" / "class_names.txt").read_text().splitlines()
+    assert lines == ["of two lines", *named.class_names[1:]]
     config = ExportConfig(output=str(tmp_path / "out"), model_dir=str(tmp_path / "run"))
     about = command._about(config, trained, model, {"keras": 1e-7})
     assert about["files"] == {"keras": {"file": "model.keras", "images": [None, 4, 3, 1], "largest_difference": 1e-7}}
