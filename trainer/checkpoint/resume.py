@@ -204,7 +204,7 @@ class RunSpec:
             else:
                 why = self._flag_behind(stored, "resize") if name.endswith(_SIZE) else ""
                 said.append(f"{name} was {_short(was)}, is {_short(now)}{why}")
-        if other := other_class(stored, self.state.task.data.class_names):
+        if CLASS_NAMES in stored and (other := other_class(stored, self.state.task.data.class_names)):
             said.append("class {} was {!r}, is {!r}".format(*other))
         return said
 
