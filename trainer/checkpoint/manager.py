@@ -22,7 +22,6 @@ from trainer.checkpoint.best import BestCheckpoints, Ranking
 from trainer.checkpoint.files import ALL, PREFIX, CheckpointFiles, path_of
 from trainer.checkpoint.resume import STEP, RunSpec, State
 from trainer.config import TrainConfig, file
-from trainer.config.model import FirstWeights
 from trainer.run_folder import check_file
 
 _RANKING = "ranking"  # its name among the parts of a checkpoint
@@ -235,9 +234,7 @@ class CheckpointManager:
                     f"{path} is of another form of the model or the optimizer: {reader.mismatch(error)}{changes}; go "
                     "back to what it was, code and flags, or use another --model_dir"
                 ) from None
-        self._spec.keep_rate(stored)
-        first = stored.get("first_weights")
-        self._state.task.first_weights = FirstWeights(**first) if first else None
+        self._spec.take_over(stored)
         return stored
 
     def _changes(self, stored: dict[str, Any]) -> tuple[str, ...]:

@@ -171,11 +171,13 @@ class RunSpec:
         edited = code.changes(stored.get("code"), self.code)
         return (*self._order_changes(stored), *([skips] if skips else []), *flags, *model, *edited)
 
-    def keep_rate(self, stored: Mapping[str, Any]) -> None:
-        """Sets the rate of a compiled model to that of its code, if the code has changed since the checkpoint.
+    def take_over(self, stored: Mapping[str, Any]) -> None:
+        """Notes with what weights the run began; sets the rate of a compiled model to that of its code if it changed.
 
         The rate is a variable: restoring the checkpoint has set it to the old one.
         """
+        if first := stored.get("first_weights"):
+            self.state.task.first_weights = FirstWeights(**first)
         for was, here in zip(*map(_rates, (stored.get("structure", {}), self.structure)), strict=False):
             if was != here:
                 self.state.optimizer.learning_rate.assign(here)
