@@ -65,6 +65,9 @@ DISK = Disk()
 class State:
     """The state of a run, which says in which attempt, and at which step, it was reached."""
 
+    def __init__(self):
+        self.task = SimpleNamespace()
+
     def reach(self, attempt, step):
         self.attempt, self.step = attempt, step
 
