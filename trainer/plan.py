@@ -86,7 +86,9 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
     may_skip = config.data.max_corrupt * workers if config.data.on_corrupt == "skip" else 0
     notes = [*_sharing(training, workers), *other, *_left_out(config, evaluation), *_repeated(training)]
     if given is None and split != _EVAL_SPLIT:
-        notes.insert(0, f"evaluates on the split {split!r}, as there is no {_EVAL_SPLIT!r} (--eval_split)")
+        found = any(_EVAL_SPLIT in part.manifest.splits for part in evaluation.values())
+        why = f"{_EVAL_SPLIT!r} has no labels" if found else f"there is no {_EVAL_SPLIT!r}"
+        notes.insert(0, f"evaluates on the split {split!r}, as {why} (--eval_split)")
     return Plan(training, config.last_step(training.steps_per_epoch), evaluation, may_skip, tuple(notes))
 
 
