@@ -360,7 +360,8 @@ def kept_feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> 
 def _one(features: Mapping[str, Any], name: str, wanted: str) -> Any:
     """Returns the only value of a feature; raises ValueError if it has not one of a kind of `wanted`."""
     if name not in features:
-        raise ValueError(f"there is no feature {name!r}; it has {', '.join(sorted(features)) or 'none that is wanted'}")
+        others = f"; of those that are read it has {', '.join(sorted(features))}" if features else ""
+        raise ValueError(f"there is no feature {name!r}{others}")
     values = features[name]
     if kind(values) not in wanted or len(values) != 1:
         raise ValueError(_other(name, values, f"1 of {wanted}"))

@@ -94,7 +94,7 @@ CROP = "random_crop(size=32, normalize=False)"
 
 def test_a_deep_validation_asks_tensorflow(data, monkeypatch):
     folder, shard, record = data
-    monkeypatch.setattr(images, "pixels", lambda image, channels=0: np.zeros((SIDE, SIDE, 3), np.uint8))
+    monkeypatch.setattr(images, "pixels", lambda image, channels=0, upright=False: np.zeros((SIDE, SIDE, 3), np.uint8))
     monkeypatch.setattr(images, "_check_jpeg", lambda data: None)
     made = manifest.load(folder)
     number = [info.file for info in made.shards].index(shard)
