@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import pathlib
 import re
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,9 @@ def _built(
     *size, channels = image_shape
     if channels not in (1, 3):
         raise ValueError(f"it takes 1 or 3 channels, not {channels}")
-    base = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*size, 3), pooling="avg")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of MobileNets: that weights of 224x224 are loaded, which none are
+        base = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*size, 3), pooling="avg")
     if modules()[name] == "efficientnet":
         base = keras.models.clone_model(base, clone_function=_normalising)
     layers.fuse_layers(base)
