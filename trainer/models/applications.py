@@ -129,7 +129,7 @@ def _built(
     if channels not in (1, 3):
         raise ValueError(f"it takes 1 or 3 channels, not {channels}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of MobileNets: that weights of 224x224 are loaded, which none are
+        warnings.simplefilter("ignore", UserWarning)  # of MobileNets: that those of 224x224 are loaded
         base = getattr(keras.applications, name)(include_top=False, weights=None, input_shape=(*size, 3), pooling="avg")
     if modules()[name] == "efficientnet":
         base = keras.models.clone_model(base, clone_function=_normalising)
