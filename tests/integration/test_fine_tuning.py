@@ -107,7 +107,7 @@ def test_virtual_replicas_come_to_the_same_weights(digits, weights, tmp_path):
         [(code, _, error)] = finish(start(digits, tmp_path / name, *flags, "--train_steps=2", *more))
         assert code == 0, error
     assert checkpoint_bytes(tmp_path / "one", 2) == checkpoint_bytes(tmp_path / "two", 2)
-    code, out, error = run("trainer.replay", f"--model_dir={tmp_path / 'one'}")
+    code, out, error = run("trainer.replay", f"--model_dir={tmp_path / 'one'}", "--step=1", "--from_start")
     assert code == 0, error + out
 
 

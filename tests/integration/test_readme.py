@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -288,6 +289,7 @@ def test_code_of_ones_own_trains_as_the_page_says(folder):
 
 @pytest.mark.slow
 def test_existing_records_are_used_as_the_page_says(folder, follow):
+    shutil.rmtree(folder / "flowers", ignore_errors=True)  # of the porting page
     foreign.flowers(folder / "flowers", labelled=24, unlabelled=5)
     *commands, printed = follow("tfrecords.md").values()
     assert "test: no labels" in commands[0]
