@@ -136,6 +136,7 @@ class ExactResume(keras.callbacks.Callback):  # type: ignore[misc]
             for name in reader.get_variable_to_shape_map():
                 reader.get_tensor(name)
             self._restored.restore(newest).assert_existing_objects_matched().expect_partial()
+            self._state.save_counter.assign(self._restored.save_counter)  # each checkpoint has it
         except (tf.errors.OpError, IndexError, RuntimeError) as error:  # as its reader raises them
             raise DataError(f"cannot be read: {root_cause(str(error))[1]}", path=newest) from None
         except (AssertionError, ValueError) as error:
