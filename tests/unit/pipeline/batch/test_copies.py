@@ -149,7 +149,6 @@ def _stored(data, split):
     [
         ("device", "flip | normalize", {"image": [8, *SHAPE], "distort_key": [8, 2]}),
         ("both", "flip | normalize", {"image": [8, 2, *SHAPE], "distort_key": [8, 2]}),
-        pytest.param("both", "normalize", {"image": [8, *SHAPE], "distort_key": [8, 2]}, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_makes_the_copies_that_the_host_would_have_fed(place, text, spec, folder):
