@@ -198,7 +198,7 @@ def test_a_worker_whose_machine_freezes_is_given_up_and_the_others_make_its_step
         assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
         out = outcomes["chief 0"][1]
         assert re.search(
-            r"^lost worker 1 \(localhost:\d+\) \(no sign of life for 8 s, --collective_timeout\); training goes",
+            r"^lost worker 1 \(localhost:\d+\) \(no sign of life for 8 s, --collective_timeout\); training continues",
             out,
             re.M,
         )
