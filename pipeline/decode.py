@@ -74,7 +74,7 @@ def upright(image: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
     """Returns an image turned upright, the same as by `images.turned`: uint8 (height, width, channels).
 
     Args:
-      image: as it is stored, uint8 (h, w, channels).
+      image: image as it is stored, uint8 (h, w, channels).
       turn: EXIF's orientation, int32 scalar.
     """
 
@@ -97,7 +97,7 @@ def stored_boxes(boxes: tf.Tensor, sizes: tf.Tensor, turns: tf.Tensor) -> tf.Ten
 
     Args:
       boxes: top, left, height and width of each part, int32 (..., 4).
-      sizes: of the upright images, int32 (..., 2).
+      sizes: heights and widths of the upright images, int32 (..., 2).
       turns: EXIF's orientations, int32 (...).
     """
     top, left, height, width = tf.unstack(boxes, axis=-1)
@@ -495,7 +495,7 @@ class ImageDecoder:
         """Returns encoded images decoded: uint8 (rows, height, width, channels).
 
         Args:
-          images: of a batch.
+          images: encoded images of a batch.
           keys: returns a key for random numbers per row, uint64 (rows,).
           turns: EXIF's orientation of each, by which it is turned upright, int32 (rows,); None: all are.
         """

@@ -367,7 +367,7 @@ def picture_of_file(data: bytes, most_bytes: int, upright: bool = False) -> Pict
 
     Args:
       data: the file.
-      most_bytes: of the picture's file.
+      most_bytes: largest size of the picture's file, in bytes.
       upright: whether to turn it as its EXIF data say.
 
     Raises:

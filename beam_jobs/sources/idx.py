@@ -23,7 +23,7 @@ from pipeline.commands.text import count_of, shape_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
 from pipeline.records import splits
-from pipeline.records.schema import LABELS_FILE, read_labels
+from pipeline.records.labels import LABELS_FILE, read_labels
 
 _UINT8 = 0x08
 MAX_BYTES = 16 << 30  # 16 GiB: a header with a larger size is damaged

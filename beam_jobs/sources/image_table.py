@@ -30,7 +30,7 @@ from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 from pipeline.records import labels, splits
-from pipeline.records.schema import LABELS_FILE, read_labels
+from pipeline.records.labels import LABELS_FILE, read_labels
 
 # Usual names of columns, the first ones preferred; `File Name` and `file_name` are taken for `filename`.
 _IMAGES = ("filename", "imagepath", "filepath", "path", "file", "imagename", "image", "imageid", "img")

@@ -22,8 +22,8 @@ from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import StoragePath, each, path_of
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
 from pipeline.manifest.manifest import MOST_CLASSES
-from pipeline.records import class_names, schema, splits, tf_example
-from pipeline.records.labels import SeenLabels
+from pipeline.records import schema, splits, tf_example
+from pipeline.records.labels import SeenLabels, beside
 from pipeline.records.schema import OWN_FEATURES, Schema, kind
 
 _FILE_PER_SPLIT = f"write a file per split; --split_column={splits.NO_COLUMN} ignores the feature"
@@ -213,7 +213,7 @@ def _open_foreign(
     own, suspects = (columns.image, columns.label, columns.key), splits.SuspectFeatures()
     if is_by_name and len(by_split) == 1 and not options.split_column:
         suspects = splits.SuspectFeatures.of(records, first, own, _FILE_PER_SPLIT)
-    names = class_names.beside(root, paths, columns.label, has_text_labels=columns.has_text_labels)
+    names = beside(root, paths, columns.label, has_text_labels=columns.has_text_labels)
     seen = SeenLabels(
         f"feature {columns.label!r}", MOST_CLASSES, "name another with --feature_map=label:NAME", options.na_is_class
     )

@@ -121,7 +121,7 @@ class Batches:
           examples: made of them, with the keys of copy 0.
           epoch: int64 scalar.
           records: their record ids.
-          real: which rows are neither padding nor skipped.
+          real: mask of the rows that are neither padding nor skipped.
         """
         images, labels = examples.images, examples.labels
         if self.resolved.request.images_per_record > 1 and not self._copies_are_alike:
@@ -219,7 +219,7 @@ class Batches:
         """Returns the weights, float32, of the rows of one or several elements, in a list; none if none are wanted.
 
         Args:
-          real: which rows are neither padding nor skipped, bool (rows,) or (elements, rows).
+          real: mask of the rows that are neither padding nor skipped, bool (rows,) or (elements, rows).
           real_rows: rows of each element's global batch that are not padding.
           has_skipped: whether rows may be skipped; then the element is a global batch.
         """

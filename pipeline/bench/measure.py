@@ -128,7 +128,7 @@ def decoding(form: Form, records: tf.Tensor, ids: tf.Tensor) -> Callable[[int], 
     Args:
       form: of the records.
       records: serialized, string (n,). The function decodes 256 of them, as many times as its argument says.
-      ids: of the records, int64 (n,).
+      ids: ids of the records, int64 (n,).
     """
     count = min(_DECODED_TOGETHER, int(records.shape[0]))
 

@@ -13,6 +13,7 @@ from pipeline.index.images import ImageFlags
 from pipeline.manifest import naming
 from pipeline.manifest.manifest import ORIENTATIONS, STORED
 from pipeline.records import schema
+from pipeline.records.labels import LABELS_FILE
 
 COMMAND = "pipeline.index"
 
@@ -39,7 +40,7 @@ class IndexConfig:
     )
     class_names: str = flag(
         "",
-        f"file with the name of a class in every line; default: {schema.LABELS_FILE} beside the records, if it exists",
+        f"file with the name of a class in every line; default: {LABELS_FILE} beside the records, if it exists",
         needs="feature_map",
     )
     keep_columns: str = flag("", schema.KEEP_COLUMNS.text, needs="feature_map")

@@ -26,8 +26,8 @@ from pipeline.manifest.columns import ORIENTATION, column_names
 from pipeline.manifest.manifest import EXACT, IN_PLACE_VERSION, LABELS_VERSION, STORED, UPRIGHT, size_histogram
 from pipeline.read.statistics import PixelSums, moments
 from pipeline.records import schema
-from pipeline.records.class_names import beside
 from pipeline.records.columns import Gathered, without_names
+from pipeline.records.labels import beside, read_labels
 from pipeline.records.schema import Schema, kind
 from pipeline.records.stream import records_of
 
@@ -74,7 +74,7 @@ class ImageFlags:
           DataError: the file is no list of names, or files in several folders have different ones.
         """
         if self.class_names:
-            names = schema.read_labels(path_of(self.class_names), self.label_offset)
+            names = read_labels(path_of(self.class_names), self.label_offset)
             if not names:
                 raise UsageError(f"--class_names={self.class_names}: there is no such file")
         else:

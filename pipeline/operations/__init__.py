@@ -93,7 +93,7 @@ def turned(image: tf.Tensor, part: tf.Tensor, orientation: tf.Tensor) -> tf.Tens
     """Returns a part of an image turned upright: the same bytes as `pipeline.decode.upright` of it.
 
     Args:
-      image: as it is stored, uint8 (h, w, channels).
+      image: image as it is stored, uint8 (h, w, channels).
       part: its top, left, height and width, pixels; int32 (4,).
       orientation: EXIF's, int32 scalar.
 

@@ -7,19 +7,94 @@ import re
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pipeline.errors import DataError
+from pipeline.files.paths import StoragePath
+from pipeline.files.reading import unreadable
+
+LABELS_FILE = "labels.txt"
 
 # What pandas.read_csv takes for missing values, and writes or reads as such.
 MISSING = (
     *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
     *("NULL", "NaN", "None", "n/a", "nan", "null"),
 )
+_NUMBERED = re.compile(r"(\d{1,9}):\s*(\S.*)")  # a line of it by TF-Slim
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_DIGITS = 18  # of whole numbers: as many as `in_order` sorts by value
 _WHOLE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _CODE = re.compile(r"[+-]?0[0-9].*")  # zeros before a number, which is a name: 007
+
+
+def read_labels(path: StoragePath, offset: int = 0) -> tuple[str, ...]:
+    """Returns the class names in a file, one per line; none if there is no such file.
+
+    If the lines are numbered from 0, as in `3:tulips`, the numbers are stored labels, whatever the order of lines.
+    TF-Slim writes them so, ImageNet's with a class 0 that no record has.
+
+    Args:
+      path: the file.
+      offset: number to add to stored labels; the names of those that are then below 0 are left out.
+
+    Raises:
+      DataError: it cannot be read, is not UTF-8 text, or a line is empty.
+    """
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except FileNotFoundError:
+        return ()
+    except UnicodeDecodeError:
+        raise DataError("is not UTF-8 text", path=path) from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if not names or not all(names):
+        which = f"line {names.index('') + 1} is empty" if names else "it has 0 lines"
+        raise DataError(f"must have the name of a class in every line; {which}", path=path)
+    numbered = {int(found[1]): found[2] for found in map(_NUMBERED.fullmatch, names) if found}
+    if sorted(numbered) != [*range(len(names))]:
+        return tuple(names)
+    return tuple(numbered.get(label - offset, str(label)) for label in range(max(0, len(names) + offset)))
+
+
+def beside(
+    root: StoragePath, files: Sequence[StoragePath], label: str, offset: int = 0, has_text_labels: bool = False
+) -> tuple[str, ...]:
+    """Returns the class names that lie in the folder of all files, or else in the files' own folders; none if none do.
+
+    They are in `labels.txt`, or, as TensorFlow Datasets names it, in `<label>.labels.txt`, which is read first.
+
+    Args:
+      root: folder that contains all files.
+      files: files of records.
+      label: feature of the labels.
+      offset: number to add to stored labels, as for `read_labels`.
+      has_text_labels: whether labels are the names of classes, so that numbers mean nothing.
+
+    Raises:
+      DataError: a file is no list of names; or labels are numbers, and files in different folders would count different
+        classes by them.
+    """
+
+    def named_in(place: StoragePath) -> tuple[str, ...]:
+        found = (place / f"{label}.{LABELS_FILE}", place / LABELS_FILE)
+        return next(filter(None, (read_labels(file, offset) for file in found)), ())
+
+    if (names := named_in(root)) or has_text_labels:
+        return names
+    by_place = {place: named_in(place) for place in dict.fromkeys(file.parent for file in files)}
+    if len(set(by_place.values())) > 1:
+        one, other = sorted(by_place, key=lambda place: (not by_place[place], str(place)))[:2]
+        if by_place[one] == by_place[other]:
+            other = next(place for place in by_place if by_place[place] != by_place[one])
+        raise DataError(
+            f"the class names of {one.name_in(root)} and of {other.name_in(root)} differ, but the labels of both are "
+            "numbers",
+            path=root,
+            advice=f"write {LABELS_FILE} of all there, or convert each, then both together: converted data sets "
+            "are joined by the names of classes",
+        )
+    return next(iter(by_place.values()))
 
 
 def in_order(names: Iterable[str]) -> list[str]:

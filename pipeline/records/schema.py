@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,9 +18,7 @@ import numpy as np
 
 from pipeline.commands import values
 from pipeline.commands.text import count_of, shape_of
-from pipeline.errors import DataError, UsageError, to_run, unknown
-from pipeline.files.paths import StoragePath
-from pipeline.files.reading import unreadable
+from pipeline.errors import UsageError, to_run, unknown
 from pipeline.manifest import Feature
 from pipeline.records import tf_example
 
@@ -55,8 +52,6 @@ DTYPES = {"bytes": "string", "int64": "int64", "float": "float32"}  # {kind of v
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 _CLASS = Feature("int64")
 CLASS_KINDS = ("int64", "bytes")  # of labels that are classes: numbers, or names
-LABELS_FILE = "labels.txt"
-_NUMBERED = re.compile(r"(\d{1,9}):\s*(\S.*)")  # a line of it by TF-Slim
 
 
 class RecordFlag(NamedTuple):
@@ -185,36 +180,6 @@ def first_examples(records: Iterable[bytes], count: int = FIRST_RECORDS) -> tupl
         with contextlib.suppress(ValueError):
             decoded.append(tf_example.decode(record))
     return [features for features in decoded if features], seen  # an empty record parses too
-
-
-def read_labels(path: StoragePath, offset: int = 0) -> tuple[str, ...]:
-    """Returns the class names in a file, one per line; none if there is no such file.
-
-    If the lines are numbered from 0, as in `3:tulips`, the numbers are stored labels, whatever the order of lines.
-    TF-Slim writes them so, ImageNet's with a class 0 that no record has.
-
-    Args:
-      path: the file.
-      offset: number to add to stored labels; the names of those that are then below 0 are left out.
-
-    Raises:
-      DataError: it cannot be read, is not UTF-8 text, or a line is empty.
-    """
-    try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
-    except FileNotFoundError:
-        return ()
-    except UnicodeDecodeError:
-        raise DataError("is not UTF-8 text", path=path) from None
-    except OSError as error:
-        raise unreadable(path, error) from None
-    if not names or not all(names):
-        which = f"line {names.index('') + 1} is empty" if names else "it has 0 lines"
-        raise DataError(f"must have the name of a class in every line; {which}", path=path)
-    numbered = {int(found[1]): found[2] for found in map(_NUMBERED.fullmatch, names) if found}
-    if sorted(numbered) != [*range(len(names))]:
-        return tuple(names)
-    return tuple(numbered.get(label - offset, str(label)) for label in range(max(0, len(names) + offset)))
 
 
 def infer(

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.files.paths import path_of
-from pipeline.records.class_names import beside
+from pipeline.records.labels import beside
 from tests.raised import at
 
 
