@@ -18,7 +18,7 @@ from sklearn.datasets import load_sample_images
 from pipeline.augmentation.base import ImageStatistics
 from pipeline.augmentation.composed import cropping_of
 from pipeline.augmentation.recipes import make_recipe
-from pipeline.decode import ImageDecoder
+from pipeline.decode.images import ImageDecoder
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 

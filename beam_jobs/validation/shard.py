@@ -528,7 +528,7 @@ def _judge_of(manifest: Manifest) -> Callable[[bytes], str | None] | None:
     if importlib.util.find_spec("tensorflow") is None:
         return None
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its notes on the processor would be on every worker
-    from pipeline.decode import ImageJudge  # noqa: PLC0415, which takes seconds
+    from pipeline.decode.records import ImageJudge  # noqa: PLC0415, which takes seconds
 
     return ImageJudge(manifest).problem
 

@@ -20,7 +20,7 @@ from pipeline import images
 from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Check, Fault
 from pipeline.commands.text import count_of, size_of
-from pipeline.decode import decode_file, resize
+from pipeline.decode.images import decode_file, resize
 from pipeline.errors import location
 from pipeline.files.paths import folder
 from pipeline.graph_calls import error_of_input

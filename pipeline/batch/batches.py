@@ -16,7 +16,7 @@ from pipeline.augmentation.libraries import library_of, user_recipe
 from pipeline.augmentation.recipes import make_recipe
 from pipeline.batch import AUGMENT, DECODE, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.weights import of_classes, times
-from pipeline.decode import Examples, Form, PixelRows
+from pipeline.decode.forms import Examples, Form, PixelRows
 from pipeline.errors import UsageError
 from pipeline.order import tensors
 from pipeline.order.feed import WindowPlan

@@ -20,18 +20,10 @@ from pipeline.batch.batches import Batches, is_read_by_graph, no_python, recipes
 from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
 from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
-from pipeline.decode import (
-    ExampleParser,
-    Form,
-    ImageDecoder,
-    ImageJudge,
-    ParseJudge,
-    PixelRows,
-    Serialized,
-    Stretched,
-    Turns,
-    UserParsed,
-)
+from pipeline.decode.forms import Form, PixelRows, Serialized, Turns, UserParsed
+from pipeline.decode.images import ImageDecoder, Stretched
+from pipeline.decode.records import ExampleParser, ImageJudge
+from pipeline.decode.user import ParseJudge
 from pipeline.errors import DataError, UsageError
 from pipeline.files import remote
 from pipeline.files.paths import folder

@@ -18,7 +18,7 @@ import tensorflow as tf
 from pipeline.augmentation.base import Unaugmented, UserAugmented, output_spec
 from pipeline.batch.batches import Batches
 from pipeline.batch.resident import ResidentRows
-from pipeline.decode import PixelRows
+from pipeline.decode.forms import PixelRows
 from pipeline.graph_calls import call_numpy
 from pipeline.order.arrays import Array, Number, NumpyArrays
 from pipeline.order.feed import Feed, WindowPlan

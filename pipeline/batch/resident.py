@@ -15,7 +15,7 @@ from pipeline.augmentation import kernels
 from pipeline.augmentation.composed import crop_first_of, cropping_of, of_crops
 from pipeline.augmentation.geometry import CropFirst
 from pipeline.batch.batches import Batches
-from pipeline.decode import PLACES, SIZES, Form, Kept, PixelRows, Serialized
+from pipeline.decode.forms import PLACES, SIZES, Form, Kept, PixelRows, Serialized
 from pipeline.errors import DataError, root_cause
 from pipeline.manifest.splits import Selection
 from pipeline.order.views import Times

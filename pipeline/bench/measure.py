@@ -16,7 +16,7 @@ import tqdm
 from numpy.typing import NDArray
 
 from pipeline.bench.result import Sample
-from pipeline.decode import Form
+from pipeline.decode.forms import Form
 from pipeline.errors import DataError, root_cause
 from pipeline.files.paths import folder
 from pipeline.graph_calls import error_of_input

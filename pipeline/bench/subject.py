@@ -19,7 +19,7 @@ from pipeline.bench import measure
 from pipeline.bench.measure import READY, Part, Reads, decoding, taking
 from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Segment, Stage, of_prefixes
 from pipeline.commands.text import count_of
-from pipeline.decode import PixelRows, Serialized
+from pipeline.decode.forms import PixelRows, Serialized
 from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request, in_groups
 from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays, consecutive

@@ -74,7 +74,7 @@ def augment(images: tf.Tensor, program: tf.Tensor, parameters: tf.Tensor, floats
 
 
 def resize(image: tf.Tensor, part: tf.Tensor, size: tuple[int, int], mirrored: tf.Tensor | bool = False) -> tf.Tensor:
-    """Returns a part of an image resized: the same bytes as `pipeline.decode.resize` of it.
+    """Returns a part of an image resized: the same bytes as `pipeline.decode.images.resize` of it.
 
     Args:
       image: uint8 (h, w, channels).
@@ -90,7 +90,7 @@ def resize(image: tf.Tensor, part: tf.Tensor, size: tuple[int, int], mirrored: t
 
 
 def turned(image: tf.Tensor, part: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-    """Returns a part of an image turned upright: the same bytes as `pipeline.decode.upright` of it.
+    """Returns a part of an image turned upright: the same bytes as `pipeline.decode.images.upright` of it.
 
     Args:
       image: image as it is stored, uint8 (h, w, channels).

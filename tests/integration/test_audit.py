@@ -214,11 +214,12 @@ import tensorflow as tf
 
 from pipeline.audit import __main__ as audit
 from pipeline.commands import commandline
-from pipeline import decode
+from pipeline.decode.images import InStrings
+from pipeline.decode.records import ExampleParser
 from pipeline.read import window
 
 what, *arguments = sys.argv[1:]
-parse, find, arrays = decode.ExampleParser.parse, decode.ExampleParser.find, window.RowColumns.arrays
+parse, find, arrays = ExampleParser.parse, ExampleParser.find, window.RowColumns.arrays
 
 
 def swapped(found, labels, features):
@@ -238,7 +239,7 @@ def parsed(self, records):
 def found(self, records):
     encoded, *rest = find(self, records)
     parts, *rest = swapped((encoded.strings, encoded.bounds), *rest)
-    return decode.InStrings(*parts), *rest
+    return InStrings(*parts), *rest
 
 
 def columns(self, *arguments):
@@ -246,7 +247,7 @@ def columns(self, *arguments):
     return {**found, what: np.roll(found[what], 1, 0)}
 
 
-decode.ExampleParser.parse, decode.ExampleParser.find, window.RowColumns.arrays = parsed, found, columns
+ExampleParser.parse, ExampleParser.find, window.RowColumns.arrays = parsed, found, columns
 commandline.run("pipeline.audit", audit.main, arguments)
 """
 

@@ -23,7 +23,8 @@ from pipeline import images
 from pipeline.batch.compose import make_dataset
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of
-from pipeline.decode import ExampleParser, decode_file
+from pipeline.decode.images import decode_file
+from pipeline.decode.records import ExampleParser
 from pipeline.errors import DataError, UsageError, named, root_cause
 from pipeline.manifest.manifest import UPRIGHT
 from trainer.cluster import failures

@@ -32,7 +32,7 @@ from pipeline.augmentation.geometry import CroppingRecipe, PadCropFlip, Resize, 
 from pipeline.augmentation.kernels import BETWEEN_BITS, WEIGHT_BITS, whole_weights
 from pipeline.augmentation.pixels import Normalize
 from pipeline.batch.batches import augmenter_of, recipe_of
-from pipeline.decode import Stretched, resize
+from pipeline.decode.images import Stretched, resize
 from pipeline.errors import UsageError
 from pipeline.order.hashing import Domain, derive_key
 from pipeline.request import Request

@@ -10,7 +10,7 @@ import tensorflow as tf
 from pipeline import RandomAccess, Shard, StepIterator, augment, augment_fn, distribute, input_fn
 from pipeline.augmentation.base import ImageStatistics
 from pipeline.augmentation.recipes import make_recipe
-from pipeline.decode import resize
+from pipeline.decode.images import resize
 from pipeline.errors import UsageError
 from pipeline.manifest import load
 from pipeline.order.hashing import Domain, derive_key

@@ -8,7 +8,7 @@ from pipeline import Shard, input_fn, operations
 from pipeline.batch import resident
 from pipeline.batch.compose import choose
 from pipeline.batch.resident import load
-from pipeline.decode import Kept, Serialized
+from pipeline.decode.forms import Kept, Serialized
 from pipeline.errors import DataError
 from pipeline.request import Request
 from pipeline.resolved import resolve

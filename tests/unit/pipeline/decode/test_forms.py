@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline import decode, operations
-from pipeline.decode import ExampleParser, UserParsed
+from pipeline import operations
+from pipeline.decode import user
+from pipeline.decode.forms import UserParsed
+from pipeline.decode.records import ExampleParser
 from pipeline.errors import DataError, UsageError
 from pipeline.graph_calls import UserFunction
 from pipeline.manifest import Feature
@@ -20,7 +22,7 @@ def records():
 
 
 def parsed(function, records):
-    return decode.parsed(UserFunction.of("parse", function), records, list, training=True)
+    return user.parsed(UserFunction.of("parse", function), records, list, training=True)
 
 
 def test_tensors_of_every_kind_pass_as_they_are(records):
@@ -111,7 +113,7 @@ def test_a_judge_traces_the_parser_before_threads_ask_it():
         traces.append(threading.current_thread())
         return tf.strings.length(records)
 
-    judge = decode.ParseJudge(UserFunction.of("parse", parse), rows=2)
+    judge = user.ParseJudge(UserFunction.of("parse", parse), rows=2)
     assert set(traces) == {threading.current_thread()}
     count = len(traces)
     assert in_parallel(judge.problems, [[b"a", b"b"], [b"c"]]) == [[None, None], [None]]

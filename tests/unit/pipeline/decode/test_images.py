@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from pipeline import operations
 from pipeline.augmentation.recipes import make_recipe
-from pipeline.decode import ImageDecoder, InStrings, Stretched, decode_file
+from pipeline.decode.images import ImageDecoder, InStrings, Stretched, decode_file
 from pipeline.manifest.manifest import EXACT
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from pipeline import images, operations
 from pipeline.augmentation.recipes import make_recipe
-from pipeline.decode import ImageDecoder, InStrings, Stretched, resize, stored_boxes, upright, upright_sizes
+from pipeline.decode.images import ImageDecoder, InStrings, Stretched, resize, stored_boxes, upright, upright_sizes
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 

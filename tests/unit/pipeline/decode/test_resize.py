@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline import operations
-from pipeline.decode import resize
+from pipeline.decode.images import resize
 
 by_operation = pytest.mark.usefixtures("compiled_operation")
 

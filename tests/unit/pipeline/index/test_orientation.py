@@ -18,7 +18,8 @@ from pipeline.audit.__main__ import main as audit
 from pipeline.batch import DECODE
 from pipeline.batch.compose import choose
 from pipeline.bench.subject import Subject
-from pipeline.decode import ImageJudge, resize
+from pipeline.decode.images import resize
+from pipeline.decode.records import ImageJudge
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import folder as folder_of
 from pipeline.index import __main__ as index

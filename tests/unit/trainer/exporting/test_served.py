@@ -6,7 +6,7 @@ import tensorflow as tf
 from pipeline.augmentation import RECIPES
 from pipeline.augmentation.base import ImageStatistics, UserAugmented
 from pipeline.augmentation.recipes import make_recipe
-from pipeline.decode import ImageDecoder, InStrings
+from pipeline.decode.images import ImageDecoder, InStrings
 from pipeline.errors import UsageError
 from pipeline.graph_calls import UserFunction
 from pipeline.request import Request

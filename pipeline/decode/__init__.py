@@ -1,0 +1,1 @@
+"""From the records of a window to the examples of a batch."""

@@ -1,0 +1,184 @@
+"""Records of images to the files of images, labels and features in them; and which of them cannot be decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline import operations
+from pipeline.decode.images import InStrings, decode_file, upright
+from pipeline.errors import UsageError, root_cause, unknown
+from pipeline.manifest import Feature, Manifest
+from pipeline.manifest.manifest import NO_LABEL
+from pipeline.records import tf_example
+
+_DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
+_JUDGED_TOGETHER = 64  # images, by one thread
+_HASHES = (1 << 63) - 1  # of texts, so many that no two of a million names are likely to have one
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleParser:
+    """Parses `tf.train.Example`s.
+
+    Attributes:
+      image, label: the manifest's features of these names.
+      features: to parse beside image and label, by name.
+    """
+
+    image: Feature
+    label: Feature
+    features: dict[str, Feature]
+
+    @classmethod
+    def wanted(cls, manifest: Manifest, names: tuple[str, ...]) -> ExampleParser:
+        """Returns the parser for some features of a data set, beside image and label.
+
+        Raises:
+          UsageError: there is no such feature, or it cannot be fed.
+        """
+        for name in names:
+            feature = manifest.features.get(name)
+            if feature is None or name in ("image", "label"):
+                others = [other for other in manifest.features if other not in ("image", "label")]
+                raise unknown("features", name, others)
+            if None in feature.shape and len(feature.shape) > 1:
+                raise UsageError(f"features: {name!r} has the shape {feature.shape}: only vectors may vary in length")
+        features = {name: manifest.features[name] for name in names}
+        return cls(manifest.features["image"], manifest.features["label"], features)
+
+    def parse(self, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns the images' bytes (n,), the labels (n, ...) and the features of serialized Examples (n,)."""
+        found = tf.io.parse_example(records, {**self._image_and_label(), **self._kinds()})
+        return (*self._image_and_label_of(found), self._features_of(found))
+
+    def places(self, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns where images are in their records, int64 (n, 2), and the labels (n, ...), by a compiled operation.
+
+        Where an image begins is -1 if the record is not as usual, so that only TensorFlow's parser can read it.
+        """
+        image, label = self.image.named("image"), self.label.named("label")
+        if self.label.is_class and not self.label.texts:
+            found = operations.find_images(records, image, label)
+            return found[:, :2], self._labels(found[:, 2])
+        found = operations.find_images(records, image, "")  # the operation reads no other labels
+        return found[:, :2], self._labels(tf.io.parse_example(records, {label: self._label_kind()})[label])
+
+    def find(self, records: tf.Tensor) -> tuple[InStrings, tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns what `parse` does, but the images where they are in the records: by compiled operations."""
+        places, found_labels = self.places(records)
+
+        def in_place() -> tuple[tf.Tensor, ...]:
+            return records, places, found_labels
+
+        def parsed() -> tuple[tf.Tensor, ...]:
+            images, labels = self._image_and_label_of(tf.io.parse_example(records, self._image_and_label()))
+            sizes = tf.strings.length(images)
+            ends = tf.cast(tf.stack([tf.zeros_like(sizes), sizes], axis=1), tf.int64)
+            return images, ends, labels
+
+        # TensorFlow reads records that other writers made otherwise, and says what is wrong with those that it cannot.
+        strings, bounds, labels = tf.cond(tf.reduce_all(places[:, 0] >= 0), in_place, parsed)
+        features = tf.io.parse_example(records, self._kinds()) if self.features else {}
+        return InStrings(strings, bounds), labels, self._features_of(features)
+
+    def _image_and_label(self) -> dict[str, Any]:
+        return {
+            self.image.named("image"): tf.io.FixedLenFeature([], tf.string),
+            self.label.named("label"): self._label_kind(),
+        }
+
+    def _label_kind(self) -> tf.io.FixedLenFeature:
+        label = self.label
+        none: Any = "" if label.texts else label.no_label
+        if label.stored_as is None:  # a record without a label is an error
+            none = None
+        elif label.shape:
+            none = [none] * (label.shape[0] or 0)
+        return tf.io.FixedLenFeature(label.shape, _DTYPES[label.stored_dtype], none)
+
+    def _image_and_label_of(self, found: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        return found[self.image.named("image")], self._labels(found[self.label.named("label")])
+
+    def _labels(self, stored: tf.Tensor) -> tf.Tensor:
+        """Returns the labels that stored ones mean, (n, ...): `Feature.label_of` of each."""
+        label, none = self.label, tf.constant(NO_LABEL, tf.int64)
+        if label.texts:
+            return _places_of(stored, label.texts)
+        if label.stored_as is None or not label.is_class:
+            return stored
+        return tf.where(stored >= 0, stored + label.offset, none)
+
+    def _kinds(self) -> dict[str, Any]:
+        kinds: dict[str, Any] = {}
+        for name, feature in self.features.items():
+            dtype, varies = _DTYPES[feature.dtype], None in feature.shape
+            kind = tf.io.RaggedFeature(dtype) if varies else tf.io.FixedLenFeature(feature.shape, dtype)
+            kinds[feature.named(name)] = kind
+        return kinds
+
+    def _features_of(self, found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {name: found[feature.named(name)] for name, feature in self.features.items()}
+
+
+def _places_of(texts: tf.Tensor, names: Sequence[str]) -> tf.Tensor:
+    """Returns the place of each text, string (n,), among names, int64 (n,); -1: it is none of them.
+
+    It is a search by hashes, without a table: any process can run the graph.
+    """
+    with tf.init_scope(), tf.device("CPU:0"):
+        hashes = _hashed(tf.constant(names)).numpy()
+    order = np.argsort(hashes)
+    found = tf.searchsorted(tf.constant(hashes[order]), _hashed(texts))
+    places = tf.gather(tf.constant(order.astype(np.int64)), tf.minimum(found, len(names) - 1))
+    return tf.where(tf.equal(tf.gather(tf.constant(names), places), texts), places, tf.constant(NO_LABEL, tf.int64))
+
+
+def _hashed(texts: tf.Tensor) -> tf.Tensor:
+    return tf.strings.to_hash_bucket_fast(texts, _HASHES)
+
+
+class ImageJudge:
+    """Says of which records no image can be decoded, as training decodes them.
+
+    Args:
+      manifest: of the data set.
+    """
+
+    rows = _JUDGED_TOGETHER
+
+    def __init__(self, manifest: Manifest) -> None:
+        image = manifest.features["image"]
+        self._features, self._image, self._dct = manifest.features, image, manifest.pixels.dct
+        self._channels = image.shape[2] or 3
+        self._shape = (*image.shape[:2], self._channels)
+        self._upright = manifest.turns_images
+
+    def problems(self, records: Sequence[bytes]) -> list[str | None]:
+        """Returns for each record why it is invalid; None: it is valid."""
+        return [self.problem(record) for record in records]
+
+    def problem(self, record: bytes) -> str | None:
+        """Returns why a record is invalid; None: it is valid."""
+        from pipeline import images  # noqa: PLC0415, with Pillow, which raw images do not need
+
+        image = self._image
+        try:
+            with tf.device("CPU:0"):
+                stored = tf.constant(tf_example.example(record, self._features, decode_image=False)["image"])
+                if image.encoding == "raw":
+                    return None
+                found = decode_file(stored, self._channels, image.encoding or "", self._dct)
+                if self._upright:
+                    found = upright(found, tf.constant(images.orientation_of(stored.numpy())))
+        except tf_example.BadExampleError as error:
+            return str(error)
+        except tf.errors.OpError as error:
+            return f"its image cannot be decoded: {root_cause(error.message)[1]}"
+        if any(size not in (None, has) for size, has in zip(self._shape, found.shape, strict=True)):
+            return f"its image is of shape {tuple(found.shape)}, not {image.shape}"
+        return None
