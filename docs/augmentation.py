@@ -17,8 +17,9 @@ from sklearn.datasets import load_sample_images
 
 from pipeline.augmentation.base import ImageStatistics
 from pipeline.augmentation.composed import cropping_of
+from pipeline.augmentation.mixing import mix
 from pipeline.augmentation.recipes import make_recipe
-from pipeline.decode.images import ImageDecoder
+from pipeline.decode.images import ImageDecoder, InStrings
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
@@ -69,14 +70,14 @@ def augmented(text: str, images: NDArray[np.uint8], epoch: int) -> NDArray[np.ge
         if recipe.mixing is None:
             return pixels
         labels, real = tf.eye(rows), tf.ones(rows, tf.bool)
-        return recipe.mixing.mix(pixels, labels, keys, tf.constant(epoch, tf.int64), real).images
+        return mix(recipe.mixing, pixels, labels, keys, tf.constant(epoch, tf.int64), real)[0]
 
     compiled = tf.function(augment, jit_compile=True, autograph=False)
     keys = hashing.derive_key(Domain.AUGMENT, 1, epoch, np.arange(rows))
     if cropping := cropping_of(recipe):
         files = tf.stack([tf.io.encode_png(image) for image in images])
         decoder = ImageDecoder("png", (SIDE, SIDE, 3), cropping.crop(training=True))
-        images = decoder.decode(files, lambda: tf.constant(keys)).numpy()
+        images = decoder.decode(InStrings(files), lambda: tf.constant(keys)).numpy()
     return compiled(tf.constant(images), tf.constant(keys)).numpy()
 
 
