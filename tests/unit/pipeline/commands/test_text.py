@@ -1,12 +1,28 @@
 import numpy as np
 import pytest
 
-from pipeline.commands.text import count_of, range_of, scale_of, shape_of, size_of, sizes_of, table
+from pipeline.commands.text import count_of, printable, range_of, scale_of, shape_of, size_of, sizes_of, table
 
 
 def test_numbers_have_their_noun():
     assert [count_of(n, "shard") for n in (0, 1, 1024)] == ["0 shards", "1 shard", "1,024 shards"]
     assert [count_of(n, "class", "classes") for n in (0, 1, 2)] == ["0 classes", "1 class", "2 classes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nb\0\x1b[2J", "a\\nb\\x00\\x1b[2J"),
+        ("\ud800\u202e\u200b", "\\ud800\\u202e\\u200b"),
+        (
+            "l\u00e9zard\u00a0vert, \u72ac\u3000\u732b, \u0645\u06cc\u200c\u0631\u0648\u0645",
+            None,
+        ),  # as people write them
+    ],
+)
+def test_line_breaks_and_invisible_characters_are_escaped(text, shown):
+    assert printable(text) == (shown or text)
+    assert table([[("class", text)]]) == ["class", shown or text]
 
 
 @pytest.mark.parametrize(
