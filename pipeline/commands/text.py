@@ -30,6 +30,11 @@ def shape_of(sizes: Iterable[int | None]) -> str:
     return "x".join("?" if size is None else str(size) for size in sizes)
 
 
+def some_of(names: Sequence[str], most: int) -> str:
+    """Returns the first of some names, up to a number of them: `a, b`, or `a, b, c, ...` if there are more."""
+    return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
+
+
 def range_of(values: Iterable[float], digits: int = 0) -> str:
     """Returns the smallest and the largest of some numbers: `9 to 11`, or `9` if they are equal."""
     ordered = sorted(values)

@@ -22,7 +22,7 @@ import tqdm
 from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
-from pipeline.commands.text import count_of, printable, size_of
+from pipeline.commands.text import count_of, printable, size_of, some_of
 from pipeline.errors import DataError, UsageError, name_of, named, to_run
 from pipeline.files.paths import StoragePath, alone_in, folder
 from pipeline.files.write import Drafts, drafts_in, left_in
@@ -203,7 +203,7 @@ def _manifest(
     suspects.check(place, chosen)
     for split, of_split in chosen.items():
         if not any(shard.num_examples for shard in found if shard.file in of_split):
-            some = ", ".join(of_split[: choice.MOST_NAMED]) + (", ..." if len(of_split) > choice.MOST_NAMED else "")
+            some = some_of(of_split, choice.MOST_NAMED)
             which = f"split {split!r}" if is_by_name else f"--split={split}"
             raise DataError(
                 f"{which}: {count_of(len(of_split), 'file')} without a record ({some}); a split must have one: leave "
@@ -274,7 +274,7 @@ def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str,
     found = {name: _packing_of(place / name) for name in names}
     kinds = {packing for packing in found.values() if packing is not None}
     if given and (others := [name for name, packing in found.items() if packing not in (None, given)]):
-        some = ", ".join(others[: choice.MOST_NAMED]) + ", ..." * (len(others) > choice.MOST_NAMED)
+        some = some_of(others, choice.MOST_NAMED)
         raise UsageError(
             f"--compression={given}: {count_of(len(others), 'file')} not compressed with it ({some}); leave out the "
             "flag: the files themselves tell"

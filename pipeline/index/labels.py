@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.commands.text import count_of, range_of
+from pipeline.commands.text import count_of, range_of, some_of
 from pipeline.errors import DataError, UsageError, nearest
 from pipeline.manifest import Feature
 from pipeline.manifest.manifest import MOST_CLASSES, NO_LABEL
@@ -26,6 +26,7 @@ KINDS = ("int64", "bytes", "float")  # of values that may be labels
 BY_PARSE = "read them with pipeline.input_fn(..., parse=FUNCTION): index them without --feature_map"
 ANOTHER = "map another feature: --feature_map=label:NAME"
 _MOST_SHOWN = 40  # characters of a text in an error
+_MOST_NAMED = 10  # classes in a line
 
 
 def check_kind(records: Sequence[Mapping[str, Any]], name: str, file: str) -> None:
@@ -277,5 +278,5 @@ def lines(feature: Feature, class_names: Sequence[str], histograms: Mapping[str,
     for split, counts in histograms.items() if trained else ():
         alone = [class_names[number] for number, count in enumerate(counts) if count and not trained[number]]
         if alone:
-            some = ", ".join(alone[: _MOST_SHOWN // 4]) + (", ..." if len(alone) > _MOST_SHOWN // 4 else "")
+            some = some_of(alone, _MOST_NAMED)
             yield f"  note: {split} has records of {count_of(len(alone), 'class', 'classes')} that train lacks: {some}"

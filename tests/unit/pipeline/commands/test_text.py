@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.commands.text import count_of, printable, range_of, scale_of, shape_of, size_of, sizes_of, table
+from pipeline.commands.text import count_of, printable, range_of, scale_of, shape_of, size_of, sizes_of, some_of, table
 
 
 def test_numbers_have_their_noun():
@@ -45,6 +45,10 @@ def test_a_range_of_one_value_is_the_value(values, digits, text):
 def test_a_size_is_in_the_unit_that_fits_it(num_bytes, unit, text):
     assert scale_of(num_bytes) == unit
     assert size_of(num_bytes) == text
+
+
+def test_of_many_names_the_first_ones_are_shown():
+    assert [some_of(list(names), 2) for names in ("", "a", "ab", "abc")] == ["", "a", "a, b", "a, b, ..."]
 
 
 def test_a_range_of_sizes_names_each_unit_once():
