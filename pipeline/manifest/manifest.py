@@ -365,7 +365,7 @@ class Manifest:
 
     @property
     def turns_images(self) -> bool:
-        """Whether who decodes an image turns it as its EXIF data say, which the column `ORIENTATION` has."""
+        """Whether images are turned whenever they are decoded, as the column `ORIENTATION` says."""
         return self.is_in_place and self.pixel_rule is not None and self.pixel_rule.orientation == UPRIGHT
 
     @property

@@ -287,7 +287,7 @@ class MixtureSpec:
     """The arguments of the order of several sources.
 
     Attributes:
-      parts: parts of each source; its `global_batch_size` is its share of G, or the unit of a schedule, whose units its
+      parts: spec of each source; its `global_batch_size` is its share of G, or the unit of a schedule, whose units its
         `skip_steps` count.
       schedule: (first step, rows of each source) of each segment; empty: the same rows in all steps.
       skip_steps: (first, end) of global steps that are not trained on.
