@@ -114,7 +114,7 @@ def _records_in(root: StoragePath) -> list[str]:
     places = dict.fromkeys(place for name in records if (place := name.rpartition("/")[0]))
     telling = [place for place in places if any(map(splits.in_folder, place.split("/")))]
     if found != records and telling:
-        raise UsageError(f"has records in itself and in {telling[0]}/", path=root, advice=_DECIDES)
+        raise UsageError(f"has records both in itself and in {telling[0]}/", path=root, advice=_DECIDES)
     if found == records and len(places) > max(1, len(telling)):
         place = next(place for place in places if place not in telling)
         problem = f"has records in {count_of(len(places), 'folder')}, and the name of {place}/ tells no split"

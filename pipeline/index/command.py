@@ -274,10 +274,10 @@ def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str,
     found = {name: _packing_of(place / name) for name in names}
     kinds = {packing for packing in found.values() if packing is not None}
     if given and (others := [name for name, packing in found.items() if packing not in (None, given)]):
-        some = some_of(others, choice.MOST_NAMED)
+        some = f"{count_of(len(others), 'file')} ({some_of(others, choice.MOST_NAMED)})"
         raise UsageError(
-            f"--compression={given}: {count_of(len(others), 'file')} not compressed with it ({some}); leave out the "
-            "flag: the files themselves tell"
+            f"--compression={given}: {some} {'has' if len(others) == 1 else 'have'} another compression or none; leave "
+            "the flag out: the compression is read from the files"
         )
     usual = next(iter(kinds)) if len(kinds) == 1 else given
     return {name: usual if packing is None else packing for name, packing in found.items()}

@@ -48,7 +48,7 @@ def check_kind(records: Sequence[Mapping[str, Any]], name: str, file: str) -> No
     if what:
         raise UsageError(
             f"--feature_map=label:{name}: {file}: {what}; the label of an image in place is one class, one number, or "
-            f"as many numbers in every record; {BY_PARSE}"
+            f"a vector of the same length in every record; {BY_PARSE}"
         )
 
 
@@ -129,7 +129,9 @@ class ShardLabels:
             if self._names:
                 near = nearest(text, [*self._names.values()])
                 hint = f"; did you mean {near!r}?" if near else ""
-                raise ValueError(f"label {text[:_MOST_SHOWN]!r} is none of the {len(self._names):,} class names{hint}")
+                raise ValueError(
+                    f"label {text[:_MOST_SHOWN]!r} is not one of the {len(self._names):,} class names{hint}"
+                )
         self._texts[stored] = stored
         return stored
 
