@@ -79,7 +79,7 @@ class ConvertConfig(_Flags):
         meaning=_SHAPES,
     )
     max_rejects: int = flag(0, "invalid rows of the source that may be skipped; they are listed in rejects.jsonl")
-    seed: int = flag(0, "of the permutation that spreads the examples over the shards")
+    seed: int = flag(0, "seed of the permutation that spreads the examples over the shards")
     columns: str = flag(
         FROM_RECORDS,
         "source of values to choose and weigh records by: records (label, bytes, features with one value), "

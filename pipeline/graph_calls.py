@@ -103,7 +103,7 @@ class UserFunction:
         given = [keys()] if self.takes_keys else []
 
         def call(batch: tf.Tensor, *keys: tf.Tensor) -> Any:  # a partial would make a tensor of `training`
-            return self.plainly(batch, *keys, training=training)
+            return self.unchecked(batch, *keys, training=training)
 
         return call_user(self.name, call, batch, *given, of=self.function, no_python=self.no_python)
 
@@ -112,7 +112,7 @@ class UserFunction:
         """Whether the function asks for the keys."""
         return self.by_position or KEYS in self.asked
 
-    def plainly(self, batch: tf.Tensor, *keys: tf.Tensor, training: bool) -> Any:
+    def unchecked(self, batch: tf.Tensor, *keys: tf.Tensor, training: bool) -> Any:
         """Calls the function without any check; returns its result.
 
         Args:

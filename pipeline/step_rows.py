@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from pipeline import images
-from pipeline.commands.text import count_of, shape_of
+from pipeline.commands.text import count_of, shape_of, some_of
 from pipeline.errors import DataError, UsageError
 from pipeline.order.key_log import key_text
 from pipeline.random_access import RandomAccess
@@ -149,7 +149,7 @@ def name_of(label: Any, class_names: Sequence[str]) -> str:
     if np.ndim(label):
         shares = np.asarray(label, np.float64).reshape(-1)
         if len(shares) != len(class_names):
-            return ", ".join(f"{value:g}" for value in shares[:_MOST_VALUES]) + ", ..." * (len(shares) > _MOST_VALUES)
+            return some_of([f"{value:g}" for value in shares], _MOST_VALUES)
         most = np.argsort(-shares, kind="stable")[:2]
         parts = [f"{name_of(i, class_names)} {shares[i]:.2f}" for i in most.tolist() if shares[i] >= _SEEN]
         return " + ".join(parts) if parts[1:] else name_of(most[0], class_names) if parts else "none"

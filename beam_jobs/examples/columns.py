@@ -135,7 +135,7 @@ def joined(
       columns: the flag --columns.
       features: the source's own.
       of_column: what `sources` returned.
-      splits: splits of each, what `packed` returned of its shards, in their order; emptied.
+      splits: results of `packed` for the shards of each split, in their order; emptied.
 
     Raises:
       DataError: a named column has too many strings, or too long ones; before the first column.

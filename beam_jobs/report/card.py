@@ -22,7 +22,7 @@ from beam_jobs import drafts
 from beam_jobs.report import summary
 from beam_jobs.report.summary import ImageFacts, by_size
 from pipeline import images, manifest
-from pipeline.commands.text import count_of, size_of
+from pipeline.commands.text import count_of, printable, size_of
 from pipeline.errors import DataError, PipelineError, to_run
 from pipeline.files.paths import StoragePath
 from pipeline.images import BadImageError
@@ -42,7 +42,6 @@ _COLUMNS, _LONG_NUMBER = 2, 100_000  # splits, and examples of a label, that a r
 _PICTURES = 1 << 20  # 1 MiB, of all pictures: a third more in the page
 _LARGEST_PICTURE = 64 << 10  # 64 KiB
 _SIDE = 96  # CSS pixels: what there is room for on a wide screen, five in a row
-_JOINERS = "\u200c\u200d"  # not printable by Python's rule, but parts of words (Persian, Hindi) and emoji
 _LONGEST = 20_000  # characters of one text
 _IDENTITY = re.compile(rb"<footer>SHA-256 that identifies the data: <code>([0-9a-f]{64})</code></footer>")
 _SEAL = b"\n<!-- SHA-256 of all before this line:"
@@ -142,7 +141,7 @@ def _visible(value: Any) -> Any:
         return value
     text = str(value)
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
-    return "".join(c if c.isprintable() or c in _JOINERS or c == "\n" else repr(c)[1:-1] for c in shown)
+    return "\n".join(map(printable, shown.split("\n")))
 
 
 def _shape(feature: Feature) -> str:
@@ -160,7 +159,7 @@ def _encoding(feature: Feature) -> str:
 def _labels(made: Manifest) -> dict[str, Any]:
     """Returns the number of examples of each class in each split; if there are many classes, the largest come first.
 
-    Labels that are no classes have neither.
+    Labels that are not classes have no rows.
     """
     histograms = [split.label_histogram for _, split in by_size(made)]
     count = max(len(made.class_names), *map(len, histograms))
@@ -285,12 +284,12 @@ def take_samples(folder: StoragePath, made: Manifest) -> Samples:
     wanted = {label: min(n, _PER_CLASS) for label, n in enumerate(_counts(made, split)) if n}
     found: dict[int, list[tuple[bytes, str]]] = {label: [] for label in wanted}
     missing = sum(wanted.values())
+    is_classified = bool(made.splits[split].label_histogram)
     for shard in shards:
         records = (record for _, record in records_of(folder / shard.file, shard.compression))
         first = _first_records(records, _SAMPLED_RECORDS // len(shards), _SAMPLED_BYTES // len(shards))
         for number, record in enumerate(first):
             labels, sample = _sample_of(record, shard.file, number, made)
-            is_classified = bool(made.splits[split].label_histogram)
             for label in labels if is_classified else [0]:
                 if len(found.get(label, ())) < wanted.get(label, 0):
                     found[label].append(sample)

@@ -10,7 +10,7 @@ from beam_jobs import drafts
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from pipeline import manifest
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, some_of
 from pipeline.errors import DataError, UsageError, name_of
 from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, naming
@@ -152,7 +152,11 @@ def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequ
         "left by a killed conversion": temporary,
         "that the data set does not have": others,
     }
-    return [f"{count_of(len(found), 'file')} {what} ({_some(found)})" for what, found in kinds.items() if found]
+    return [
+        f"{count_of(len(found), 'file')} {what} ({some_of(found, _MOST_NAMED)})"
+        for what, found in kinds.items()
+        if found
+    ]
 
 
 def shard_files(present: Manifest, data_dir: StoragePath) -> dict[str, str]:
@@ -177,10 +181,8 @@ def renumbered(plan: Plan, present: Manifest) -> list[str]:
     moved = [f"{name!r} {label} -> {new[name]}" for name, label in old if name in new]
     gone = [f"{name!r} {label} -> none" for name, label in old if name not in new]
     added = [repr(name) for name in plan.source.class_names if name not in present.class_names]
-    shown = ", ".join([*moved, *gone][:_MOST_CLASSES]) + (", ..." if len(old) > _MOST_CLASSES else "")
-    because = (
-        f" (new: {', '.join(added[:_MOST_CLASSES])}{', ...' if len(added) > _MOST_CLASSES else ''})" if added else ""
-    )
+    shown = some_of([*moved, *gone], _MOST_CLASSES)
+    because = f" (new: {some_of(added, _MOST_CLASSES)})" if added else ""
     return [
         f"note: {count_of(len(old), 'class has another label', 'classes have other labels')} than in the data set that "
         f"is replaced: {shown}{because}; models that were trained on it number classes as it did"
@@ -241,10 +243,6 @@ def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, o
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
             yield f"the SHA-256 of --source's {name}", _digest(before.get(name)), _digest(now.get(name))
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
 def _text(value: object) -> str:

@@ -20,7 +20,7 @@ from beam_jobs.sources import record_files, streams
 from beam_jobs.sources.base import SOURCES, SourceOptions
 from beam_jobs.sources.record_files import ARRAY_RECORD, RecordFile, RecordSource
 from pipeline.commands import commandline
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, some_of
 from pipeline.errors import DataError, UsageError, line_of, unknown
 from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature, naming
@@ -99,7 +99,7 @@ def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
     else:
         build = f"tfds build {near[0] if near else name}" + (f" --data_dir={data_dir}" if data_dir else "")
         advice = (f"did you mean {near[0]!r}? " if near else "") + f"prepare it with: {build}"
-    listed = ", ".join(present[:_MOST_LISTED]) + (", ..." if len(present) > _MOST_LISTED else "")
+    listed = some_of(present, _MOST_LISTED)
     return DataError(
         f"has no {name!r} prepared by TensorFlow Datasets (in format tfrecord or array_record, with features.json); "
         f"what it has: {listed or 'nothing'}",

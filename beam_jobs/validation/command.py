@@ -37,13 +37,13 @@ class ValidateConfig:
 
     data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
     deep: bool = flag(
-        False, "check of the pixels, too (sizes, mean, standard deviation), of columns, and of the folders below"
+        False, "whether to check pixels (sizes, mean, standard deviation), columns, and the folders below, too"
     )
     card: bool = flag(
         False,
-        "card.html, the data set on one page, if nothing is wrong; a conversion has one, an index has none",
+        "whether to write card.html, the data set on one page, if nothing is wrong; a conversion writes it itself",
     )
-    report: str = flag("", "file for the report, too, as JSON; on a cluster, one that all its machines reach")
+    report: str = flag("", "file to write the report to as JSON, too; on a cluster, one that all its machines reach")
 
     def __post_init__(self) -> None:
         check_all(self._check_data_dir, lambda: flag_values.check_path("report", self.report))

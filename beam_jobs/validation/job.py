@@ -285,8 +285,8 @@ def _split_problems(split: SplitInfo, shards: Sequence[ShardReport]) -> Iterator
     sizes: Counter[tuple[int, int]] = sum((shard.sizes for shard in shards), Counter())
     said = {label: count for label, count in enumerate(split.label_histogram) if count}
     unlabelled = sum(shard.unlabelled for shard in shards)
-    if split.is_labelled is not None and bool(unlabelled) == split.is_labelled:
-        yield f"is_labelled is {split.is_labelled}, but {count_of(unlabelled, 'example')} have no label"
+    if split.is_labelled is not None and unlabelled != (0 if split.is_labelled else split.num_examples):
+        yield f"is_labelled is {split.is_labelled}, but {unlabelled:,} of {split.num_examples:,} examples have no label"
     if said != labels and (said or split.is_labelled is None):
         yield f"label_histogram says {_differences(said, labels, 'label ')}"
     found = size_histogram(sizes)

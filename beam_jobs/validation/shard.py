@@ -340,7 +340,7 @@ class ColumnCheck:
           number: number of the record in the shard.
           record: its bytes.
           found: its features.
-          image: what its image has in columns, if that was decoded: `height`, `width`, `exif_orientation`.
+          image: values of its image by column (`height`, `width`, `exif_orientation`); empty if it was not decoded.
         """
         if number >= len(self.values):
             return  # the number of records is wrong, which is a problem by itself
@@ -394,10 +394,11 @@ class ExampleCheck:
     ) -> None:
         """Makes a check that puts labels, sizes and sums into the report, and looks at the pixels if `decodes`."""
         self.columns = columns
-        self._of_image: dict[str, int] = {}  # what columns have of the last image
+        self._of_image: dict[str, int] = {}  # values of the last image, by column
         self._features = manifest.features
         self._image = manifest.features.get("image", _NO_IMAGE)
         label = manifest.features.get("label", _NO_IMAGE)
+        self._stored_label, self._has_label = label.named("label"), False  # of the last example
         self._classes = {"label": len(manifest.class_names)} if label.is_class else {}
         self._classes |= {
             name: len(f.class_names) for name, f in self._features.items() if f.class_names and f.dtype == "int64"
@@ -421,11 +422,13 @@ class ExampleCheck:
         if not self._features:  # of `pipeline.index`: any bytes will do
             return None, []
         try:
-            found = tf_example.as_ours(tf_example.decode(record), self._features)
+            stored = tf_example.decode(record)
+            found = tf_example.as_ours(stored, self._features)
         except ValueError as error:
             return None, [str(error)]
         if self._is_in_place:  # what else another writer put into a record is none of ours
             found = {name: values for name, values in found.items() if name in self._features}
+        self._has_label = len(stored.get(self._stored_label, ())) > 0
         problems = []
         for name, feature in self._features.items():
             if name not in found:
@@ -467,7 +470,7 @@ class ExampleCheck:
     def _numbers_problem(self, feature: Feature, values: Values) -> str | None:
         """Returns the problem of a label that is not one class: a float, or a vector."""
         numbers = np.asarray(values, np.float64)
-        if np.array_equal(numbers, np.full(len(numbers), feature.no_label), equal_nan=True):
+        if not self._has_label or (not feature.shape and np.isnan(numbers[0])):
             self._report.unlabelled += 1
             return None
         if not np.isfinite(numbers).all():

@@ -40,7 +40,7 @@ class Recipe:
       sets_size: whether it decides the height and width of the result.
       decodes_part: whether it chooses a part of each PNG or JPEG, which alone is decoded; a `CroppingRecipe`.
       mixes_rows: whether it mixes the rows of a batch, and their labels; a `MixingRecipe`.
-      draws_nothing: whether it does the same to an image whatever its key.
+      draws_nothing: whether its result does not depend on the keys.
     """
 
     compiled: ClassVar[bool] = True
@@ -183,7 +183,7 @@ class UserAugmented(Recipe):
 
         def evaluated(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
             asked = [keys] if self.function.takes_keys else []
-            given: tf.Tensor = self.function.plainly(images, *asked, training=False)
+            given: tf.Tensor = self.function.unchecked(images, *asked, training=False)
             return given
 
         arguments = tf.TensorSpec((1, *image_shape), tf.uint8), tf.TensorSpec((1,), tf.uint64)

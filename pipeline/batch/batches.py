@@ -67,8 +67,7 @@ class Batches:
             return (*weights, *self._ids(records))
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
         examples = self.form.examples(taken, lambda: self.keys_of(plan.epoch, records), records)
-        if self.resolved.new_labels is not None:
-            examples = dataclasses.replace(examples, labels=self._renumbered(examples.labels))
+        examples = dataclasses.replace(examples, labels=self._renumbered(examples.labels))
         if self.until == DECODE:
             return examples.images, examples.labels, records
         x, labels = examples.images, examples.labels
@@ -106,7 +105,7 @@ class Batches:
         weights = self._of_examples(weights, labels)
         return {"image": images, **together} if together else images, labels, *weights, *self._ids(records)
 
-    def _renumbered(self, labels: tf.Tensor) -> tf.Tensor:
+    def _renumbered(self, labels: tf.Tensor | None) -> tf.Tensor | None:
         """Returns the labels that are fed for those of the data set: the classes of a view have their own numbers."""
         new = self.resolved.new_labels
         return labels if new is None else tf.gather(tf.constant(new), tf.math.floormod(labels, len(new)))
@@ -117,11 +116,11 @@ class Batches:
         """Returns x and the labels. If the device augments, too, x includes the keys that it needs.
 
         Args:
-          taken: rows of the window, by column.
-          examples: made of them, with the keys of copy 0.
+          taken: columns of the batch's rows, (rows, ...) each.
+          examples: examples made of them, with the keys of copy 0.
           epoch: int64 scalar.
-          records: their record ids.
-          real: mask of the rows that are neither padding nor skipped.
+          records: record ids, int64 (rows,).
+          real: mask of the rows that are neither padding nor skipped, bool (rows,).
         """
         images, labels = examples.images, examples.labels
         if self.resolved.request.images_per_record > 1 and not self._copies_are_alike:

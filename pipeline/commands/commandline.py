@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO, TypeVar
 from pipeline import errors
 from pipeline.commands import aliases
 from pipeline.commands.flags import Flag, Mistakes, flags_of, make
+from pipeline.commands.text import printable
 
 _Config = TypeVar("_Config")
 
@@ -497,8 +498,7 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
         sys.stdout.flush()
     except errors.PipelineError as error:
         for mistake in error.mistakes:
-            line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(mistake))  # a name may hold a newline
-            _complain(f"{command}: {line}")
+            _complain(f"{command}: {printable(str(mistake))}")  # a name may hold a newline
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         _complain(f"{command}: interrupted")

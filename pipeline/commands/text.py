@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import ast
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 
 from pipeline.errors import UsageError
 
+_JOINERS = "\u200c\u200d"  # not printable by Python's rule, but parts of words (Persian, Hindi) and emoji
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def printable(text: str) -> str:
+    """Returns a text with line breaks and invisible characters (controls, bad Unicode) escaped."""
+    if text.isprintable():
+        return text
+    is_shown = lambda c: c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"  # noqa: E731
+    return "".join(c if is_shown(c) else repr(c)[1:-1] for c in text)
 
 
 def count_of(number: int, noun: str, plural: str = "") -> str:
@@ -18,6 +28,11 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
 def shape_of(sizes: Iterable[int | None]) -> str:
     """Returns the sizes of an array: `28x28x1`, `?x?x3` where some vary."""
     return "x".join("?" if size is None else str(size) for size in sizes)
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Returns the first of some names, up to a number of them: `a, b`, or `a, b, c, ...` if there are more."""
+    return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
 def range_of(values: Iterable[float], digits: int = 0) -> str:
@@ -50,7 +65,7 @@ def sizes_of(values: Iterable[int]) -> str:
 
 
 def table(rows: Sequence[Sequence[tuple[str, str]]], left: Collection[str] = ()) -> list[str]:
-    """Returns the lines of a table: the names of the columns, then the rows, in aligned columns.
+    """Returns the lines of a table: the names of the columns, then the rows, in aligned columns, all `printable`.
 
     Args:
       rows: (name of the column, cell), the same columns in each row; without rows there are no lines.
@@ -59,7 +74,7 @@ def table(rows: Sequence[Sequence[tuple[str, str]]], left: Collection[str] = ())
     if not rows:
         return []
     names = [name for name, _ in rows[0]]
-    lines = [names, *([cell for _, cell in row] for row in rows)]
+    lines = [list(map(printable, line)) for line in (names, *([cell for _, cell in row] for row in rows))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     align = [str.ljust if i == 0 or name in left else str.rjust for i, name in enumerate(names)]
     return [

@@ -42,6 +42,29 @@ def from_json(kind: Any, value: Any, path: str = "") -> Any:
     return value
 
 
+def as_json(value: Any) -> Any:
+    """Returns a dataclass as dicts that `from_json` takes, without `OPTIONAL` fields that have their default.
+
+    Args:
+      value: a dataclass, or a value that its fields may have.
+    """
+    if dataclasses.is_dataclass(value):
+        found = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {
+            field.name: as_json(part)
+            for field, part in found.items()
+            if OPTIONAL not in field.metadata or part != _default_of(field)
+        }
+    if isinstance(value, dict):
+        return {name: as_json(part) for name, part in value.items()}
+    return tuple(map(as_json, value)) if isinstance(value, tuple) else value
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
+
+
 def _object(kind: Any, value: dict[str, Any], path: str) -> Any:
     fields = _fields_of(kind)
     optional = {field.name for field in dataclasses.fields(kind) if OPTIONAL in field.metadata}

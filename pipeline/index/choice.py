@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.files.paths import StoragePath, folder, matches
-from pipeline.index.images import ImageFlags
+from pipeline.index.images import DAMAGED, ImageFlags
 from pipeline.manifest import naming
 from pipeline.records import framing, schema, splits
 from pipeline.records.splits import SuspectFeatures
@@ -114,7 +114,7 @@ def _records_in(root: StoragePath) -> list[str]:
     places = dict.fromkeys(place for name in records if (place := name.rpartition("/")[0]))
     telling = [place for place in places if any(map(splits.in_folder, place.split("/")))]
     if found != records and telling:
-        raise UsageError(f"has records in itself and in {telling[0]}/", path=root, advice=_DECIDES)
+        raise UsageError(f"has records both in itself and in {telling[0]}/", path=root, advice=_DECIDES)
     if found == records and len(places) > max(1, len(telling)):
         place = next(place for place in places if place not in telling)
         problem = f"has records in {count_of(len(places), 'folder')}, and the name of {place}/ tells no split"
@@ -145,7 +145,7 @@ def suspects(packings: Mapping[StoragePath, str], flags: ImageFlags | None) -> S
     """
     own = [theirs for _, theirs in flags.feature_map] if flags else []
     for file, packing in packings.items():
-        records, _ = schema.first_examples(record for _, record in records_of(file, packing))
+        records, _ = schema.first_examples(record for _, record in records_of(file, packing, DAMAGED))
         if records:
             return SuspectFeatures.of(records, str(file), own, f"write a file per split; {_DECIDES}")
     return SuspectFeatures()

@@ -22,7 +22,7 @@ import tqdm
 from numpy.typing import NDArray
 
 from pipeline import manifest as manifests
-from pipeline.commands.text import count_of, size_of
+from pipeline.commands.text import count_of, printable, size_of, some_of
 from pipeline.errors import DataError, UsageError, name_of, named, to_run
 from pipeline.files.paths import StoragePath, alone_in, folder
 from pipeline.files.write import Drafts, drafts_in, left_in
@@ -67,7 +67,7 @@ def _make_index(
     _remove_unlisted(place, earlier)
     _check_sidecars_are_ours(place, chosen, earlier)
     if not splits:
-        print(choice.line(chosen))
+        print(printable(choice.line(chosen)))
     began = time.monotonic()
     with drafts_in(place) as drafts:
         made, notes = _manifest(data_dir, compression, chosen, not splits, drafts, flags)
@@ -86,7 +86,7 @@ def _make_index(
         records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
         print(f"  {name}: {records} in {files}, {size_of(split.num_bytes)}")
     for line in (*notes, *_compressed_lines(made)):
-        print(line)
+        print(printable(line))  # names of classes may hold line breaks
     print(f"feed them: pipeline.input_fn({data_dir!r}, ...{'' if made.has_images else ', parse=FUNCTION'})")
 
 
@@ -203,7 +203,7 @@ def _manifest(
     suspects.check(place, chosen)
     for split, of_split in chosen.items():
         if not any(shard.num_examples for shard in found if shard.file in of_split):
-            some = ", ".join(of_split[: choice.MOST_NAMED]) + (", ..." if len(of_split) > choice.MOST_NAMED else "")
+            some = some_of(of_split, choice.MOST_NAMED)
             which = f"split {split!r}" if is_by_name else f"--split={split}"
             raise DataError(
                 f"{which}: {count_of(len(of_split), 'file')} without a record ({some}); a split must have one: leave "
@@ -237,7 +237,7 @@ def _version_of(shards: Sequence[ShardInfo], compression: str) -> int:
 def _counters(
     place: StoragePath, packings: Mapping[str, str], chosen: dict[str, list[str]], flags: ImageFlags
 ) -> tuple[dict[str, ShardImages], tuple[str, ...]]:
-    """Returns what counts the images of each file, by its name, and the class names; none: labels name themselves."""
+    """Returns the counter of images of each file, by its name, and the class names; none: labels name themselves."""
     files = [place / name for names in chosen.values() for name in names]
     schema = images.schema_of({place / name: packing for name, packing in packings.items()}, flags)
     classes = flags.named_classes(place, files, schema)
@@ -266,7 +266,7 @@ def _with_images(
 
 
 def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str, str]:
-    """Returns the compression of each file, as its first bytes say; of files of which they say nothing, as of others.
+    """Returns the compression of each file, as its first bytes say; where they do not, that of the others.
 
     Raises:
       UsageError: `given`, the flag, says something else.
@@ -274,10 +274,10 @@ def _packings(place: StoragePath, names: Sequence[str], given: str) -> dict[str,
     found = {name: _packing_of(place / name) for name in names}
     kinds = {packing for packing in found.values() if packing is not None}
     if given and (others := [name for name, packing in found.items() if packing not in (None, given)]):
-        some = ", ".join(others[: choice.MOST_NAMED]) + ", ..." * (len(others) > choice.MOST_NAMED)
+        some = f"{count_of(len(others), 'file')} ({some_of(others, choice.MOST_NAMED)})"
         raise UsageError(
-            f"--compression={given}: {count_of(len(others), 'file')} not compressed with it ({some}); leave out the "
-            "flag: the files themselves tell"
+            f"--compression={given}: {some} {'has' if len(others) == 1 else 'have'} another compression or none; leave "
+            "the flag out: the compression is read from the files"
         )
     usual = next(iter(kinds)) if len(kinds) == 1 else given
     return {name: usual if packing is None else packing for name, packing in found.items()}
@@ -378,7 +378,7 @@ def _scanned(
         stream = RecordStream(counted, compression)
         for frame in walk(stream.read):
             if frame.fault is not None:
-                raise frame.error(file, bool(compression))
+                raise frame.error(file, bool(compression), images.DAMAGED)
             offsets.append(frame.end)
             crcs.append(frame.crc)
             assert frame.record is not None

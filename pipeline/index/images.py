@@ -31,6 +31,7 @@ from pipeline.records.labels import beside, read_labels
 from pipeline.records.schema import Schema, kind
 from pipeline.records.stream import records_of
 
+DAMAGED = "get the file again, or choose others with --split"  # advice
 _MADE = ("bytes", "height", "width")  # columns of every data set of images
 _FIRST_OF_OTHERS = 10  # records of each file but the first, by which a file of another schema is noticed
 _COLOURS = 3  # channels of images if some are grey and some in colour
@@ -46,7 +47,7 @@ class ImageFlags:
       class_names: file with a class name per line; empty: `labels.txt` beside the records, else the labels themselves.
       keep_columns: other features to keep.
       image_shape: (height, width, channels) of raw pixels; None: the records say it, or images are encoded.
-      orientation: that of the `PixelRule`.
+      orientation: orientation of the `PixelRule`.
     """
 
     feature_map: tuple[tuple[str, str], ...]
@@ -58,7 +59,7 @@ class ImageFlags:
 
     @property
     def turns_images(self) -> bool:
-        """Whether who decodes an image is to turn it as its EXIF data say."""
+        """Whether images are to be turned whenever they are decoded, as their EXIF data say."""
         return self.orientation == UPRIGHT
 
     def named_classes(self, folder: StoragePath, files: Sequence[StoragePath], found: Schema) -> tuple[str, ...]:
@@ -101,7 +102,7 @@ def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
     kept: list[Mapping[str, Any]] = []
     for file, packing in packings.items():
         count = _FIRST_OF_OTHERS if found else schema.FIRST_RECORDS
-        records, seen = schema.first_examples((record for _, record in records_of(file, packing)), count)
+        records, seen = schema.first_examples((record for _, record in records_of(file, packing, DAMAGED)), count)
         if not records:
             if seen:
                 raise DataError(f"of {count_of(seen, 'record')} read, none is a tf.train.Example", path=file)
@@ -114,6 +115,13 @@ def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
         raise DataError("the files hold no record")
     labelled = [name for name, one in found.items() if one.label]
     if not labelled:
+        for name in _label_names(flags):
+            if any(name in record for record in sample):
+                raise DataError(
+                    f"feature {name!r} is empty in the first records of all files",
+                    path=next(iter(found)),
+                    advice=labels.ANOTHER,
+                )
         schema.infer(sample, next(iter(found)), flags.feature_map, flags.image_shape)  # says what there is
     _check_alike(found)
     first = next(iter(found))
@@ -127,8 +135,7 @@ def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
 
 def _schema_of_file(records: Sequence[Mapping[str, Any]], file: str, flags: ImageFlags) -> Schema:
     names = dict(flags.feature_map)
-    known = (names["label"],) if "label" in names else schema.USUAL["label"]
-    label = next((name for name in known if any(len(record.get(name, ())) for record in records)), None)
+    label = next((name for name in _label_names(flags) if any(len(record.get(name, ())) for record in records)), None)
     if label is None:
         names.pop("label", None)
     else:
@@ -139,6 +146,12 @@ def _schema_of_file(records: Sequence[Mapping[str, Any]], file: str, flags: Imag
     if keys - {"bytes"}:
         raise UsageError(f"--feature_map=key:{found.key}: {file}: holds {', '.join(sorted(keys))}; a key must be bytes")
     return found
+
+
+def _label_names(flags: ImageFlags) -> tuple[str, ...]:
+    """Returns the names of features that may be the label: the one that the flag maps, or usual ones."""
+    named = dict(flags.feature_map).get("label")
+    return schema.USUAL["label"] if named is None else (named,)
 
 
 def _check_alike(found: Mapping[str, Schema]) -> None:

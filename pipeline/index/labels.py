@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.commands.text import count_of, range_of
+from pipeline.commands.text import count_of, range_of, some_of
 from pipeline.errors import DataError, UsageError, nearest
 from pipeline.manifest import Feature
 from pipeline.manifest.manifest import MOST_CLASSES, NO_LABEL
@@ -24,8 +24,9 @@ from pipeline.records.schema import kind
 
 KINDS = ("int64", "bytes", "float")  # of values that may be labels
 BY_PARSE = "read them with pipeline.input_fn(..., parse=FUNCTION): index them without --feature_map"
-_ANOTHER = "map another feature: --feature_map=label:NAME"
+ANOTHER = "map another feature: --feature_map=label:NAME"
 _MOST_SHOWN = 40  # characters of a text in an error
+_MOST_NAMED = 10  # classes in a line
 
 
 def check_kind(records: Sequence[Mapping[str, Any]], name: str, file: str) -> None:
@@ -47,7 +48,7 @@ def check_kind(records: Sequence[Mapping[str, Any]], name: str, file: str) -> No
     if what:
         raise UsageError(
             f"--feature_map=label:{name}: {file}: {what}; the label of an image in place is one class, one number, or "
-            f"as many numbers in every record; {BY_PARSE}"
+            f"a vector of the same length in every record; {BY_PARSE}"
         )
 
 
@@ -88,9 +89,11 @@ class ShardLabels:
         self.values: list[Any] = []  # label of each record, as stored if it is a text; of vectors, whether there is one
         self.missing: list[int] = []  # numbers of the records without one
         self.words: set[str] = set()  # that stand for none, as `NA`
-        # Records whose value is not 0.
+        # Number of records in which each value of a vector is not 0.
         self.positives = np.zeros(feature.shape[0] or 0 if feature.shape else 0, np.int64)
         self.are_parts = True  # whether all values of vectors are in 0..1
+        of_dtype = {"string": self._text, "int64": self._class, "float32": self._number}
+        self._checked: Callable[[Any], Any] = self._vector if feature.shape else of_dtype[feature.dtype]
 
     def add(self, stored: Any) -> None:
         """Counts the label of a record; None: it has none.
@@ -98,8 +101,7 @@ class ShardLabels:
         Raises:
           ValueError: it is no usable label; says why.
         """
-        checked = {"string": self._text, "int64": self._class, "float32": self._number}[self.feature.dtype]
-        value = None if stored is None else (self._vector if self.feature.shape else checked)(stored)
+        value = None if stored is None else self._checked(stored)
         if value is None:
             self.missing.append(len(self.values))
             value = False if self.feature.shape else self.feature.no_label
@@ -127,7 +129,9 @@ class ShardLabels:
             if self._names:
                 near = nearest(text, [*self._names.values()])
                 hint = f"; did you mean {near!r}?" if near else ""
-                raise ValueError(f"label {text[:_MOST_SHOWN]!r} is none of the {len(self._names):,} class names{hint}")
+                raise ValueError(
+                    f"label {text[:_MOST_SHOWN]!r} is not one of the {len(self._names):,} class names{hint}"
+                )
         self._texts[stored] = stored
         return stored
 
@@ -191,7 +195,7 @@ def described(splits: Mapping[str, Sequence[ShardLabels]], names: tuple[str, ...
         _check_whole(split, shards)
     every = [shard for shards in splits.values() for shard in shards]
     if all(len(shard.missing) == len(shard.values) for shard in every):
-        raise DataError("no record has a label", advice=_ANOTHER)
+        raise DataError("no record has a label", advice=ANOTHER)
     stored = every[0].feature
     names = names or _own_names(every, stored, folder)
     feature = dataclasses.replace(stored, dtype="int64", texts=names) if stored.dtype == "string" else stored
@@ -227,7 +231,7 @@ def _own_names(shards: Sequence[ShardLabels], stored: Feature, folder: object) -
         return tuple(map(str, range(stored.shape[0] or 0))) if is_multi_hot else ()
     if stored.dtype == "float32":
         return ()
-    seen = SeenLabels(f"feature {stored.stored_as!r}", MOST_CLASSES, _ANOTHER)
+    seen = SeenLabels(f"feature {stored.stored_as!r}", MOST_CLASSES, ANOTHER)
     for shard in shards:
         labels = {value for value in shard.values if value != NO_LABEL}
         seen.add((value.decode() if isinstance(value, bytes) else value for value in labels), folder)
@@ -276,5 +280,5 @@ def lines(feature: Feature, class_names: Sequence[str], histograms: Mapping[str,
     for split, counts in histograms.items() if trained else ():
         alone = [class_names[number] for number, count in enumerate(counts) if count and not trained[number]]
         if alone:
-            some = ", ".join(alone[: _MOST_SHOWN // 4]) + (", ..." if len(alone) > _MOST_SHOWN // 4 else "")
+            some = some_of(alone, _MOST_NAMED)
             yield f"  note: {split} has records of {count_of(len(alone), 'class', 'classes')} that train lacks: {some}"

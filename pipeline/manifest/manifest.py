@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from pipeline.errors import DataError, UsageError, name_of, to_run, unknown
-from pipeline.files.fields import OPTIONAL, from_json
+from pipeline.files.fields import OPTIONAL, as_json, from_json
 from pipeline.files.paths import PathLike, folder
 from pipeline.files.reading import unreadable
 from pipeline.files.remote import RemotePath
@@ -365,7 +365,7 @@ class Manifest:
 
     @property
     def turns_images(self) -> bool:
-        """Whether who decodes an image turns it as its EXIF data say, which the column `ORIENTATION` has."""
+        """Whether images are turned whenever they are decoded, as the column `ORIENTATION` says."""
         return self.is_in_place and self.pixel_rule is not None and self.pixel_rule.orientation == UPRIGHT
 
     @property
@@ -438,26 +438,12 @@ class Manifest:
         return _text(sealed(self._content(with_crcs=True)))
 
     def _content(self, with_crcs: bool) -> dict[str, Any]:
-        content = dataclasses.asdict(self)
-        for split in content["splits"].values():
-            if split["is_labelled"] is None:
-                del split["is_labelled"]
-            for shard in split["shards"]:
-                if not with_crcs or shard["crcs_crc32c"] is None:
-                    del shard["crcs_crc32c"]
-                if self.compression or not shard["compression"]:  # said once, as earlier releases wrote it
-                    del shard["compression"]
-        for feature in content["features"].values():
-            for field, default in (("stored_as", None), ("offset", 0), ("texts", ())):  # as earlier releases wrote it
-                if feature[field] == default:
-                    del feature[field]
-        for column in content["columns"].values():
-            if not column["is_own"]:
-                del column["is_own"]
-        if not self.columns:
-            del content["columns"]
-        if self.pixel_rule is None:
-            del content["pixel_rule"]
+        content: dict[str, Any] = as_json(self)
+        for shard in (shard for split in content["splits"].values() for shard in split["shards"]):
+            if not with_crcs:
+                shard.pop("crcs_crc32c", None)
+            if self.compression:  # the manifest says it once for all shards, as in earlier releases
+                del shard["compression"]
         return content
 
 

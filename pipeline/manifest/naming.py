@@ -18,7 +18,7 @@ FOREIGN_FILES = "file like *.tfrecord* or *-00000-of-00001"  # for errors: what 
 PACKINGS = ("", "GZIP", "ZLIB")  # TensorFlow's names: how a file of another writer may be compressed
 PACKED = (".gz", ".zz", ".zlib")  # endings by which other writers name compressed files
 # TensorFlow Extended writes data_tfrecord-00000-of-00001.gz.
-_FOREIGN = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,}(\.gz|\.zz|\.zlib)?)", re.IGNORECASE)
+_FOREIGN = re.compile(rf"[^._].*(\.tfrec.*|-\d{{5,}}-of-\d{{5,}}({'|'.join(map(re.escape, PACKED))})?)", re.IGNORECASE)
 _BESIDE = (".offsets", ".crcs", ".index", ".idx", ".crc", ".json", ".txt")  # added to the name of a file of records
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]*\.\w+\.[0-9a-f]{8}\.npy")
 _SPLIT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

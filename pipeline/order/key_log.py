@@ -67,7 +67,7 @@ class Entry:
     """One replica's rows of one step.
 
     Attributes:
-      step, replica: step and replica whose rows.
+      step, replica: step and replica that the rows belong to.
       keys, weights: keys and weights of the rows, in order.
       global_step: global step that takes the unit `step` of a source under a schedule; None: `step` itself.
     """

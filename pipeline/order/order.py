@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError, unknown
-from pipeline.files.fields import OPTIONAL
+from pipeline.files.fields import OPTIONAL, as_json
 from pipeline.order.sharding import (  # noqa: F401, some are imported from here
     REMAINDERS,
     SHUFFLE_BYTES,
@@ -94,8 +94,8 @@ class OrderSpec:
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields that are stored."""
-        found = dataclasses.asdict(self)
-        return {name: value for name, value in found.items() if value or name not in _OMITTED}
+        found: dict[str, Any] = as_json(self)
+        return found
 
     def differences(self, other: dict[str, Any], step: int | None = None) -> dict[str, tuple[Any, Any]]:
         """Returns {field: (here, other's)} of the fields in which a stored spec differs.
@@ -287,7 +287,7 @@ class MixtureSpec:
     """The arguments of the order of several sources.
 
     Attributes:
-      parts: parts of each source; its `global_batch_size` is its share of G, or the unit of a schedule, whose units its
+      parts: spec of each source; its `global_batch_size` is its share of G, or the unit of a schedule, whose units its
         `skip_steps` count.
       schedule: (first step, rows of each source) of each segment; empty: the same rows in all steps.
       skip_steps: (first, end) of global steps that are not trained on.

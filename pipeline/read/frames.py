@@ -37,8 +37,8 @@ class Unpacked(NamedTuple):
     Attributes:
       problems: problems of each: 0, or the sum of `BAD_LENGTH` (its length or the CRC of its length), `BAD_RECORD` (its
         CRC) and `OTHER_LAYOUT`; uint8 (m,).
-      crcs: CRCs that each stores, uint32 (m,); 0 if it is too short for one.
-      keys: where each key begins and ends in the block, int64 (m, 2); (0, 0) in another layout.
+      crcs: CRC that each stores, uint32 (m,); 0 if it is too short for one.
+      keys: place where each key begins and ends in the block, int64 (m, 2); (0, 0) in another layout.
     """
 
     problems: U8

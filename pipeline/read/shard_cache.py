@@ -101,7 +101,7 @@ class Copies:
 
         Args:
           data_dir: folder of the originals.
-          place: place of the copies.
+          place: folder of the copies.
           skips: whether a file that differs from the manifest is read from the store, so that its corrupt records can
             be skipped; else it is an error.
           check_running: is called now and then; raises an error to stop a fetch.
@@ -279,7 +279,7 @@ class ShardCache:
         Args:
           data_dir: folder of the remote data set.
           digest: digest of its manifest.
-          place: place of the copies, on this machine.
+          place: folder of the copies, on this machine.
           skips: whether corrupt records may be skipped.
         """
         self._data_dir, self._digest, self._place, self._skips = data_dir, digest, place, skips

@@ -274,7 +274,8 @@ def _names(
 
 
 def _listed(first: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} ({len(first[name])} {kind(first[name])})" for name in sorted(first))
+    sizes = {name: f"{len(values)} {kind(values)}" if len(values) else "empty" for name, values in first.items()}
+    return ", ".join(f"{name} ({sizes[name]})" for name in sorted(sizes))
 
 
 def _image_shape(

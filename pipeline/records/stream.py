@@ -154,13 +154,19 @@ def forward(file: OpenFile) -> Callable[[int], memoryview]:
     return read
 
 
-def records_of(file: StoragePath, compression: str) -> Iterator[tuple[int, bytes]]:
-    """Yields (byte offset, record) of every record of a file of a data set; `compression` is as for `RecordStream`.
+def records_of(
+    file: StoragePath, compression: str, advice: str = "convert the data again"
+) -> Iterator[tuple[int, bytes]]:
+    """Yields (byte offset, record) of every record of a file of a data set.
+
+    Args:
+      file: the file.
+      compression: its compression: `GZIP`, `ZLIB`, or empty.
+      advice: what to do if it is damaged.
 
     Raises:
       DataError: the file cannot be read, or a record is cut or corrupt.
     """
-    advice = "convert the data again"
     with file.open_file() as opened:
         read = RecordStream(forward(opened), compression).read
         for offset, _, record in framing.records(read, file, is_compressed=bool(compression), advice=advice):

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from pipeline import images
 from pipeline.commands import commandline
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, printable
 from pipeline.decode.images import decode_file
 from pipeline.errors import DataError, UsageError, line_of, named, reason_of, root_cause, to_run
 from pipeline.files import write
@@ -295,7 +295,7 @@ class Prediction:
     def __str__(self) -> str:
         """As a line: `photo.png: cat 0.983, dog 0.012`."""
         said = self.problem or ", ".join(f"{name} {probability:.3f}" for _, name, probability in self.best)
-        return f"{self.path}: {said}"
+        return printable(f"{self.path}: {said}")
 
 
 def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Path]) -> None:

@@ -1,12 +1,28 @@
 import numpy as np
 import pytest
 
-from pipeline.commands.text import count_of, range_of, scale_of, shape_of, size_of, sizes_of, table
+from pipeline.commands.text import count_of, printable, range_of, scale_of, shape_of, size_of, sizes_of, some_of, table
 
 
 def test_numbers_have_their_noun():
     assert [count_of(n, "shard") for n in (0, 1, 1024)] == ["0 shards", "1 shard", "1,024 shards"]
     assert [count_of(n, "class", "classes") for n in (0, 1, 2)] == ["0 classes", "1 class", "2 classes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nb\0\x1b[2J", "a\\nb\\x00\\x1b[2J"),
+        ("\ud800\u202e\u200b", "\\ud800\\u202e\\u200b"),
+        (
+            "l\u00e9zard\u00a0vert, \u72ac\u3000\u732b, \u0645\u06cc\u200c\u0631\u0648\u0645",
+            None,
+        ),  # as people write them
+    ],
+)
+def test_line_breaks_and_invisible_characters_are_escaped(text, shown):
+    assert printable(text) == (shown or text)
+    assert table([[("class", text)]]) == ["class", shown or text]
 
 
 @pytest.mark.parametrize(
@@ -29,6 +45,10 @@ def test_a_range_of_one_value_is_the_value(values, digits, text):
 def test_a_size_is_in_the_unit_that_fits_it(num_bytes, unit, text):
     assert scale_of(num_bytes) == unit
     assert size_of(num_bytes) == text
+
+
+def test_of_many_names_the_first_ones_are_shown():
+    assert [some_of(list(names), 2) for names in ("", "a", "ab", "abc")] == ["", "a", "a, b", "a, b, ..."]
 
 
 def test_a_range_of_sizes_names_each_unit_once():

@@ -175,6 +175,14 @@ def test_a_check_finds_the_labels_that_the_manifest_says(data, form, tmp_path, c
     assert described.get(form, "labels float32 (") in capsys.readouterr().out
 
 
+def test_a_check_takes_a_vector_of_minus_ones_for_a_label(tmp_path, capsys):
+    labels = [np.array([-1, -1]), np.array([3, -1])]
+    write(tmp_path / "train.tfrec", [{"image": IMAGE, "class": v, "id": b"%d" % n} for n, v in enumerate(labels)])
+    assert run(tmp_path).splits["train"].is_labelled
+    validate.main([str(tmp_path)])
+    assert "the data set matches its manifest" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("form", ["float", "hot"])
 def test_a_check_tells_a_manifest_with_other_labels(data, form, tmp_path, capsys):
     folder = made(tmp_path / "data", form)
@@ -215,6 +223,34 @@ def test_a_class_of_another_split_that_training_lacks_is_told(tmp_path, capsys):
         write(tmp_path / f"{split}.tfrec", records)
     assert run(tmp_path).class_names == ("daisy", "rose", "tulip")
     assert "test has records of 1 class that train lacks: tulip" in capsys.readouterr().out
+
+
+def test_a_class_name_with_a_line_break_stays_in_its_line(tmp_path, capsys):
+    write(tmp_path / "train.tfrec", [{"image": IMAGE, "class": text, "id": text} for text in (b"a\nb", b"z\0")])
+    assert run(tmp_path).class_names == ("a\nb", "z\0")
+    assert "2 classes: a\\nb to z\\x00\n" in capsys.readouterr().out
+    inspect.main([str(tmp_path)])
+    assert "a\\nb" in capsys.readouterr().out
+
+
+def test_a_label_that_is_empty_in_all_records_is_named(tmp_path):
+    foreign.write(tmp_path / "train.tfrec", [{"image": IMAGE, "class": [], "id": b"%d" % n} for n in range(2)])
+    with pytest.raises(
+        DataError,
+        check=at("train.tfrec", "feature 'class' is empty", advice="map another feature: --feature_map=label:NAME"),
+    ):
+        run(tmp_path)
+
+
+def test_a_damaged_file_is_not_to_be_converted_again(tmp_path):
+    write(tmp_path / "train.tfrec", [{"image": IMAGE, "class": 0, "id": b"%d" % n} for n in range(200)])
+    data = (tmp_path / "train.tfrec").read_bytes()
+    for at_byte in (5, len(data) - 5):  # among the first records, by which labels are known, and behind them
+        (tmp_path / "train.tfrec").write_bytes(data[:at_byte] + bytes([data[at_byte] ^ 1]) + data[at_byte + 1 :])
+        with pytest.raises(
+            DataError, check=at("train.tfrec", advice="get the file again, or choose others with --split")
+        ):
+            run(tmp_path)
 
 
 def test_texts_become_the_same_classes_in_a_conversion(data, tmp_path):

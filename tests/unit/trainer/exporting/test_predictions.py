@@ -46,6 +46,10 @@ def files(tmp_path):
     return [made[0], str(tmp_path / "text.png"), made[1], str(tmp_path / "none.png"), made[2]]
 
 
+def test_a_prediction_is_one_line_whatever_its_names():
+    assert str(Prediction("a\nb.png", ((0, "x\0", 0.5),))) == "a\\nb.png: x\\x00 0.500"
+
+
 def test_each_file_has_its_classes_the_likeliest_first_or_the_reason(files):
     predictor = Predictor("a model", NAMES, (4, 6, 1), brightness)
     found = predictor.predict(files, top=2)
