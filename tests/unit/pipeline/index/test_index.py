@@ -527,6 +527,17 @@ def test_a_file_that_is_written_to_meanwhile_is_named(folder, monkeypatch):
     assert not (folder / "manifest.json").exists()
 
 
+@pytest.mark.parametrize("damaged", [1, 200], ids=["seen_for_the_schema", "read_later"])
+def test_who_has_a_damaged_file_is_not_told_to_convert_it(folder, damaged):
+    data = bytearray(file_of(EQUAL * 150))
+    data[20 * damaged + 13] ^= 1
+    (folder / "verses.rec").write_bytes(data)
+    with pytest.raises(
+        DataError, check=at("verses.rec", "CRC is wrong", record=damaged, advice="copy or write the file again")
+    ):
+        run(folder, "--split=train:verses.rec")
+
+
 class TestSplitsByNames:
     """Without --split, names of files tell the splits as they do for conversions."""
 
