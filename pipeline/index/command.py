@@ -179,7 +179,7 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
             raise UsageError(
                 "no manifest lists this file, and the index would replace it",
                 path=data_dir / name,
-                advice="move it elsewhere",
+                advice=f"move it elsewhere; if an index left it, whose manifest is gone, remove {naming.SIDECARS}/",
             )
 
 
