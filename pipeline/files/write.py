@@ -168,13 +168,17 @@ def left_in(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def drafts_in(folder: pathlib.Path) -> Iterator[Drafts]:
+def drafts_in(folder: pathlib.Path, advice: str = "") -> Iterator[Drafts]:
     """Context for the drafts of a folder. At its end, drafts that were not published are removed, killed runs' too.
+
+    Args:
+      folder: of the files.
+      advice: what to do if the folder cannot be written to.
 
     Raises:
       DataError: the folder cannot be written to.
     """
-    with named(folder, "cannot be written to"):
+    with named(folder, "cannot be written to", advice):
         hidden = pathlib.Path(tempfile.mkdtemp(prefix=_HIDDEN, dir=folder))
     try:
         yield Drafts(folder, hidden)

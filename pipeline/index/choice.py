@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, name_of, named
 from pipeline.files.paths import StoragePath, folder, matches
-from pipeline.index.images import DAMAGED, ImageFlags
+from pipeline.index.images import ImageFlags
 from pipeline.manifest import naming
 from pipeline.records import framing, schema, splits
 from pipeline.records.splits import SuspectFeatures
@@ -145,7 +145,7 @@ def suspects(packings: Mapping[StoragePath, str], flags: ImageFlags | None) -> S
     """
     own = [theirs for _, theirs in flags.feature_map] if flags else []
     for file, packing in packings.items():
-        records, _ = schema.first_examples(record for _, record in records_of(file, packing, DAMAGED))
+        records, _ = schema.first_examples(record for _, record in records_of(file, packing))
         if records:
             return SuspectFeatures.of(records, str(file), own, f"write a file per split; {_DECIDES}")
     return SuspectFeatures()

@@ -35,7 +35,7 @@ from pipeline.read.statistics import STATISTICS_SPLIT
 from pipeline.records import columns, framing, members
 from pipeline.records.framing import Frame, walk
 from pipeline.records.splits import SuspectFeatures
-from pipeline.records.stream import RecordStream, forward
+from pipeline.records.stream import WRITE_AGAIN, RecordStream, forward
 
 _NAMELESS = "records"  # the data set of a folder without a name
 _LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompressed
@@ -69,7 +69,7 @@ def _make_index(
     if not splits:
         print(printable(choice.line(chosen)))
     began = time.monotonic()
-    with drafts_in(place) as drafts:
+    with drafts_in(place, "link its files into a folder of your own (ln -s), and index that") as drafts:
         made, notes = _manifest(data_dir, compression, chosen, not splits, drafts, flags)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish(naming.MANIFEST)
@@ -81,7 +81,7 @@ def _make_index(
     with contextlib.suppress(OSError):  # it holds files: of this index, or of others
         (place / naming.SIDECARS).rmdir()
     count = sum(shard.num_examples for shard in made.shards)
-    print(f"{data_dir}: {count:,} records, all CRCs are correct, {time.monotonic() - began:.1f} s")
+    print(f"{data_dir}: {count_of(count, 'record')}, all CRCs are correct, {time.monotonic() - began:.1f} s")
     for name, split in made.splits.items():
         records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
         print(f"  {name}: {records} in {files}, {size_of(split.num_bytes)}")
@@ -179,7 +179,7 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
             raise UsageError(
                 "no manifest lists this file, and the index would replace it",
                 path=data_dir / name,
-                advice="move it elsewhere",
+                advice=f"move it elsewhere; if an index left it, whose manifest is gone, remove {naming.SIDECARS}/",
             )
 
 
@@ -378,7 +378,7 @@ def _scanned(
         stream = RecordStream(counted, compression)
         for frame in walk(stream.read):
             if frame.fault is not None:
-                raise frame.error(file, bool(compression), images.DAMAGED)
+                raise frame.error(file, bool(compression), WRITE_AGAIN)
             offsets.append(frame.end)
             crcs.append(frame.crc)
             assert frame.record is not None

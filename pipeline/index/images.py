@@ -31,7 +31,6 @@ from pipeline.records.labels import beside, read_labels
 from pipeline.records.schema import Schema, kind
 from pipeline.records.stream import records_of
 
-DAMAGED = "get the file again, or choose others with --split"  # advice
 _MADE = ("bytes", "height", "width")  # columns of every data set of images
 _FIRST_OF_OTHERS = 10  # records of each file but the first, by which a file of another schema is noticed
 _COLOURS = 3  # channels of images if some are grey and some in colour
@@ -102,7 +101,7 @@ def schema_of(packings: Mapping[StoragePath, str], flags: ImageFlags) -> Schema:
     kept: list[Mapping[str, Any]] = []
     for file, packing in packings.items():
         count = _FIRST_OF_OTHERS if found else schema.FIRST_RECORDS
-        records, seen = schema.first_examples((record for _, record in records_of(file, packing, DAMAGED)), count)
+        records, seen = schema.first_examples((record for _, record in records_of(file, packing)), count)
         if not records:
             if seen:
                 raise DataError(f"of {count_of(seen, 'record')} read, none is a tf.train.Example", path=file)

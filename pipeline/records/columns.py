@@ -342,6 +342,11 @@ class Scalars:
         found: dict[str, Any] = {"bytes": len(record), **self._shared}
         if self._has_sizes:
             found["height"], found["width"] = _size(values, self._upright)
+        if not self._known:  # the first record of those that must have the wanted
+            self._known |= values.keys() | found.keys()
+            for name in self._wanted:
+                if name not in self._known:
+                    raise unknown(f"{_FLAG}=records", name, self._known)
         for name in self._names:
             if name in found and name not in values:  # not a feature: made here
                 continue

@@ -12,6 +12,7 @@ from pipeline.files.paths import StoragePath
 from pipeline.files.reading import OpenFile
 from pipeline.records import framing
 
+WRITE_AGAIN = "copy or write the file again"  # what to do about a damaged file, whoever wrote it
 BLOCK = 1 << 20  # 1 MiB, read at a time: one request to an object store
 _PIECE = 16 << 10  # 16 KiB of compressed bytes per call; more would cost time, as zlib copies the rest with every call
 _INFLATED = 8 << 10  # 8 KiB of decompressed bytes per call, at least
@@ -154,20 +155,17 @@ def forward(file: OpenFile) -> Callable[[int], memoryview]:
     return read
 
 
-def records_of(
-    file: StoragePath, compression: str, advice: str = "convert the data again"
-) -> Iterator[tuple[int, bytes]]:
+def records_of(file: StoragePath, compression: str) -> Iterator[tuple[int, bytes]]:
     """Yields (byte offset, record) of every record of a file of a data set.
 
     Args:
       file: the file.
       compression: its compression: `GZIP`, `ZLIB`, or empty.
-      advice: what to do if it is damaged.
 
     Raises:
       DataError: the file cannot be read, or a record is cut or corrupt.
     """
     with file.open_file() as opened:
         read = RecordStream(forward(opened), compression).read
-        for offset, _, record in framing.records(read, file, is_compressed=bool(compression), advice=advice):
+        for offset, _, record in framing.records(read, file, is_compressed=bool(compression), advice=WRITE_AGAIN):
             yield offset, record

@@ -231,7 +231,7 @@ CASES = {
         "files": "{tmp}/files --split=train:*.rec",
         "the same again": "{tmp}/files --split=train:*.rec",
         "replaced": "{tmp}/files --split=train:*.rec --overwrite",
-        "no split": "{tmp}",
+        "no split": "{tmp}/untold",
         "no file": "{tmp}/files --split=train:*.tfrecord --overwrite",
         "no folder": "{tmp}/nothing --split=train:*",
         "a manifest of another command": "{tmp}/made --split=train:*.tfrecord --overwrite",
@@ -264,6 +264,8 @@ def tmp(tmp_path_factory):
     for name, shard in (("files", folder / "made" / SHARD), ("corrupt_files", folder / "corrupt" / SHARD)):
         (folder / name).mkdir()
         shutil.copy(shard, folder / name / "one.rec")
+    for name in ("train", "verses"):
+        shutil.copytree(folder / "files", folder / "untold" / name)
     (folder / "file").touch()
     PIL.Image.new("RGB", (8, 6)).save(folder / "photo.png")
     rows = [{"img": {"bytes": b"", "path": "0.png"}, "animal": "ape", "weight": 0.5}] * 3

@@ -161,7 +161,7 @@ class ModelFlags:
         if not colon:
             check_name("model", self.model, MODELS)
         elif known is not None and known.sides and known.sides():  # empty without Keras, which a later check names
-            check_name(f"model={family}:", member, known.sides())
+            check_name(f"model={family}", member, known.sides())
         if self.dropout and not (known and known.takes_dropout):
             takers = ", ".join(name for name, known in MODELS.items() if known.takes_dropout)
             raise UsageError(f"--dropout={self.dropout}: --model={self.model} has none; {takers} has")

@@ -11,12 +11,15 @@ from beam_jobs import drafts
 from beam_jobs.sink.local import LocalSink
 from pipeline.errors import DataError, UsageError
 from pipeline.files.paths import LocalPath
+from pipeline.index import command as indexing
+from pipeline.records import framing
+from tests.raised import at
 
 NOBODY = 65534
 LONG = "x" * 300
 LOADED_BEFORE = (
     *("conversion.command", "conversion.job", "runs.run", "runs.runners"),
-    *("sources.mnist", "sources.cifar"),
+    *("sources.mnist", "sources.cifar", "sources.image_folder"),
 )
 
 
@@ -96,6 +99,20 @@ def test_a_data_dir_that_may_not_be_used(path, bits, message, folder):
     (folder / "closed").mkdir()
     with mode(folder / "closed", bits), unprivileged(), pytest.raises(UsageError, match=f"--data_dir=.*{message}"):
         LocalSink(folder / path).check("mnist", "")
+
+
+def test_records_of_a_folder_that_may_not_be_written_to_are_indexed_by_links(folder, capsys):
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "a.tfrecord").write_bytes(framing.frame(b"a record"))
+    (folder / "own").mkdir()
+    give(folder / "own")
+    with mode(folder / "theirs", 0o500), unprivileged():
+        with pytest.raises(DataError, check=at("theirs", "Permission denied")) as raised:
+            indexing.make_index(f"{folder}/theirs", ["train:*.tfrecord"], "", overwrite=False)
+        assert raised.value.advice == "link its files into a folder of your own (ln -s), and index that"
+        (folder / "own" / "a.tfrecord").symlink_to(folder / "theirs" / "a.tfrecord")
+        indexing.make_index(f"{folder}/own", ["train:*.tfrecord"], "", overwrite=False)
+    assert "own: 1 record, all CRCs are correct" in capsys.readouterr().out
 
 
 def test_permissions_that_change_after_the_check(folder):

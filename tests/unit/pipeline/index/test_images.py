@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import pathlib
+import shutil
 import zlib
 
 import numpy as np
@@ -414,6 +415,17 @@ def test_shards_that_change_afterwards_are_noticed_at_the_start(imagenet, tmp_pa
     assert len(data) == len(other.read_bytes())
     with pytest.raises(DataError, check=at("train-00002-of-00003", "CRC", "or was written again")):
         list(input_fn(folder, **options))
+
+
+def test_an_index_whose_manifest_is_gone_says_what_to_remove(tmp_path):
+    foreign.flowers(tmp_path)
+    flags = ("--feature_map=image:image,label:class,key:id",)
+    made = run(tmp_path, *flags)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(UsageError, check=said("sidecars/", "no manifest", "if an index left it", "remove sidecars/")):
+        run(tmp_path, *flags)
+    shutil.rmtree(tmp_path / "sidecars")
+    assert run(tmp_path, *flags) == made
 
 
 def test_an_index_without_a_feature_map_still_describes_no_images(imagenet):

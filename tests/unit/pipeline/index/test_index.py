@@ -412,8 +412,9 @@ def test_who_is_killed_while_names_are_given_can_run_again(folder, capsys):
 def test_a_file_that_took_the_place_of_a_killed_runs_own_stays(folder):
     killed_after(2, folder, "--split=train:verses.rec")
     (folder / "sidecars" / "crcs.verses.rec").write_text("mine")
-    with pytest.raises(UsageError, check=at("crcs.verses.rec", "no manifest", advice="move it elsewhere")):
+    with pytest.raises(UsageError, check=at("crcs.verses.rec", "no manifest")) as raised:
         run(folder, "--split=train:verses.rec")
+    assert raised.value.advice.startswith("move it elsewhere; ")
     assert [path.name for path in folder.glob("sidecars/*")] == ["crcs.verses.rec"]
     assert (folder / "sidecars" / "crcs.verses.rec").read_text() == "mine"
 
@@ -525,6 +526,17 @@ def test_a_file_that_is_written_to_meanwhile_is_named(folder, monkeypatch):
     ):
         run(folder, "--split=train:verses.rec")
     assert not (folder / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("damaged", [1, 200], ids=["seen_for_the_schema", "read_later"])
+def test_who_has_a_damaged_file_is_not_told_to_convert_it(folder, damaged):
+    data = bytearray(file_of(EQUAL * 150))
+    data[20 * damaged + 13] ^= 1
+    (folder / "verses.rec").write_bytes(data)
+    with pytest.raises(
+        DataError, check=at("verses.rec", "CRC is wrong", record=damaged, advice="copy or write the file again")
+    ):
+        run(folder, "--split=train:verses.rec")
 
 
 class TestSplitsByNames:

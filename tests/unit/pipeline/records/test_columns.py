@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import manifest as manifests
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
 from pipeline.manifest.columns import encode
 from pipeline.records.columns import Gathered, Scalars, of_records
@@ -95,5 +95,8 @@ def test_features_that_not_all_records_have_are_left_out_with_the_reason(tmp_pat
         "image/encoded": "is an image",
     }.items():
         assert f"  {name}: left out, {why}\n" in said
-    with pytest.raises(DataError, check=at("test.tfrec", "feature 'two' has 2 values", record=0)):
-        index.main([str(tmp_path), "--add_columns=records:two"])
+    for name, record, why in (("two", 0, "feature 'two' has 2 values"), ("gone", 1, "feature 'gone' has 0 values")):
+        with pytest.raises(DataError, check=at("test.tfrec", why, record=record)):
+            index.main([str(tmp_path), f"--add_columns=records:{name}"])
+    with pytest.raises(UsageError, match=r"^--add_columns=records: unknown 'twi'; did .* 'two'\? known: .*, gone, "):
+        index.main([str(tmp_path), "--add_columns=records:bytes,twi"])
