@@ -15,6 +15,7 @@ from pipeline import manifest as manifests
 from pipeline.augmentation.recipes import make_recipe
 from pipeline.errors import DataError, PipelineError, UsageError, name_of
 from pipeline.files.paths import PathLike
+from pipeline.manifest import PixelRule
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.resolved import ResolvedRequest
 from trainer import lazy_imports, plan
@@ -56,6 +57,14 @@ class Trained:
     def split(self) -> ResolvedRequest:
         """The split of the first source."""
         return next(iter(self.splits.values()))
+
+    @property
+    def pixel_rule(self) -> PixelRule:
+        """How image files become pixels for the model: as those of the data that it was trained on."""
+        data = self.config.data
+        if data.eval_data_dir is None:
+            return self.split.manifest.pixels
+        return manifests.load(_first_folder(data.data_dir)).pixels
 
     @property
     def model(self) -> keras.Model:

@@ -77,9 +77,7 @@ class _Work(Generic[Task, Result]):
 
     def steps(self) -> Iterator[None]:
         """Takes tasks like `run`; yields after each."""
-        for number in self._numbers:
-            if self._is_over:
-                return
+        while not self._is_over and (number := next(self._numbers, None)) is not None:  # what is taken is done
             try:
                 self.results[number] = self._function(self._tasks[number])
             except BaseException as error:

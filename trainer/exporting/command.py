@@ -139,7 +139,7 @@ def _about(config: ExportConfig, trained: Trained, model: Served, differences: d
             "resize": trained.config.data.resize,
             "distort": trained.config.data.augment,
             "fits": model.fitting is not None,  # whether images of other sizes are cut and stretched to it
-            "pixel_rule": dataclasses.asdict(trained.split.manifest.pixels),  # how files become images
+            "pixel_rule": dataclasses.asdict(trained.pixel_rule),  # how files become images
         },
         "class_names": list(model.class_names),
         "files": {

@@ -128,7 +128,7 @@ class Predictor:
             model.core_shape,
             lambda batch: np.asarray(compute(tf.constant(batch))),
             None if fitting is None else (lambda image: np.asarray(fitting.fit(tf.constant(image[None])))[0]),
-            trained.split.manifest.pixels,
+            trained.pixel_rule,
         )
 
     @classmethod
@@ -145,7 +145,7 @@ class Predictor:
             model.core_shape,
             augmented.probabilities,
             fit,
-            trained.split.manifest.pixels,
+            trained.pixel_rule,
         )
 
     @classmethod

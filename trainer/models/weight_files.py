@@ -135,11 +135,17 @@ def base_of(model: keras.Model) -> Any:
 
 
 def _is_flat(model: keras.Model) -> bool:
-    """Returns whether each layer with weights is its own, not of another layer or a subclassed model."""
-    leaves = {id(leaf.layer) for leaf in _leaves(model)}
-    return {id(weight) for weight in model.weights} == {
-        id(weight) for part in model._flatten_layers() if id(part) in leaves for weight in part.weights
-    }
+    """Returns whether the weights are those of layers without others inside, in functional and sequential models.
+
+    Keras' files have those of other layers, as of `LSTM` and `Bidirectional`, and of subclassed models elsewhere.
+    """
+    parts = [model, *model._flatten_layers(include_self=False)]
+    models = [part for part in parts if isinstance(part, keras.Model)]
+    leaves = [leaf.layer for leaf in _leaves(model)]
+    inside = [part for layer in leaves for part in layer._flatten_layers(include_self=False) if part.weights]
+    own = {id(weight) for layer in leaves for weight in layer.weights}
+    is_known = all(part._obj_type() in ("Functional", "Sequential") for part in models)
+    return is_known and not inside and own == {id(weight) for weight in model.weights}
 
 
 def _leaves(model: Any, prefix: str = "", nested: bool = True) -> Iterator[_Leaf]:

@@ -3,6 +3,7 @@ import pathlib
 import re
 
 import pytest
+import tensorflow as tf
 
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
@@ -10,6 +11,7 @@ from pipeline.index.__main__ import main as index
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
 from tests.datasets import write_dataset
 from trainer import plan
+from trainer.task import Task
 
 
 def split(name, examples):
@@ -142,6 +144,18 @@ def test_a_split_that_is_given_is_not_replaced(data_dir, config_of):
 def test_an_unknown_split_to_evaluate_on(data_dir, config_of):
     with pytest.raises(UsageError, match=r"--eval_split=validation: .*test, train.*--eval_split=none"):
         plan.make(config_of(data_dir=data_dir, eval_split="validation"))
+
+
+class Parses(Task):
+    parse = staticmethod(lambda records: (tf.zeros([1, 2]), tf.zeros([1])))
+
+
+def test_what_a_task_parses_has_not_the_size_of_the_model(data_dir, config_of):
+    config = config_of(data_dir=data_dir, model="keras:EfficientNetV2B3")
+    assert (config.data.resize, plan.request_of(config, Parses).resize) == ("300x300", None)
+    assert plan.request_of(config, Task).resize == (300, 300)
+    with pytest.raises(UsageError, match="resize"):
+        plan.request_of(config_of(data_dir=data_dir, model="keras:EfficientNetV2B3", resize="64x64"), Parses)
 
 
 @pytest.fixture

@@ -160,6 +160,26 @@ def test_a_thread_that_the_pool_cannot_start_leaves_no_task_out(monkeypatch):
     threads.shutdown()
 
 
+def test_what_a_thread_has_taken_is_done_though_the_caller_finds_nothing_left():
+    """A debugger, or coverage, may hold a thread up between the two."""
+    taking, goes_on = threading.Event(), threading.Event()
+
+    def held_up():
+        taking.set()
+        goes_on.wait(60)
+        yield 0
+
+    work = read._Work(abs, [-1])
+    work._numbers = held_up()
+    thread = threading.Thread(target=work.run)
+    thread.start()
+    assert taking.wait(60)
+    work.stop()  # as `wait` does first of all
+    goes_on.set()
+    thread.join(60)
+    assert work.results == {0: 1}
+
+
 def test_a_caller_does_not_wait_for_threads_that_stand_still():
     """As those do in which garbage is collected whose end waits for the caller itself."""
     ends, begun = threading.Event(), threading.Semaphore(0)

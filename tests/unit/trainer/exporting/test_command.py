@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipeline import manifest
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import PixelRule
+from tests.datasets import Kind, edit_manifest, write_dataset
 from trainer.config.trained import FORMATS, ExportConfig
 from trainer.exporting import command, reading
 from trainer.exporting.predictions import Predictor
@@ -40,6 +43,19 @@ def test_files_and_predictors_give_what_the_trained_model_gives(make_trained, tm
     assert (about["step"], about["weights"], about["image_size"]) == (7, "ema", (4, 3))
     (tmp_path / "export.json").write_text(json.dumps(about))
     np.testing.assert_allclose(Predictor.of_export(tmp_path).probabilities(images), expected, atol=1e-6)
+
+
+def test_files_become_pixels_as_those_that_were_trained_on_whatever_is_evaluated(make_trained, tmp_path):
+    rule = {"orientation": "upright", "dct": "exact"}
+    write_dataset(tmp_path / "other", (2,), (4, 3, 1), (5,), 5, Kind("png"))
+    edit_manifest(tmp_path / "other", lambda content: content.update(pixel_rule=rule))
+    trained = make_trained(Kind("png"), eval_data_dir=tmp_path / "other")
+    own = manifest.load(tmp_path / "data").pixels
+    assert (str(trained.split.request.folder), own) == (str(tmp_path / "other"), PixelRule("stored", "fast"))
+    assert Predictor.of_trained(trained).pixel_rule == own
+    config = ExportConfig(output=str(tmp_path / "out"), model_dir=str(tmp_path / "run"))
+    about = command._about(config, trained, served(trained), {"keras": 1e-7})
+    assert about["preprocessing"]["pixel_rule"] == dataclasses.asdict(own)
 
 
 def test_the_tolerance_is_the_flags_or_that_of_how_the_model_computes(make_trained):

@@ -119,6 +119,59 @@ def test_a_layer_that_the_file_lacks(tmp_path):
         load(sequential(4, 4, 2), str(tmp_path / "short.h5"))
 
 
+def test_a_model_of_one_layer_has_no_head_that_may_differ(tmp_path):
+    write(sequential(4, 2), tmp_path / "two.weights.h5")
+    with pytest.raises(UsageError, match="it has 1 more layer, the first of them"):
+        load(sequential(4), str(tmp_path / "two.weights.h5"))
+
+
+def test_names_of_layers_that_are_cut_in_parts_are_joined(tmp_path, monkeypatch):
+    """HDF5 takes attributes of 64 KiB at most; Keras writes more as name0, name1 and so on."""
+    source, model = sequential(4, 5, 6, 7, 2), sequential(4, 5, 6, 7, 2)
+    monkeypatch.setattr(legacy_h5_format, "HDF5_OBJECT_HEADER_LIMIT", 30)
+    write(source, tmp_path / "cut.h5")
+    with h5py.File(tmp_path / "cut.h5") as file:
+        assert {"layer_names0", "layer_names1"} <= set(file.attrs)
+    assert load(model, str(tmp_path / "cut.h5"))[1] == ""
+    for a, b in zip(source.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class Subclassed(keras.Model):
+    """A model whose attributes, not its layers, name the weights in files."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = keras.layers.Dense(4), keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.head(self.first(inputs))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: keras.layers.LSTM(2),
+        lambda: keras.layers.Bidirectional(keras.layers.GRU(2)),
+        lambda: keras.layers.TimeDistributed(keras.layers.Dense(2)),
+        Subclassed,
+    ],
+    ids=["lstm", "bidirectional", "time_distributed", "subclassed"],
+)
+def test_layers_inside_of_others_are_read_as_keras_reads_them(layer, kind, tmp_path):
+    def made():
+        inputs = keras.Input((4, 3))
+        outputs = keras.layers.Dense(2)(keras.layers.Flatten()(layer()(inputs)))
+        return keras.Model(inputs, outputs)
+
+    source, model = made(), made()
+    write(source, tmp_path / kind)
+    assert load(model, str(tmp_path / kind))[1] == ""
+    for a, b in zip(source.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_files_that_cannot_be_read_are_one_line(tmp_path):
     model = sequential(4, 2)
     (tmp_path / "bad.h5").write_bytes(b"not weights")
