@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="images of a batch")
     parser.add_argument("--side", type=int, default=224, help="height and width of the images")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of a round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a round")
     args = parser.parse_args()
     images = np.random.default_rng(0).integers(0, 256, (args.rows, args.side, args.side, 3), np.uint8)
     for name, bare, transform in (*_keras(images), *_torchvision(images), *_albumentations(images)):

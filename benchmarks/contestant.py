@@ -104,8 +104,8 @@ def in_turns(commands: Mapping[str, Sequence[str]], rounds: int, seconds: float)
 
     Args:
       commands: see `command`, by the contestant's name.
-      rounds: rounds of each.
-      seconds: seconds of a round.
+      rounds: how many each has.
+      seconds: length of a round.
     """
     started: dict[str, Contestant] = {}
     found: dict[str, Measured] = {}
@@ -135,8 +135,8 @@ def alternate(contestants: dict[str, tuple[str, list[str]]], rounds: int, second
 
     Args:
       contestants: the loop and the flags of the run, by name.
-      rounds: rounds of each.
-      seconds: seconds of a round.
+      rounds: how many each has.
+      seconds: length of a round.
 
     Raises:
       DataError: one cannot run.

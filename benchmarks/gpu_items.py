@@ -43,8 +43,8 @@ class Item:
       model: name of a model of `trainer.run`.
       data: which of the two data sets, `cifar` or `photos`.
       rows: rows of a global batch.
-      precision: precision of the model.
-      steps: steps of a contestant's call.
+      precision: float32 or bfloat16, as the model computes.
+      steps: updates in a contestant's call.
       contestants: their names, most important first; see `benchmarks.gpu_report`.
       is_profiled: whether kernels are counted, too.
       is_deterministic: whether op determinism is on, and XLA keeps to algorithms whose bits do not vary.

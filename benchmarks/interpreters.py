@@ -15,7 +15,7 @@ class Interpreters:
 
     Attributes:
       named: interpreters by the contestant's name.
-      fallback: fallback for all others of which a package is missing here; empty: none.
+      fallback: interpreter of all others that lack a package here; empty: none.
     """
 
     named: dict[str, str]

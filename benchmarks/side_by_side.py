@@ -50,7 +50,7 @@ class Subject:
 
     Attributes:
       rows: rows of a step; small enough for the memory and the time of a desktop.
-      steps: steps of an inner loop, about half a second.
+      steps: updates in an inner loop, about half a second.
       side: height and width of the stored images, pixels.
       recipe: augmentation, which all contestants know.
     """

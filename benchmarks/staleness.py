@@ -52,7 +52,7 @@ class Course:
     """How a run went.
 
     Attributes:
-      losses: losses of the test split after 0, 10, 20, ... steps.
+      losses: loss on the test split after 0, 10, 20, ... steps.
       gradient: seconds of one gradient and its application.
     """
 

@@ -27,8 +27,8 @@ class Setting:
       side: height and width of an image, pixels.
       classes: width of the logits.
       precision: float32 or bfloat16.
-      steps: steps of a take.
-      rate, momentum: rate and momentum of the optimizer, SGD.
+      steps: updates in a take.
+      rate, momentum: those of the optimizer, SGD.
       nesterov: its kind of momentum.
       recipe: name of the augmentation of the real input.
       arrays: folder with images.npy and labels.npy, the real input.

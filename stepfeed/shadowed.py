@@ -46,8 +46,8 @@ def check_for(name: str, *packages: str) -> None:
     """Checks what one of our packages needs, while it is imported.
 
     Args:
-      name: name of the package that is imported. If `python -m` runs a module of it, an error is one line on stderr.
-      packages: packages to check.
+      name: the package that is imported. If `python -m` runs a module of it, an error is one line on stderr.
+      packages: what it needs.
 
     Raises:
       ImportError: see `check`.

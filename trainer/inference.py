@@ -36,7 +36,7 @@ class Trained:
       state: the task, the model and its measure. It has no averages: the model takes them as its weights.
       splits: {name: one padded pass over the split of a source}.
       may_skip: most examples of a split that may be skipped because their records are corrupt.
-      record: of the checkpoint whose weights the model has.
+      record: the checkpoint whose weights the model has.
       averaged: whether these weights are the average over the steps.
     """
 
@@ -141,7 +141,7 @@ def build(record: Record, flags: CheckpointFlags) -> Trained:
     """Returns the model of a checkpoint, with its weights.
 
     Args:
-      record: of the checkpoint.
+      record: the checkpoint.
       flags: the weights to use, and the values of the run's flags that differ.
 
     Raises:

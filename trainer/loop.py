@@ -39,7 +39,7 @@ class Spent(NamedTuple):
 
     Attributes:
       steps: the number of updates.
-      seconds: seconds that they took, without the actions.
+      seconds: time that they took, without the actions.
       waited: the part of `seconds` spent waiting for batches.
       exchanged: the part of `seconds` in which workers exchanged what they sum; see `LoopResult`.
     """
@@ -64,11 +64,11 @@ class Progress:
 
     Attributes:
       step: global step.
-      values: values of the last update: `total_loss`, `regularization`, `loss`, and the metrics.
-      spent: seconds on the updates that this process has made.
+      values: numbers of the last update by name: `total_loss`, `regularization`, `loss`, and the metrics.
+      spent: time of the updates that this process has made.
       compiling: the part of it spent on updates that were traced and compiled: the first, and the first with each set
         of summaries.
-      result: result of the last inner loop.
+      result: what the last inner loop returned.
     """
 
     step: int
@@ -175,7 +175,7 @@ def train(
       inner_loop: runs the updates.
       start_step, last_step: global steps at the beginning and at the end.
       steps_per_loop: most updates of an inner loop.
-      actions: actions in the order in which they are done.
+      actions: what may be due after an inner loop, in the order in which it is done.
       agree: called after every inner loop and its actions with the numbers of the actions due by this worker's clock;
         returns whether to stop, and the numbers due by any worker's clock: the same on all workers.
       watch: called after every inner loop, before the actions.

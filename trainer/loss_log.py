@@ -121,8 +121,9 @@ class LossLog:
         """Adds the rows of a global step, those of weight 0 left out.
 
         Args:
-          step: before the update.
-          records, losses, weights: records, losses and weights of all rows of the worker's replicas, of the same shape.
+          step: global step before the update.
+          records, losses, weights: id (int64), loss and sample weight (float32) of all rows of the worker's replicas,
+            arrays of the same shape.
         """
         real = weights.reshape(-1) > 0
         rows = np.empty(int(real.sum()), ROW)

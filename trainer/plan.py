@@ -61,9 +61,9 @@ def make(config: TrainConfig, workers: int = 1, task: type[Task] | None = None) 
     """Returns the plan of a run.
 
     Args:
-      config: of the run.
+      config: the run's flags.
       workers: processes whose replicas share the training.
-      task: has the run's own `parse` and `augment`; None: the data are images, which --augment augments.
+      task: class with the run's own `parse` and `augment`; None: the data are images, which --augment augments.
 
     Raises:
       DataError: no valid data set.
@@ -135,7 +135,7 @@ def request_of(config: TrainConfig, task: type[Task] | None) -> Request:
     """Returns the request for the training split.
 
     Args:
-      config: of the run.
+      config: the run's flags.
       task: as in `make`.
     """
     data_dir = parse_sources(config.data.data_dir)
@@ -148,7 +148,7 @@ def evaluation_of(
     """Returns {name: request for one padded pass over the evaluation split} of each data set that has the split.
 
     Args:
-      config: of the run.
+      config: the run's flags.
       task: as in `make`.
       statistics: the data set whose means and deviations normalise images; None: the first that is trained on.
 

@@ -137,9 +137,9 @@ class Replay:
     """A run that is made again in this process, from one of its checkpoints or its first weights.
 
     Attributes:
-      config, plan: of the run.
-      strategy: of the replicas that compute.
-      state: of the training.
+      config, plan: flags of the run, and what it reads.
+      strategy: its replicas compute.
+      state: model, optimizer and step.
       stepper: makes its steps.
       origin: where it began: `ckpt-400`, or `the first weights`.
       first: the global step of that.
@@ -366,7 +366,7 @@ class Judged(NamedTuple):
     """Which losses of a step stand out.
 
     Attributes:
-      median, deviation: of the finite losses; the deviation is the median absolute one, times 1.4826.
+      median, deviation: those of the finite losses; the deviation is the median absolute one, times 1.4826.
       bound: losses above stand out, and those that are not finite.
       stands_out: bool (rows,).
     """
@@ -436,10 +436,10 @@ def _begin(replay: Replay, config: ReplayConfig, before: Sequence[int], step: in
     """Restores a checkpoint that led to a step with the flags and the order that made the step.
 
     Args:
-      replay: to begin.
-      config: of the command.
+      replay: what begins.
+      config: flags of the command.
       before: the steps of the checkpoints up to the step.
-      step: that is shown.
+      step: the step that is shown.
 
     Raises:
       UsageError: there is none, because the run continued with others in between.

@@ -22,7 +22,7 @@ class RunFolder:
     """The layout of a run's folder; its checkpoints lie in the folder itself.
 
     Attributes:
-      path: path of the folder, which need not exist yet.
+      path: the folder, which need not exist yet.
     """
 
     path: pathlib.Path
@@ -116,7 +116,7 @@ def held(folder: RunFolder, place: pathlib.Path | None = None, what: str = "is t
     """Context in which no other job trains in a folder. The system frees the lock of a dead process.
 
     Args:
-      folder: folder of the run.
+      folder: the run's folder.
       place: the folder with the lock; None: the run's.
       what: what the holder of the lock does there, for the error.
 

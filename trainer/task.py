@@ -47,10 +47,10 @@ class Evaluation:
       num_examples: how many the means are over: all but corrupt ones that were skipped, and those of sample weight 0.
       num_skipped: corrupt examples that were skipped.
       loss: without regularisation.
-      metrics: by name, such as `accuracy`.
+      metrics: values by name, such as `accuracy`.
       averaged: whether the weights were averages over the steps (--ema).
       parts: the evaluation of each source if there are several.
-      copies: of each image, over which the model's outputs were averaged (--eval_copies).
+      copies: number of copies of each image over which the model's outputs were averaged (--eval_copies).
     """
 
     split: str
@@ -221,7 +221,7 @@ class Task:
         """Called on the chief when training has ended and the last checkpoint is saved.
 
         Args:
-          model: with the weights of the last step, or their average if there is one.
+          model: has the weights of the last step, or their average if there is one.
           evaluation: the last one; None: there was none.
         """
 
@@ -308,7 +308,7 @@ class ClassLosses:
         """Checks the labels.
 
         Args:
-          factors: by class numbers.
+          factors: factors by class number.
           labels: as in `DataSpec`.
 
         Raises:
@@ -660,7 +660,7 @@ def _weights_of_labels(metric: keras.metrics.IoU, labels: tf.Tensor, weights: tf
     """Returns the weight of each label: Keras' IoU flattens both and broadcasts nothing else.
 
     Args:
-      metric: whose dtype the weights get.
+      metric: gives the weights its dtype.
       labels: classes, or a number for each class along the metric's axis.
       weights: sample weights, float32 (rows,).
     """

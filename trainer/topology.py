@@ -245,7 +245,7 @@ def sum_virtual_replicas(results: Sequence[Any], num_virtual: int) -> Any:
     """Returns the sum of what `of_virtual_replicas` returns on all replicas. Call it in a replica context.
 
     Args:
-      results: results, on each replica of the same number and in the same structure.
+      results: sums of this replica's virtual replicas; every replica has as many, of the same structure.
       num_virtual: V, over all replicas.
     """
     flat = [tf.nest.flatten(result) for result in results]

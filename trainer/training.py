@@ -69,8 +69,8 @@ def run(
     """Trains to the end of the plan and evaluates, on replicas that sum their gradients.
 
     Args:
-      config, plan: config and plan of the run.
-      cluster: which this process is a worker of.
+      config, plan: flags of the run, and what it reads.
+      cluster: workers of the job, of which this process is one.
       interrupt: says whether a signal came.
       task: class of the task.
       output: prints the lines.
@@ -108,8 +108,8 @@ class Run(abc.ABC):
     """A run from its first line to its last; a subclass connects the processes, and makes the steps.
 
     Attributes:
-      strategy: strategy in whose scope the state is created; set by `connect`, as is `agreement`.
-      agreement: agreement of the workers, on when to stop.
+      strategy: distributes the state, which is created in its scope; set by `connect`, as is `agreement`.
+      agreement: lets the workers agree on when to stop.
       task, state: there when `build_step` is called, which sets the attributes below.
       where, here: the devices of the run, and those of this process, in words.
       epoch: counts the steps of the epoch so far.

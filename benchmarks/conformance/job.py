@@ -35,7 +35,7 @@ class Outcome:
     """What a job's ranks delivered.
 
     Attributes:
-      steps: steps by epoch and rank, the numbers of the records that count, batch by batch.
+      steps: numbers of the records that count, batch by batch, by epoch and rank.
       wrong: the records whose bytes were wrong, in any batch.
       uneven: what would hang a job that all-reduces gradients at every step: who waits for whom.
       hung: who did not answer, and where.
@@ -136,9 +136,9 @@ def run(peer: Peer, jobs: Sequence[Job], seconds: float, save_at: tuple[int, int
     """Runs a job to its end.
 
     Args:
-      peer: peer whose input it is.
+      peer: the library whose input is tested.
       jobs: what each rank is asked for.
-      seconds: within which a rank must give its next batch.
+      seconds: time within which a rank must give its next batch.
       save_at: the epoch and the number of its steps after which the ranks save their states in their scratch folder,
         as `saved_in` names them.
     """

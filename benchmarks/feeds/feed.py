@@ -20,8 +20,8 @@ class Setting:
       rows: rows of a batch.
       augmented: as the CIFAR-10 tutorial does, or as nearly as the contestant offers; else uint8 as stored. Photographs
         are cropped and flipped anyway, and augmented by RandAugment and normalised.
-      cores: cores of the machine.
-      options: options of the contestant.
+      cores: how many the machine has.
+      options: the contestant's own.
     """
 
     arrays: str

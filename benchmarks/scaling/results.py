@@ -17,7 +17,7 @@ class Point:
       link: Mbit/s; None: they are on one machine.
       rate: examples per second.
       predicted: by the model; None: the model is made from this run.
-      loss: loss of the epoch so far at the end, after as many steps as the others'; over a slow link, perhaps fewer.
+      loss: mean over the epoch so far at the end, after as many steps as the others'; over a slow link, perhaps fewer.
       busy: share of the time in which steps did not wait for input; None: not measured.
       gpu_use: as nvidia-smi tells it, a share; None: there is none.
     """

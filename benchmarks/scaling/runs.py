@@ -35,7 +35,7 @@ class Run:
 
     Attributes:
       rate: examples per second.
-      loss: loss of the epoch so far, at the end.
+      loss: mean over the epoch so far, at the end.
       busy: share of the time in which steps did not wait for input; None: not measured.
       gpu_use: mean of what nvidia-smi says of the GPUs, as a share; None: there are none.
     """

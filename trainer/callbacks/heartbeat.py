@@ -39,7 +39,7 @@ class Beat:
     """How a process is doing.
 
     Attributes:
-      pid: pid of the process.
+      pid: process id.
       time: when this was written, seconds since 1970.
       beats: number of earlier beats.
       phase: what it is doing: `loading TensorFlow`, `training`.
@@ -47,11 +47,11 @@ class Beat:
       last_step: step at which training ends.
       made: updates that this process has made.
       achieved: how often the process has shown progress: a new phase, steps, batches evaluated.
-      expects, quiet: of the phase; see `Phase`. While it is quiet, the beats may stop.
+      expects, quiet: those of the phase; see `Phase`. While it is quiet, the beats may stop.
       patience: while steps are expected, the seconds that may pass until the next achievement, judging by earlier ones.
-      examples_per_second: examples per second of the whole job, over the last seconds.
+      examples_per_second: speed of the whole job, over the last seconds.
       input_wait: share of the time that steps waited for batches.
-      seconds_per_step: over the last seconds.
+      seconds_per_step: mean over the last seconds.
       waited_per_step: the part of them in which this process waited for its batches.
       exchanged_per_step: the part of them in which this worker exchanged sums with the others, partly while it
         computed: who comes last has the shortest one. None: there is no other worker.
@@ -59,8 +59,8 @@ class Beat:
       started: when the process began, seconds since 1970.
       host: name of the machine.
       devices: devices that the process computes on: `CPU:0`; empty: not known yet.
-      exit_code: exit code that the process ends with, in its last beat.
-      error: error that ended it, in a line.
+      exit_code: code that the process ends with, in its last beat.
+      error: what ended it, in a line.
     """
 
     pid: int
@@ -122,8 +122,8 @@ class Heartbeat(Callback):
         The folder may be on a file system that hangs, which must not hold up the training: another thread writes there.
 
         Args:
-          folder: folder of the run.
-          name: name of this process: `worker-1`.
+          folder: the run's folder.
+          name: what this process is called: `worker-1`.
           is_chief: whether this process has locked the folder, and makes the one for heartbeats in it.
         """
         path = folder.heartbeats / f"{name}.json"

@@ -40,9 +40,9 @@ class MetricsFile(Callback):
         """Opens the file, or creates it.
 
         Args:
-          path: path of the file.
+          path: the file.
           start_step: global step of the state that training begins with.
-          folder: folder of the run.
+          folder: the run's folder.
 
         Raises:
           UsageError: it cannot be written to, or holds something else.

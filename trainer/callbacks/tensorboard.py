@@ -46,8 +46,8 @@ class TrainScalars(Callback):
     """Passes the numbers of a step to `write`, with the speed since the last time, as in the log line.
 
     Args:
-      period: period of writing.
-      rows: per step.
+      period: when to write.
+      rows: rows per step.
       rate: returns the learning rate of a global step, int64 scalar.
       write: takes a global step and values by tag.
       more: returns further numbers by tag.
@@ -101,7 +101,7 @@ class Shown(Protocol):
 
     Attributes:
       graphs: graphs of the step by name, once they have been traced.
-      state: state that it trains.
+      state: what it trains.
     """
 
     graphs: dict[str, Traced]
@@ -112,11 +112,11 @@ class TensorBoard(Callback):
     """Writes an events file, on the chief.
 
     Args:
-      config: config of the run.
+      config: the run's flags.
       steps_per_epoch: T.
       start_step: global step of the state that training begins with.
       is_chief: whether this worker writes.
-      stepper: stepper whose graph, histograms and images are written.
+      stepper: makes the steps, of which graph, histograms and images are written.
       read_histograms: returns those of this moment; None: they are in the result of a step.
 
     Attributes:
@@ -239,7 +239,7 @@ class EventFile:
     value.
 
     Attributes:
-      folder: folder of the file.
+      folder: where the file is.
       writes: False: nothing is written.
       is_first: whether the folder has no file of an earlier process.
     """
@@ -248,7 +248,7 @@ class EventFile:
         """Looks for earlier files.
 
         Args:
-          folder: folder for the file.
+          folder: where the file is written.
           start_step: global step of the state that training begins with.
           writes: see the class.
         """

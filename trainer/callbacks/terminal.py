@@ -111,7 +111,7 @@ class Output:
     """Lines on stdout: the chief's, and the few that other processes print.
 
     Args:
-      rank: rank of the worker; the chief's is 0.
+      rank: number of the worker; the chief's is 0.
       live: the line below them, on a terminal.
       is_timed: whether each begins with the local date and time; None: if a launcher follows this process, and the
         lines do not go to a terminal.

@@ -143,8 +143,8 @@ class BestCheckpoints:
     are replaced when their step is ranked, and removed with those that drop out.
 
     Attributes:
-      ranking: ranking of the evaluations.
-      folder: folder of the checkpoints.
+      ranking: orders the evaluations.
+      folder: where the best checkpoints are.
     """
 
     def __init__(
@@ -157,8 +157,8 @@ class BestCheckpoints:
         """Removes what a killed process left in the folder.
 
         Args:
-          ranking: ranking of the evaluations.
-          folder: folder of the run.
+          ranking: orders the evaluations.
+          folder: the run's folder.
           is_chief: whether this worker writes.
           write: writes the state with the `add` or `write` of a folder's `CheckpointFiles`; all workers call it.
         """

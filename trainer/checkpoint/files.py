@@ -51,7 +51,7 @@ class CheckpointFiles:
     kill, and completes a save of which only the index is left to add.
 
     Attributes:
-      folder: folder of the files.
+      folder: where the files are.
       max_to_keep, steps_per_epoch, period: see `kept`.
     """
 
@@ -229,11 +229,11 @@ def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int, period: P
     """Returns which of the steps, ascending, to keep: the newest, and two that are an epoch or more apart.
 
     Args:
-      steps: steps of the checkpoints.
-      max_to_keep: how many of the newest.
+      steps: global steps of the checkpoints.
+      max_to_keep: how many of the newest to keep.
       steps_per_epoch: T.
-      period: period of the steps that count. Others stay while fewer count than are kept, or while they are one of the
-        newest two; they take no place of those that count. Without steps, all count.
+      period: says which steps count. Others stay while fewer count than are kept, or while they are one of the newest
+        two; they take no place of those that count. Without steps, all count.
     """
     # A slow divergence may be in all of the newest. The older of the two is at least an epoch old, and about two at
     # most if checkpoints are frequent; the younger one takes its place in time.

@@ -33,7 +33,7 @@ def begin(config: TrainConfig, is_chief: bool = True) -> TrainConfig:
     has left is.
 
     Args:
-      config: config of the run.
+      config: the run's flags.
       is_chief: whether this process has the lock of the run's folder; the others leave it alone, and meet the chief
         before they read there.
 

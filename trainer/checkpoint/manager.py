@@ -95,7 +95,7 @@ class Restored:
     """A checkpoint that was restored.
 
     Attributes:
-      path: path of the checkpoint.
+      path: the checkpoint.
       changes: training options that have changed since: `--learning_rate was 0.05, is 0.01`.
     """
 
@@ -133,7 +133,7 @@ class CheckpointManager:
         """Removes what a killed process left in the run's folder.
 
         Args:
-          config: config of the run.
+          config: the run's flags.
           training, evaluation: what it reads.
           state: as it is before a checkpoint is restored.
           parts: the parts of the state that are not variables, by name.

@@ -52,7 +52,7 @@ class Record:
     """What a checkpoint stores about its run.
 
     Attributes:
-      path: path of the checkpoint.
+      path: the checkpoint.
       step: its global step.
       averaged: whether it also has an average of the weights.
       content: what `RunSpec.content` returned: model, optimizer, num_classes, order, config, ...
@@ -148,8 +148,8 @@ def best_first(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
     """Returns the best checkpoints of a run in the order of their ranking, then those that it does not name.
 
     Args:
-      paths: paths in the folder of the best, the newest first: the newest one that can be read stores the ranking.
-        Paths in another folder are returned as they are.
+      paths: checkpoints in the folder of the best, the newest first: the newest one that can be read stores the
+        ranking. Those in another folder are returned as they are.
     """
     if not paths or paths[0].parent.name != BEST:
         return list(paths)
@@ -213,7 +213,7 @@ def compare(path: str, other: str, names_of_variables: Mapping[str, str]) -> tup
     """Returns the number of tensors of a checkpoint, and those whose bits are others in another one; the weights first.
 
     Args:
-      path: path of the checkpoint; without the record of its run and the graph of its objects.
+      path: the checkpoint; without the record of its run and the graph of its objects.
       other: likewise.
       names_of_variables: names of variables by the names of their tensors, in the order in which they are compared.
     """

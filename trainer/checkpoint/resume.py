@@ -71,10 +71,10 @@ class RunSpec:
     """Model, optimizer, order and flags of a run, to be compared with those that a checkpoint has stored.
 
     Attributes:
-      state: state of the run.
+      state: task, model and optimizer of the run.
       spec: the order of its examples.
       config: all flags.
-      structure: structure of the model as its code builds it, before a checkpoint restores the optimizer's rate.
+      structure: the model as its code builds it, before a checkpoint restores the optimizer's rate.
       data: {digest of a manifest: its data set in words}.
       code: the versions and the digests of the source files that compute; see `pipeline.files.code`.
     """
@@ -118,7 +118,7 @@ class RunSpec:
         """Raises UsageError if this run cannot resume from a checkpoint.
 
         Args:
-          path: path of the checkpoint.
+          path: the checkpoint.
           stored: the content of its record.
         """
         for name, here in self.content().items():
@@ -232,7 +232,7 @@ def other_class(stored: Mapping[str, Any], names: Sequence[str]) -> tuple[int, s
 
     Args:
       stored: the content of the checkpoint's record.
-      names: names of as many classes.
+      names: class names here, as many as the checkpoint has.
     """
     was, unnamed = stored.get(CLASS_NAMES, []), [*map(str, range(len(names)))]
     if unnamed in (was, [*names]):

@@ -28,7 +28,7 @@ def pin(folder: RunFolder, is_chief: bool) -> None:
     decide.
 
     Args:
-      folder: folder of the run.
+      folder: the run's folder.
       is_chief: whether this process writes what XLA has chosen.
 
     Raises:

@@ -100,7 +100,7 @@ class Hello:
     """The first message of a worker.
 
     Attributes:
-      rank: rank in the cluster.
+      rank: number in the cluster; the chief's is 0.
       name: what messages call it.
       description: what shapes its run.
     """
@@ -115,7 +115,7 @@ class Failure:
     """The only message of a process that fails before it has met the others.
 
     Attributes:
-      rank: rank in the cluster.
+      rank: number in the cluster; the chief's is 0.
       name: what messages call it.
       error: why it cannot begin.
     """
@@ -170,7 +170,7 @@ async def read_answer(reader: asyncio.StreamReader, within: float | None = None)
     """Returns the names that the chief waits for; or the error that ends all workers; or None: they may continue.
 
     Args:
-      reader: reader from the chief.
+      reader: stream from the chief.
       within: seconds within which at least a sign of life must come; None: the chief sends none.
 
     Raises one of NOT_OURS.
@@ -185,7 +185,7 @@ async def read_line(reader: asyncio.StreamReader, within: float) -> str | Pipeli
     """Returns a line to print, from a chief whose job has begun; or how the job ended: an error, None for success.
 
     Args:
-      reader: reader from the chief.
+      reader: stream from the chief.
       within: seconds within which at least a sign of life must come.
 
     Raises one of NOT_OURS; of these TimeoutError if the chief is silent.
@@ -200,7 +200,7 @@ async def read_news(reader: asyncio.StreamReader, within: float) -> tuple[str, s
     """Returns what a worker or a parameter server tells the chief: ("signal", "SIGTERM") or ("late", "").
 
     Args:
-      reader: reader from the process.
+      reader: stream from the process.
       within: seconds within which at least a sign of life must come.
 
     Raises one of NOT_OURS; of these TimeoutError if the process is silent.

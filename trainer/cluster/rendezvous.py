@@ -51,7 +51,7 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
     """Waits until all workers are there, and compares them. While it waits, it prints for whom.
 
     Args:
-      cluster: cluster of this process.
+      cluster: workers of the job, of which this process is one.
       description: what must be equal on all workers.
       timeout: most seconds to wait.
 
@@ -87,7 +87,7 @@ def explaining(
     once. Those that come too late to be told wait for --join_timeout, as for a process that was never started.
 
     Args:
-      seat: seat of this process.
+      seat: place of this process among those that meet.
       timeout: seconds that the others wait, after which telling them ends.
       aside: context in which a line may be printed.
     """
@@ -104,8 +104,8 @@ def tell_the_rest(seat: Seat, error: PipelineError, told: Collection[int], timeo
     """Tells workers that come late why the chief has given up the job; they would wait for --join_timeout.
 
     Args:
-      seat: seat of the chief.
-      error: error that ended the others; if it asks for a rerun, nobody is told.
+      seat: place of the chief among those that meet.
+      error: what ended the others; if it asks for a rerun, nobody is told.
       told: the ranks of those that know.
       timeout: as for `explaining`.
     """
@@ -406,7 +406,7 @@ class Server:
       serve: serves a connection, which is closed when it returns.
 
     Attributes:
-      tasks: tasks that have not ended.
+      tasks: connections that are being served.
     """
 
     def __init__(self, serve: _Serve) -> None:
@@ -457,7 +457,7 @@ class Client:
     """The side that asks the chief whether all may continue. A subclass decides what becomes of the connection.
 
     Args:
-      hello: hello of this process.
+      hello: first message of this process.
       chief: what messages call the chief.
       address: `host:port` of the chief.
       timeout: seconds to wait for the others.
@@ -555,9 +555,9 @@ def taken(name: str, writer: asyncio.StreamWriter, first: asyncio.StreamWriter, 
     """Returns the error for a second process with the same task; a restart helps if the first one's machine is gone.
 
     Args:
-      name: name of the task.
-      writer: writer to the second process.
-      first: writer to the first process.
+      name: what messages call the task.
+      writer: stream to the second process.
+      first: stream to the first process.
       source: where the task comes from, for messages.
     """
     peers = ((one.get_extra_info("peername") or "?")[0] for one in (writer, first))

@@ -73,7 +73,7 @@ def configure(config: TrainConfig, is_chief: bool = False) -> None:
     placement), as in the CIFAR-10 tutorial.
 
     Args:
-      config: config of the run.
+      config: the run's flags.
       is_chief: whether this process writes down the algorithms that XLA chooses; see `algorithms`.
     """
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
@@ -95,7 +95,7 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
     Args:
       flags: the strategy and its replicas.
       global_batch_size: rows that the replicas divide among themselves.
-      cluster: cluster of a multiworker run; otherwise unused.
+      cluster: workers of a multiworker run; otherwise unused.
 
     Raises:
       UsageError: there are fewer GPUs than replicas, or the replicas do not divide the global batch.
@@ -189,7 +189,7 @@ def _join(cluster: Cluster, flags: RunFlags) -> tf.distribute.Strategy:
     """Returns the strategy of all workers, once all have joined.
 
     Args:
-      cluster: cluster of this process; a single worker need not be in TF_CONFIG.
+      cluster: workers of the job; a single one need not be in TF_CONFIG.
       flags: how they sum, and how long one may be silent here until it counts as lost; later a `Watchdog` decides.
 
     Raises:

@@ -28,7 +28,7 @@ class Seat:
     """The place of a process among those that meet at the chief's address.
 
     Attributes:
-      rank: rank of this process, 0..size-1; 0 is the chief.
+      rank: number of this process, 0..size-1; 0 is the chief.
       size: processes in the job.
       name: what messages call this process.
       chief_address: `host:port`.
@@ -48,7 +48,7 @@ class Cluster:
 
     Attributes:
       addresses: `host:port` of each worker, the chief first.
-      rank: rank of this process, 0..size-1; 0 is the chief, which writes.
+      rank: number of this process, 0..size-1; 0 is the chief, which writes.
       chief_job: whether TF_CONFIG has a job `chief`, so that its workers are counted without the chief.
       source: where the cluster comes from: TF_CONFIG, or a flag.
     """
@@ -141,7 +141,7 @@ def parse_jobs(
     Args:
       text: the content.
       known: the jobs that may be in it.
-      strategy: strategy that uses them, for messages.
+      strategy: what uses them, for messages.
       source: where the text comes from, for messages.
 
     Raises:

@@ -43,7 +43,7 @@ def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[st
     """Replaces --config=FILE by the flags in that file, which come first, so that the other arguments override them.
 
     Args:
-      arguments: arguments of the command line.
+      arguments: the command line, without the program.
       names: names of all flags.
 
     Returns:
@@ -88,7 +88,7 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
     """Yields the flags of a file as arguments: `--learning_rate=0.1`.
 
     Args:
-      path: path of the file.
+      path: the file.
       names: names of all flags.
 
     Raises:
@@ -118,8 +118,8 @@ def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]
     """Raises UsageError if a group or a flag is given twice: YAML would silently take the last one.
 
     Args:
-      path: path of the file.
-      tree: tree of its content, or of a group.
+      path: the file.
+      tree: its parsed content, or a group in it.
       seen: {flag that another group gives: its line}; flags of this group are added.
     """
     from yaml import MappingNode  # noqa: PLC0415, as in `_loader`

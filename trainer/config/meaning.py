@@ -79,7 +79,7 @@ def order_flag(name: str, default: Any = None, **changes: Any) -> Any:
     """Returns a field for a flag that `pipeline.order_flags` declares.
 
     Args:
-      name: of the flag.
+      name: the flag's name.
       default: its value if it is not given.
       **changes: to its declaration, and what it means to the trainer: as for `flag`.
     """
@@ -160,10 +160,10 @@ def check_apart(name: str, path: str | None, data_dir: str | None, flag: str = "
     Links and `..` are resolved. Data at a URL cannot clash.
 
     Args:
-      name: of the flag for the output.
+      name: flag for the output.
       path: its value; None: not given.
       data_dir: as in --data_dir: a folder, or several with weights; None: not given.
-      flag: name of the flag that has it.
+      flag: flag that gives `data_dir`.
     """
     if not data_dir:
         return

@@ -366,8 +366,8 @@ class Model:
       epochs: length of a training, without --train_steps and --epochs.
       takes_dropout: whether it has --dropout.
       defaults: values of flags, with the optimizer that it names, or momentum, where they differ from the flags' own.
-      sides: of several models, returns {name: height and width of its images}, which --resize has by default; `build`
-        then takes the name first, and `is_pretrained`, too. None: it is one model.
+      sides: returns {name: height and width of its images} of several models; --resize has that size by default, and
+        `build` takes the name first, and `is_pretrained`, too. None: it is one model.
     """
 
     build: Callable[..., keras.Model]

@@ -53,7 +53,7 @@ class Interval:
     """What a flag such as --eval_every says.
 
     Attributes:
-      amount: amount of the unit; 0: never.
+      amount: number of units; 0: never.
       unit: `step`, `epoch`, or one of time: `s`, `m`, `h`.
     """
 
@@ -113,7 +113,7 @@ def period_of(every: Every, steps_per_epoch: int, seconds: float = 0.0, soonest:
     Args:
       every: the value.
       steps_per_epoch: T.
-      seconds: seconds after which it is due as well; 0: by `every` alone.
+      seconds: time after which it is due as well; 0: by `every` alone.
       soonest: shortest wait by that clock; see `Period`.
     """
     period = Interval.of(every).period(steps_per_epoch)

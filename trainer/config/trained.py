@@ -129,7 +129,7 @@ class Format:
     Attributes:
       write: writes a `Served` model to a path; its third argument is the number of rows of a batch, for static shapes.
       file: its name in the folder of the export.
-      installed: for README.md, what to install beside Python to use it.
+      installed: what to install beside Python to use it, for README.md.
       imported: and what to import.
       program: and what to do with the pixels.
       libraries: modules that it needs in addition to TensorFlow.

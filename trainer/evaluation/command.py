@@ -122,7 +122,7 @@ def follow(
     are missed: their steps are those of its --checkpoint_every, and a line names them and what helps.
 
     Args:
-      folder: of the run.
+      folder: the run's folder.
       interval: seconds between two looks for new checkpoints.
       evaluate: called with each checkpoint, and the steps of those that were missed since the one before.
       say: prints a line for the user.

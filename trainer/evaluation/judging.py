@@ -31,8 +31,8 @@ class Judgement:
 
     Attributes:
       evaluation: the loss and the metrics of its task.
-      report: of classes and mistakes; None: the model's outputs are not a number for each class.
-      images: of the report's mistakes, as stored; as the model got them if records can only be read forward.
+      report: classes and mistakes; None: the model's outputs are not a number for each class.
+      images: one per mistake of the report, as stored; as the model got it if records can only be read forward.
     """
 
     evaluation: Evaluation
@@ -48,7 +48,7 @@ class Judge:
 
         Args:
           trained: the model and the split.
-          most_mistakes: that the report has.
+          most_mistakes: most mistakes that the report has.
         """
         self._trained, self._most = trained, most_mistakes
         self._classes = classes_of(trained.model, trained.state.task.data)
@@ -116,9 +116,9 @@ class _Pass:
 
     Attributes:
       split: what is read.
-      batches: of it.
+      batches: its batches, as the model gets them.
       has_keys: whether the features are a dict with keys.
-      prefix: of the keys if there are several splits, which may have equal ones.
+      prefix: what keys begin with if there are several splits, which may have equal ones.
     """
 
     split: ResolvedRequest
@@ -163,7 +163,7 @@ class Tally:
         """Starts without examples.
 
         Args:
-          class_names: by class number.
+          class_names: names by class number.
           worst: most mistakes to keep.
         """
         self._names, self._worst, classes = tuple(class_names), worst, len(class_names)
@@ -241,10 +241,10 @@ class Mistake:
 
     Attributes:
       record: its number in the split; with several splits, the records of those before it are counted, too.
-      key: of the record; None: the data set has none.
+      key: the record's key; None: the data set has none.
       label, prediction: class numbers.
-      probability: that the model gave the prediction.
-      label_probability: that it gave the label.
+      probability: what the model gave the prediction.
+      label_probability: what it gave the label.
       loss: cross-entropy, -log(label_probability).
     """
 
@@ -272,7 +272,7 @@ class Report:
     """How a model classifies the examples of a split.
 
     Attributes:
-      class_names: by class number.
+      class_names: names by class number.
       matrix: int64 (classes, classes), examples by label and prediction.
       loss: mean cross-entropy.
       mistakes: the worst, those of the highest loss first.

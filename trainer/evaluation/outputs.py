@@ -185,8 +185,8 @@ class _Grid:
     """The cells of a confusion matrix, recall at the right of each row and precision below each column.
 
     Attributes:
-      report: with the numbers.
-      left, top: of the first cell, pixels.
+      report: has the numbers.
+      left, top: corner of the first cell, pixels.
       cell: pixels on a side of each.
     """
 
@@ -273,9 +273,9 @@ def worst_mistakes(report: Report, images: Sequence[NDArray[np.generic]], title:
     """Returns the worst mistakes: each image, what it was taken for and what it is.
 
     Args:
-      report: with the mistakes.
-      images: of the mistakes, (height, width, channels) each, uint8 or float.
-      title: above them.
+      report: has the mistakes.
+      images: one per mistake, (height, width, channels) each, uint8 or float.
+      title: line above them.
     """
     rows = max(1, -(-len(images) // _COLUMNS))
     width, height = _COLUMNS * (_TILE + _GAP) + _GAP, _MISTAKES_HEAD + rows * (_TILE + _CAPTION + _GAP)

@@ -181,9 +181,9 @@ def readme_of(name: str, model: Served, formats: Sequence[str], batch: int, upri
     """Returns the content of README.md.
 
     Args:
-      name: name of the model and its step.
-      model: model that was exported.
-      formats: formats of the files.
+      name: the model and its step, in words.
+      model: what was exported.
+      formats: names of the formats that were written.
       batch: images that a StableHLO program takes.
       upright: whether photographs must be turned as their EXIF data say, as the training's were.
     """

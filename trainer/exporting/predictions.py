@@ -54,7 +54,7 @@ class Predictor:
 
     Attributes:
       name: what it is, in one line.
-      class_names: by class number.
+      class_names: names by class number.
       image_shape: (height, width, channels) that the model gets.
       pixel_rule: how files become pixels: turned upright or not, and by which DCT, as in training.
     """
@@ -72,9 +72,9 @@ class Predictor:
 
         Args:
           name: what it is.
-          class_names: by class number.
-          image_shape: that the model gets.
-          probabilities: of uint8 (n, height, width, channels), float32 (n, classes).
+          class_names: names by class number.
+          image_shape: (height, width, channels) that the model gets.
+          probabilities: returns float32 (n, classes) for uint8 (n, height, width, channels).
           fit: brings an image of any size to that of the model, as the run's input did; None: images are stretched, as
             `beam_jobs.convert --resize` does it.
           pixel_rule: how files become pixels, as in the data set that the model was trained on.
@@ -96,10 +96,10 @@ class Predictor:
         """Returns the model of a run.
 
         Args:
-          model_dir: of `trainer.run`; it may be training.
+          model_dir: folder of the run; it may be training.
           checkpoint: `ckpt-400`, `400` or `best`; None: the newest.
           weights: `raw`, or `ema` for the average over the steps; None: the average if the run kept one.
-          data_dir: of the run's data set if that has moved: the class names are in its manifest.
+          data_dir: folder of the run's data set if that has moved: the class names are in its manifest.
           eval_copies: copies of each image over which the probabilities are averaged: itself, as without copies, and
             others augmented by the run's recipe; None: the run's --eval_copies.
 

@@ -103,8 +103,8 @@ def tf_config(addresses: Mapping[str, Sequence[str]], role: str, index: int) -> 
 
     Args:
       addresses: host:port of each process, by role.
-      role: role of this one.
-      index: index of it among those of its role.
+      role: `worker`, `chief` or `ps`.
+      index: number of this process among those of its role.
     """
     cluster = {name: list(hosts) for name, hosts in addresses.items()}
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})

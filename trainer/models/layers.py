@@ -103,7 +103,7 @@ def shifted_maxima(inputs: tf.Tensor, pool_size: Sequence[int], strides: Sequenc
 
     Args:
       inputs: (rows, height, width, channels), height and width static.
-      pool_size, strides: pool size and strides of height and width.
+      pool_size, strides: (height, width) each.
       padding: `same` or `valid`.
     """
     places = list(zip(inputs.shape[1:3], pool_size, strides, strict=True))

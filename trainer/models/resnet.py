@@ -113,7 +113,8 @@ def _of_photographs(
 
     Args:
       name: name of the model.
-      image_shape, image_dtype, num_classes: shape, type and number of classes of the data.
+      image_shape, image_dtype: (height, width, channels) and dtype of the images.
+      num_classes: width of the logits.
       blocks: how many each stage has.
       block: makes one, of values, width and stride.
     """

@@ -23,11 +23,11 @@ class Made(NamedTuple):
 
     Attributes:
       steps: steps that it made, int64 (n,); others had been applied already.
-      rows: rows of each step, string (n,), see `Rows`.
+      rows: packed results of each step, string (n,), see `Rows`.
       finite: bool; False: the last of them had a loss or gradient that is NaN or infinite.
       waited: seconds that it took to make the batches.
-      seconds: seconds that the block took.
-      worker: worker that made it.
+      seconds: time that the block took.
+      worker: number of the worker that made them.
       global_step: updates so far, of all workers.
     """
 
@@ -45,10 +45,10 @@ class Asynchronous:
     """The graph of a block, to be run by workers.
 
     Attributes:
-      state: state on the parameter servers.
+      state: model, optimizer and step, on the parameter servers.
       batches: made of a worker's columns.
       compute: gradients, and their application.
-      ledger: ledger of the steps.
+      ledger: records which steps were applied.
       rows: packs a step's results.
     """
 
@@ -124,10 +124,10 @@ class AsyncScheduler:
         """Makes the scheduler of a job.
 
         Args:
-          graph: graph of a block.
+          graph: what a worker runs for a block.
           closures: where it is run.
           columns: each worker's.
-          num_workers: number of workers in the job.
+          num_workers: workers in the job.
           most: steps of a block.
           lines: told of every block.
         """

@@ -55,7 +55,7 @@ class ColumnBatches:
     """Makes batches of columns.
 
     Attributes:
-      rows: of a share of a step.
+      rows: number of rows in a share of a step.
       steps_per_epoch: T.
       skips: (first, end) of global steps whose rows have weight 0.
     """
@@ -104,7 +104,7 @@ class ColumnBatches:
         """Returns a function of (step, share) that gives the batch of a share of a step.
 
         Args:
-          columns: of the dataset.
+          columns: what the dataset gives.
           step: any step of the epoch, int64 scalar; the function may be asked for steps of this epoch alone.
         """
         plan = self._feed.plan(step // self.steps_per_epoch, tf.constant(0, tf.int64))
@@ -173,7 +173,7 @@ class Transfer:
     All values of one server and type travel as one tensor, so that each server is asked once.
 
     Attributes:
-      variables: on the servers.
+      variables: those on the servers.
       groups: indices of the variables of each server and type.
     """
 
@@ -207,7 +207,7 @@ class Transfer:
         """Returns values for all variables, each where its variable is.
 
         Args:
-          flat: of `flattened`.
+          flat: what `flattened` returns.
         """
         found: list[tf.Tensor] = [None] * len(self.variables)
         for group, values in zip(self.groups, flat, strict=True):
@@ -225,8 +225,8 @@ class Sent(NamedTuple):
     """What a worker sends: one tensor for each parameter server and type.
 
     Attributes:
-      gradients: of the mean loss of the rows.
-      changes: of variables that are not trained, such as moving statistics.
+      gradients: those of the mean loss of the rows.
+      changes: differences of variables that are not trained, such as moving statistics.
     """
 
     gradients: list[tf.Tensor]
@@ -237,10 +237,10 @@ class Compute:
     """Computes gradients on workers, and applies them on parameter servers.
 
     Attributes:
-      state: on the parameter servers.
+      state: model, optimizer and step, on the parameter servers.
       trainable: moves the weights.
       kept: moves the floating-point variables that are not trained.
-      graphs: of a step, once they have been traced, by name.
+      graphs: graphs of a step by name, once they have been traced.
     """
 
     def __init__(
@@ -255,9 +255,9 @@ class Compute:
         """Makes variables beside those of the state.
 
         Args:
-          strategy: of the parameter servers.
+          strategy: that of the parameter servers.
           state: created in its scope.
-          config: of the run.
+          config: the run's flags.
           augment: augments rows on the worker's device; None: the input augments.
           shown: the steps whose gradients `histograms` shows, besides the first.
           skips: (first, end) of global steps that change nothing but the number of the step.

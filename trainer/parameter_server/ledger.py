@@ -23,7 +23,7 @@ class Row(NamedTuple):
     Attributes:
       penalty: the regularisation.
       norm: norm of the gradient, before it is clipped.
-      sums: sums of the measure, flat, one after the other.
+      sums: what the measure sums, flat, one after the other.
     """
 
     penalty: float

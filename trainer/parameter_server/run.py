@@ -43,8 +43,8 @@ def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
     """Runs this process's part of the job; returns the last evaluation on the chief, None elsewhere.
 
     Args:
-      config: of the job.
-      task: instead of `config.model.task`.
+      config: the job's flags.
+      task: class to use instead of `config.model.task`.
       command: its name, for messages.
 
     Raises:

@@ -30,7 +30,7 @@ class Finished(NamedTuple):
 
     Attributes:
       stop: the first step after them.
-      rows: rows by step, of those made since the last report; a lost worker had applied the others already.
+      rows: results by step, of the steps made since the last report; a lost worker had applied the others already.
       finite: whether all losses and gradients were.
       waited: seconds that the batches took, on average over the workers.
       updates: all updates so far, as a global step: of steps after `stop`, too, which others have made meanwhile.
@@ -79,7 +79,7 @@ class Closures:
         """Runs functions on the workers of TensorFlow's cluster.
 
         Args:
-          cluster: cluster of the workers.
+          cluster: TensorFlow's cluster of the workers.
           check_lost: waits a moment; raises if more than a worker was lost.
         """
         self._cluster, self._check_lost, self.waiting, self._retries = cluster, check_lost, 0, 0
@@ -167,7 +167,7 @@ class WorkerLines:
 
         Args:
           coordinator: connected to the workers.
-          period: period of a worker's lines, in its own steps.
+          period: how often a worker has a line, in its own steps.
         """
         self._coordinator, self._period = coordinator, period
         self._counts: collections.Counter[tuple[int, int]] = collections.Counter()
@@ -183,10 +183,10 @@ class WorkerLines:
         what it waited for others is among them.
 
         Args:
-          worker: worker that made them.
+          worker: number of the worker that made them.
           global_step: global step after them.
           losses: loss of each step, with regularisation.
-          seconds: seconds that they took.
+          seconds: time that they took.
         """
         key = worker, self._coordinator.starts(worker)  # a restarted worker counts from 0 again
         before = self._counts[key]

@@ -36,8 +36,8 @@ class Share(NamedTuple):
       row: see `Rows`, string scalar.
       finite: whether loss and gradient are.
       waited: seconds that it took to make the batch.
-      seconds: seconds that it took in all.
-      worker: worker that computed it.
+      seconds: time that it took in all.
+      worker: number of the worker that computed it.
     """
 
     version: Any
@@ -53,7 +53,7 @@ class Synchronous:
     """The graphs of a share, run by workers, and of an update, run by the chief.
 
     Attributes:
-      batches: batches of shares.
+      batches: makes the batch of a share.
       rows: packs a share's results.
     """
 
@@ -116,9 +116,9 @@ class Synchronous:
         """Applies the weighted mean of the gradients in some places; returns its norm.
 
         Args:
-          step: step whose update it is, int64 scalar.
+          step: global step of the update, int64 scalar.
           places: int32 (M,).
-          weights: weights of the rows of each share, float32 (M,).
+          weights: sum of the sample weights of each share, float32 (M,).
         """
         self._compute.graphs["update"] = Traced(tf.compat.v1.get_default_graph(), "update", "/job:chief")
         # A worker divided its gradient by the weight of its rows; times its part of all weight, the sum is the mean
@@ -173,7 +173,7 @@ class SyncScheduler:
         """Makes the scheduler of a job.
 
         Args:
-          graph: graph of shares and updates.
+          graph: what workers run for a share, and the chief for an update.
           closures: where shares are computed.
           columns: each worker's.
           num_workers: N, in the job.

@@ -87,7 +87,7 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
     """Serves the chief as a worker or a parameter server; see `WorkerClient.serve`.
 
     Args:
-      config: config of the job.
+      config: the job's flags.
       plan: None on a parameter server.
       roles: the processes.
       interrupt: says whether a signal came.
@@ -286,14 +286,14 @@ class Loop:
     """Follows a scheduler: the workers make steps without pause, up to those at which all of them have to be done.
 
     Attributes:
-      scheduler: scheduler of the workers' steps.
+      scheduler: gives the workers their steps.
       rows: unpacks the results of steps.
       averages: over them.
       epoch: the sums over their epoch.
-      ledger: ledger of the steps.
-      tally: tally of all steps of the training.
-      actions: actions in their order. Workers continue during those that only look at a step's numbers. Before one that
-        `pauses`, exactly the steps before it are applied.
+      ledger: records which steps were applied.
+      tally: how often each step of the training was applied.
+      actions: what is done between steps, in order. Workers continue during those that only look at a step's numbers.
+        Before one that `pauses`, exactly the steps before it are applied.
       settle: called at every pause with the number of applied steps.
       stops: whether training has to end; asked often, raises if it cannot continue.
       watch: called with every report.

@@ -50,7 +50,7 @@ class LoopResult(NamedTuple):
 
     Attributes:
       step: global step after the last update, int64 scalar.
-      values: values of the last update, float32 (values,), in the order of `names`.
+      values: numbers of the last update, float32 (values,), in the order of `names`.
       finite: bool scalar; False: the loop ended early, because the last update's loss, or a weight after it, is NaN or
         infinite (a NaN can pass through ReLU as 0, and show only in the gradient).
       waited: seconds that the updates waited for their batches, float64 scalar.
@@ -64,7 +64,7 @@ class LoopResult(NamedTuple):
         NaN as long as it has none, because its steps are skipped.
       names: the total loss, the regularisation, the loss, the metrics.
       norm: norm of the last update's summed gradients before clipping, float32 scalar; None unless requested.
-      histograms: histograms of the weights after the last update, then of its summed gradients, float32 (2 * variables,
+      histograms: those of the weights after the last update, then of its summed gradients, float32 (2 * variables,
         COLUMNS): least, greatest, sum, sum of squares, then the counts in equal buckets; None unless requested.
       activations: statistics of the outputs of the model's layers for the last batch's real rows on the first local
         replica, with the weights after the update: histograms, float32 (layers, COLUMNS), and shares of zeros, float32
@@ -109,9 +109,9 @@ class Traced(NamedTuple):
     """A graph for TensorBoard.
 
     Attributes:
-      graph: graph of a step, or of a part of one.
-      scope: scope that its nodes stand in; empty: they stand alone.
-      device: device of the nodes that name none; empty: of this process.
+      graph: a step, or a part of one.
+      scope: name that its nodes are grouped under; empty: they stand alone.
+      device: where the nodes that name none run; empty: in this process.
     """
 
     graph: tf.Graph
@@ -142,7 +142,7 @@ class _Summed(NamedTuple):
     Attributes:
       gradients: gradients of the mean loss, one per trainable variable, before clipping, times the loss scale.
       statistics: new values of the floating-point variables that are not trained.
-      sums: sums of the measure.
+      sums: what the measure sums.
       penalty: regularisation, float32 scalar.
       exchanged: this replica's part of `LoopResult.exchanged`.
     """
@@ -461,7 +461,7 @@ class TrainStep:
         """Computes one replica's contribution to a step; returns the sum of those of all replicas.
 
         Args:
-          features: features of this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
+          features: this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
           labels: likewise.
           weights: sample weights, likewise, float32 (rows,).
         """
@@ -585,9 +585,9 @@ def create(
     """Returns the step that the flags ask for.
 
     Args:
-      strategy: strategy whose replicas compute.
+      strategy: its replicas compute.
       state: created in its scope.
-      config: config of the run.
+      config: the run's flags.
       training: the request for training data; None: the step neither augments nor knows the length of an epoch.
     """
     virtual = config.order.virtual_replicas

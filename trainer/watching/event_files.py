@@ -83,8 +83,8 @@ class EventFiles:
     As TensorBoard does, it drops what earlier processes wrote about the steps that a later one makes again.
 
     Attributes:
-      series: series by tag.
-      starts: starts in their order.
+      series: points of each scalar, by tag.
+      starts: starts of the run, the first one first.
       images: PNGs by tag, of the newest step that has any.
       images_step: that step.
       problems: what is wrong with files, in words, by their names.

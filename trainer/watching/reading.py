@@ -63,7 +63,7 @@ class Data:
         Args:
           step: global step.
           workers: their names, in the order of their ranks.
-          replicas: replicas of the job.
+          replicas: number of replicas in the job.
 
         Raises:
           UsageError: the workers and replicas cannot share a batch.

@@ -61,7 +61,7 @@ class Guard:
       app: what is guarded.
       hosts: the names that the page has in a browser, without port: a site whose name was made to point here (DNS
         rebinding) has another one. Empty: any, since there is a token.
-      token: token that a request must have, in a cookie, as `Authorization: Bearer`, or once in the query; None: none.
+      token: secret that a request must have, in a cookie, as `Authorization: Bearer`, or once in the query; None: none.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str], token: str | None) -> None:
@@ -255,9 +255,9 @@ def serve(site: Site, listener: socket.socket, host: str, token: str | None) -> 
     """Serves the site until the process is told to end.
 
     Args:
-      site: site to serve.
+      site: what to serve.
       listener: a bound socket.
-      host: host that it is bound to.
+      host: address that it is bound to.
       token: as for `Guard`.
     """
     hosts = () if token else ("localhost", "127.0.0.1", "::1", host)

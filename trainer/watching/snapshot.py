@@ -18,10 +18,10 @@ class Member:
 
     Attributes:
       name: `worker 1`.
-      role, index: as in TF_CONFIG.
+      role, index: those of TF_CONFIG.
       host: name of its machine; empty: not known.
       devices: devices that it computes on.
-      pid: pid of its newest process.
+      pid: process id of its newest process.
       state: `running`; `silent`: its heartbeats are missing; `gone`: and its process does not run any more; at the end
         `done`, `stopped` (rerun to resume), `failed`, or `ended` if it did not say how.
       phase: what it does, or did last.
@@ -29,11 +29,11 @@ class Member:
       heartbeat: when the last one was written, seconds since 1970; None: there was none.
       restarts: how often it was started again; None: nobody counts.
       error: how it failed last.
-      examples_per_second: examples per second of the whole job, as this process measures it.
-      seconds_per_step, waited_per_step, exchanged_per_step: over the last seconds; the part in which it waited for its
-        own batches; the part in which it waits for all-reduces, partly while it computes. Of an
-        asynchronous worker, of its own steps, without the last of these.
-      steps: steps of an asynchronous worker's own.
+      examples_per_second: speed of the whole job, as this process measures it.
+      seconds_per_step, waited_per_step, exchanged_per_step: mean over the last seconds; the part in which it waited for
+        its own batches; the part in which it waited for all-reduces, partly while it computed. For an asynchronous
+        worker these are of its own steps, without the last.
+      steps: number of steps that an asynchronous worker has made; None for others.
     """
 
     name: str
@@ -92,13 +92,13 @@ class WorkerReading:
     """What a worker reads of a data set in this epoch.
 
     Attributes:
-      name: name of the worker.
+      name: `worker 1`.
       rows: the first of each global batch, and the one after its last; under a schedule, of each unit.
       shards: how many files it opens.
-      records: records that it reads in the epoch.
-      seen: records of them so far.
-      bins: shards in the epoch's order, or of groups of them where there are many: the share that the
-        worker reads, and the share of it whose rows have been read so far.
+      records: how many records it reads in the epoch.
+      seen: how many of them it has read so far.
+      bins: for each shard in the epoch's order, or each group of them where there are many: the share that the worker
+        reads, and the part of that share whose rows have been read so far.
     """
 
     name: str
@@ -114,17 +114,17 @@ class DataReading:
     """Who reads what of a data set in this epoch.
 
     Attributes:
-      name: name of the data set and its split.
+      name: the data set and its split, in words.
       epoch: number of the epoch, from 0.
-      records: records of the split.
+      records: number of records in the split.
       seen: records of this epoch so far.
-      steps: steps of the epoch so far, and of all of it; under a schedule these are the source's units.
+      steps: number of steps of the epoch so far, and of all of it; under a schedule, of the source's units.
       unit: rows of each of these; None: they are the run's steps.
       rows: rows of this data set in a step now.
       files: number of its files.
       group: files in a group, where there are many; else 1.
       shards: names of the files in the epoch's order; of groups, of the first in each.
-      workers: workers in their order.
+      workers: what each worker reads, by rank.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Change:
     """Flags that a resume has changed.
 
     Attributes:
-      step: step that the run was resumed from.
+      step: global step that the run was resumed from.
       time: seconds since 1970.
       flags: (name, value before, value since).
     """
@@ -176,7 +176,7 @@ class Snapshot:
 
     Attributes:
       run: the folder.
-      time: time of this snapshot, seconds since 1970.
+      time: moment of this snapshot, seconds since 1970.
       state: `starting`, `training`, `waiting` (before a restart), `stopping`, `done`, `stopped`, `failed`; `silent`:
         nothing gives a sign of life, and nothing says that it has ended; `gone`: a process died without a word;
         `nothing`: there is no run yet; `unknown`: its files hold something that the page cannot show.
@@ -184,23 +184,23 @@ class Snapshot:
       step, last_step, saved_step: global steps: reached, at the end, of the newest checkpoint.
       epoch, epochs: passes over the training data.
       loss, accuracy: means over the epoch so far.
-      examples_per_second, input_wait: over the last seconds; the latter is a share of the time.
-      seconds_left: seconds left at this speed.
-      restarts, max_restarts: number and maximum of the restarts of the group of all processes.
+      examples_per_second, input_wait: speed, and share of the time spent waiting for batches, over the last seconds.
+      seconds_left: time until the last step at this speed.
+      restarts, max_restarts: how often the group of all processes was started again, and may be.
       error: the first cause of the last failure.
       elastic: the fewest and the most workers.
       lost: places of workers that are given up for now.
       members: the processes.
-      straggler: among them.
+      straggler: the one that the others wait for; None: nobody does.
       ledger: how often an asynchronous job's steps were applied, up to its last pause.
-      evaluations: evaluations by step.
+      evaluations: results of the evaluations, by step.
       ranked_by: the metric that ranks them.
       checkpoints: steps that are kept in the run's folder.
       data: what is read in this epoch.
       data_note: why that is not known, or is as it is.
-      flags: flags by name, with their values as text.
-      changes: changes of flags at resumes.
-      events: events in their order.
+      flags: values as text, by name.
+      changes: flags that resumes have changed.
+      events: what has happened, in order.
       images, images_step: how many augmented images are in TensorBoard's files, and of which step.
       problems: files that are missing, half written or damaged, and how.
     """

@@ -48,7 +48,7 @@ class RunSource:
     """Follows a run.
 
     Args:
-      folder: folder of the run; it need not exist yet.
+      folder: the run's folder; it need not exist yet.
       name: what the run is called.
       clock: returns the seconds since 1970; for tests.
       patience: seconds that a snapshot takes at most for what is new in files that grow; a thread reads the rest, and

@@ -34,7 +34,7 @@ class Cause:
     """The failure that made a group fail.
 
     Attributes:
-      task: task whose process it was.
+      task: what the process was: `worker 1`.
       pid: id of that process.
       exit_status: how it ended.
       step: the last that it reported.
@@ -82,7 +82,7 @@ def first_failure(processes: list[Process], failed: list[Process]) -> Process:
     misses its heartbeats.
 
     Args:
-      processes: processes of the group.
+      processes: all of the group.
       failed: those that have ended with a failure, in the order in which that was seen.
     """
     own = [one for one in failed if not one.monitor.lost]
@@ -108,7 +108,7 @@ class Group:
     """Started processes. Synchronous workers fail together; an asynchronous worker fails alone.
 
     Attributes:
-      slots: slots of the workers.
+      slots: places of the workers on this machine.
       processes: the newest of each task.
       failed: those that ended with a failure that is the group's, in the order in which it was seen.
     """

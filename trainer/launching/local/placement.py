@@ -178,11 +178,11 @@ class Placement:
     """Where the processes of a job run.
 
     Attributes:
-      job: job whose processes they are.
-      command: command that each runs.
+      job: the job that the processes belong to.
+      command: program that each runs, with its arguments.
       shares: the GPUs of each worker's slot.
       has_gpus: whether this machine has any, so that processes without a share must be kept from them.
-      folder: folder for logs, heartbeats and the status.
+      folder: where logs, heartbeats and the status go.
     """
 
     job: Job

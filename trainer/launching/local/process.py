@@ -30,7 +30,7 @@ class Tail:
     """Follows a file that another process writes, line by line.
 
     Attributes:
-      path: path of the file.
+      path: the file.
       last: the last lines of it that were read.
     """
 
@@ -120,7 +120,7 @@ class HeartbeatMonitor:
     Only the launcher's clock is used; that of the process may differ.
 
     Args:
-      path: path of the heartbeat file.
+      path: the heartbeat file.
       timeout: seconds after which a process is silent.
       now: when the process was started, in seconds of a monotonic clock.
 
@@ -222,7 +222,7 @@ class Process:
       task: what it is.
       out: its stdout, which goes to a file.
       err: its stderr, likewise.
-      monitor: monitor for its heartbeats.
+      monitor: judges its heartbeats.
       exit_status: None while it runs.
       is_ending: whether it was told to end.
     """
@@ -240,10 +240,10 @@ class Process:
 
         Args:
           task: what it is.
-          command: command to run.
+          command: program to run, with its arguments.
           environment: variables to add.
-          folder: folder for its output and its heartbeat.
-          guardian: guardian that ends it where the launcher cannot.
+          folder: where its output and its heartbeat go.
+          guardian: ends it where the launcher cannot.
           silent_timeout: seconds.
         """
         self.task, self._guardian = task, guardian

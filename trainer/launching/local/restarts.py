@@ -24,7 +24,7 @@ class Records:
     """Restarts, steps and errors of each process, over all restarts of the group.
 
     Attributes:
-      restarts: restarts of the group.
+      restarts: how often the group was started again.
       error: the first cause of its last failure.
       best: the highest step that was made; None: none was.
     """
@@ -148,9 +148,9 @@ class Reporter:
     """Writes and shows the report about once per second, and at once when the state changes.
 
     Args:
-      records: records of the job.
-      screen: screen with the table.
-      folder: folder for the file.
+      records: what is reported.
+      screen: shows the table.
+      folder: where the file is written.
       lost: slots that are given up.
       beside: looks after what runs beside the job.
     """
@@ -199,8 +199,8 @@ class Slot:
     """A place for a worker, with its GPUs.
 
     Attributes:
-      failures: failures of its worker, since the slot was last lost.
-      at_start: at start of these, those since the worker's last step.
+      failures: how often its worker has failed since the slot was last lost.
+      at_start: how many of these failures came after the worker's last step.
       delay: seconds that it waits once it is lost.
       retry_at: when a lost one may be tried again; infinity: not before the others have made a step; minus infinity: it
         is not lost.
@@ -221,7 +221,7 @@ class WorkerPool:
 
     Args:
       counts: numbers of workers that a group can have; the largest is the number of slots.
-      max_restarts: restarts of a slot's worker.
+      max_restarts: most restarts of a slot's worker.
       delay: seconds before a lost slot is tried again; doubles each time it is lost.
     """
 

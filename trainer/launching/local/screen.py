@@ -32,14 +32,14 @@ class ProcessReport:
     Attributes:
       name: `worker 1`, as before its lines.
       role: worker, chief or ps.
-      index: index in its role, as in TF_CONFIG.
+      index: its number among those of its role, as in TF_CONFIG.
       slot: its place on this machine, which it keeps while the number of workers changes.
       gpus: GPUs that it may use, as CUDA_VISIBLE_DEVICES names them.
-      pid: pid of the newest process; null: there was none.
+      pid: process id of the newest process; null: there was none.
       state: running or ended.
       phase: what it does: `compiling the step`, `training`.
       step: global step.
-      examples_per_second: examples per second of the whole job, as this process measures it.
+      examples_per_second: speed of the whole job, as this process measures it.
       input_wait: share of the time that its steps wait for batches.
       restarts: how often it was started again.
       last_error: how it failed last; null: it did not.
@@ -69,23 +69,23 @@ class JobReport:
     """The job.
 
     Attributes:
-      version: version of this format.
+      version: number of this format.
       time: seconds since 1970 at which this was written; while the job runs, about once per second.
-      pid: pid of the launcher.
-      command: command of each process.
+      pid: process id of the launcher.
+      command: command line that each process runs.
       state: starting (no step was made since the last start), training, waiting (before a restart), stopping, or the
         end: done, stopped (rerun to resume), failed.
       exit_code: null until the end.
       step: global step.
       last_step: step at which training ends; null: not known yet.
-      saved_step: saved step of the newest checkpoint; null: there is none.
-      num_workers: now.
+      saved_step: step of the newest checkpoint; null: there is none.
+      num_workers: workers of the group that runs now.
       elastic: the fewest and the most workers; null: their number is fixed.
       lost: slots that are given up, and tried again later.
-      restarts: restarts of the group of all processes.
-      max_restarts: number of its restarts without a new checkpoint.
+      restarts: how often the group of all processes was started again.
+      max_restarts: most of its restarts without a new checkpoint in between.
       error: the first cause of the last failure; null: there was none.
-      processes: now, or at the end.
+      processes: those that run now, or ran at the end.
     """
 
     version: int

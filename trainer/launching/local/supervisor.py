@@ -75,7 +75,7 @@ class Outcome:
 
     Attributes:
       kind: done; failed; stopped by a signal; or ended to grow.
-      cause: cause of a failure.
+      cause: what made it fail; None: it did not.
     """
 
     kind: Literal["done", "failed", "stopped", "grow"]
@@ -88,9 +88,9 @@ class Attempt:
     Args:
       group: the started processes.
       workers: restarts those that fail alone.
-      records: records to write to.
-      reporter: reporter to keep up to date.
-      screen: screen to show it on.
+      records: restarts, steps and errors, to which it adds.
+      reporter: shows and writes the job's state.
+      screen: prints the lines of the processes.
       stopping: whether the user wants an end.
       stop_timeout: seconds that processes have to save and end.
     """
@@ -230,11 +230,11 @@ class Supervisor:
     """Runs a job to its end.
 
     Args:
-      job: job to run.
+      job: what to run.
       pool: the slots of its workers.
-      records: records of restarts, steps and errors.
-      reporter: reporter to keep up to date.
-      screen: screen to show it on.
+      records: restarts, steps and errors of each process.
+      reporter: shows and writes the job's state.
+      screen: prints the lines of the processes.
       stopping: whether the user wants an end.
     """
 

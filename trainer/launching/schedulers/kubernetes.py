@@ -173,8 +173,8 @@ def _jobset_spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]
     """Returns the specification of a JobSet.
 
     Args:
-      job: that it runs.
-      replicated_jobs: of its roles.
+      job: what it runs.
+      replicated_jobs: one for each role.
       jobs: what they are called, by role.
     """
     chief = {"successPolicy": {"operator": "All", "targetReplicatedJobs": [jobs["chief"]]}} if "chief" in jobs else {}
@@ -306,8 +306,8 @@ def _environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]
     """Returns the variables of a role's pods: TF_CONFIG, from the stable names of JobSet and the pod's own index.
 
     Args:
-      job: whose pods they are.
-      role: of the pods.
+      job: the job that the pods belong to.
+      role: role of the pods.
       jobs: what each role's replicated job is called in the JobSet.
     """
     if sum(job.roles.values()) == 1:  # any strategy, which would ask why there is a cluster
