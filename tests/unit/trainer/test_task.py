@@ -198,6 +198,7 @@ def test_a_run_that_began_with_a_file_is_resumed_with_no_other(change, make, mak
         manager.restore()
     said = "did not begin with" if change == "added" else r"began with first\.weights\.h5 \(SHA-256 \w{12}"
     assert re.search(rf"ckpt-10: the run {said}", str(caught.value))
+    assert ("--initialize_from is not given; give" in str(caught.value)) == (change == "left out")
 
 
 def test_another_model_is_one_line(saved, make, tmp_path):
