@@ -19,18 +19,8 @@ from trainer import models
 from trainer.config import TrainConfig, meaning
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
-from trainer.task import (
-    WEIGHT,
-    ClassLosses,
-    CompiledMeasure,
-    DataSpec,
-    Measure,
-    RowMeasure,
-    Sums,
-    Task,
-    classes_of,
-    gives_probabilities,
-)
+from trainer.step.measures import WEIGHT, ClassLosses, CompiledMeasure, Measure, RowMeasure, Sums
+from trainer.task import DataSpec, Task, classes_of, gives_probabilities
 from trainer.topology import keep_order_of_sums
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)

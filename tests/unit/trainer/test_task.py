@@ -8,15 +8,8 @@ import tensorflow as tf
 from pipeline.errors import UsageError
 from trainer.checkpoint.reader import load_first_weights
 from trainer.config.model import FirstWeights
-from trainer.task import (
-    DataSpec,
-    RowMeasure,
-    Task,
-    classes_of,
-    gives_probabilities,
-    shape_of,
-    uncalled,
-)
+from trainer.step.measures import RowMeasure
+from trainer.task import DataSpec, Task, classes_of, gives_probabilities, shape_of, uncalled
 
 
 def task(config_of, **flags):
