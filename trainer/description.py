@@ -74,10 +74,10 @@ def _data(training: ResolvedInput) -> str:
 
 def _evaluation_data(config: TrainConfig, plan: Plan) -> dict[str, str]:
     """Returns the data of --eval_data_dir in words; nothing if what is trained on tells which data are evaluated on."""
-    digests = sorted({part.manifest.digest[:12] for part in plan.evaluation.values()})
-    return (
-        {"evaluation data": f"evaluation data of digest {digests[0]}"} if config.data.eval_data_dir and digests else {}
-    )
+    if config.data.eval_data_dir is None or not plan.evaluation:
+        return {}
+    [part] = plan.evaluation.values()
+    return {"evaluation data": f"evaluation data of digest {part.manifest.digest[:12]}"}
 
 
 def _flags(config: TrainConfig) -> dict[str, str]:

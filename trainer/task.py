@@ -1,17 +1,12 @@
-"""`Task`: the parts of a training job that its author writes; and the sums over rows that losses and metrics come from.
-
-Sums are added over replicas and batches; only then are losses and metrics computed from the total. A model that its
-author has compiled brings its own loss and metrics.
-"""
+"""`Task`: the parts of a training job that its author writes, the data that it is given, and the means that it gets."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -20,9 +15,8 @@ from pipeline.augmentation.base import Recipe, output_spec
 from pipeline.augmentation.composed import cropping_of
 from pipeline.augmentation.libraries import user_recipe
 from pipeline.augmentation.recipes import make_recipe
-from pipeline.batch.weights import of_classes, of_rank
 from pipeline.decode.user import Supervised
-from pipeline.errors import DataError, PipelineError, UsageError
+from pipeline.errors import UsageError
 from pipeline.graph_calls import UserFunction
 from pipeline.resolved import ResolvedRequest
 from trainer import models
@@ -33,9 +27,7 @@ from trainer.models import weight_files
 
 Model = Callable[..., Any]  # features, training=bool -> outputs
 Rows = tuple[tf.Tensor, dict[str, tf.Tensor]]  # the loss of each row, and metrics of each row: float (rows,)
-WEIGHT, LOSS = "weight", "loss"
-ROWS = "weighted rows"  # whose weight is not 0: how many there are, where a task has sample weights
-Sums = dict[str, tf.Tensor]  # by name, float32: `weight` (), `loss` (), and the sums that the metrics need
+LOSS = "loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,179 +240,6 @@ def uncalled(task: type[Task]) -> str | None:
     )
 
 
-class Measure(Protocol):
-    """Computes sums over a replica's rows, and from the sums over all rows the loss and the metrics."""
-
-    def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns the sums over a replica's rows; `loss` has gradients; weights are float32 (rows,)."""
-
-    def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
-        """Returns the loss of each row in training, float32 (rows,); weighted, they add up to that of `train_sums`."""
-
-    def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns the sums over rows in an evaluation."""
-
-    def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the mean `loss` and the metrics, float32 scalars, given the sums over all rows."""
-
-
-class RowMeasure:
-    """Weighted means of a task's losses and metrics."""
-
-    def __init__(self, task: Task, class_losses: ClassLosses | None = None) -> None:
-        self._task, self._class_losses = task, class_losses
-
-    def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns weighted sums of what `Task.train_step` returns."""
-        return self._sums("train_step", self._task.train_step(model, features, labels), weights, labels)
-
-    def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
-        """Returns the losses of `Task.train_step`."""
-        losses = tf.cast(self._task.train_step(model, features, labels)[0], tf.float32)
-        return self._class_losses(losses, labels) if self._class_losses else losses
-
-    def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns weighted sums of what `Task.evaluate` returns."""
-        return self._sums("evaluate", self._task.evaluate(model, features, labels), weights)
-
-    def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Divides the sums by the sum of the weights."""
-        weight = divisor(sums[WEIGHT])
-        return {name: value / weight for name, value in sums.items() if name not in (WEIGHT, ROWS)}
-
-    def _sums(self, method: str, given: Any, weights: tf.Tensor, trained: Any = None) -> Sums:
-        values = _checked(f"{type(self._task).__name__}.{method}", given, weights.shape[0])
-        if self._class_losses and trained is not None:
-            values[LOSS] = self._class_losses(tf.cast(values[LOSS], tf.float32), trained)
-        return {
-            **_counts(weights, self._task.data),
-            **{name: tf.reduce_sum(weights * tf.cast(rows, tf.float32)) for name, rows in values.items()},
-        }
-
-
-class ClassLosses:
-    """The losses of rows in training, times the factors of their classes (--class_weight).
-
-    The sum of the weights, which divides them, does not change; nor do metrics and evaluations.
-    """
-
-    def __init__(self, factors: Mapping[int, float], labels: Any) -> None:
-        """Checks the labels.
-
-        Args:
-          factors: factors by class number.
-          labels: as in `DataSpec`.
-
-        Raises:
-          UsageError: they are not one class per row, or probabilities of all classes.
-        """
-        rank = labels.shape.rank if isinstance(labels, tf.TensorSpec) else None
-        if rank not in (1, 2) or (rank == 2 and labels.dtype.is_integer and labels.shape[1] != 1):
-            raise UsageError(
-                "--class_weight: needs labels that are a class per row, (rows,), or probabilities, (rows, classes); "
-                f"they are {labels}"
-            )
-        self._factors = factors
-
-    @classmethod
-    def of(cls, task: Task) -> ClassLosses | None:
-        """Returns those that a task's flags ask for; None: they ask for none."""
-        factors = task.config.model.class_weights
-        return cls(factors, task.data.labels) if factors else None
-
-    def __call__(self, losses: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Returns the losses, float32 (rows,), times the factors."""
-        return losses * of_classes(self._factors, labels, is_image=False)
-
-
-def divisor(weight: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of weights that sums are divided by; 1 if it is 0, as are the sums.
-
-    It is 0 if all rows of a step are skipped corrupt records. Sample weights may add up to less than 1.
-    """
-    return tf.where(weight > 0, weight, tf.ones_like(weight))
-
-
-def _counts(weights: tf.Tensor, data: DataSpec | None) -> Sums:
-    """Returns the sum of the weights of rows; with sample weights, from which it does not follow, their number, too."""
-    if data is None or not data.has_sample_weights:
-        return {WEIGHT: tf.reduce_sum(weights)}
-    return {WEIGHT: tf.reduce_sum(weights), ROWS: tf.reduce_sum(tf.cast(tf.not_equal(weights, 0.0), tf.float32))}
-
-
-def _checked(method: str, given: Any, rows: int) -> dict[str, tf.Tensor]:
-    """Returns losses and metrics by name.
-
-    Raises:
-      UsageError: they are not (losses, {name: metric}) with one number per row.
-    """
-    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict)):
-        raise UsageError(f"{method}: must return losses (rows,) and a dict of metrics (rows,); returned {given!r}")
-    losses, metrics = given
-    if {WEIGHT, LOSS, ROWS} & set(metrics):
-        raise UsageError(f"{method}: a metric is called weight or loss, which are the trainer's own names")
-    values = {LOSS: losses, **metrics}
-    for name, value in values.items():
-        if not tf.is_tensor(value) or not value.shape.is_compatible_with([rows]):
-            got = f"shape {tuple(value.shape)}" if tf.is_tensor(value) else repr(value)
-            raise UsageError(
-                f"{method}: {name} must have one number for each of {rows} rows, shape ({rows},); got {got}"
-            )
-    return values
-
-
-def added(totals: Mapping[str, tf.Tensor], sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns totals plus further sums, float64; if there are no totals yet, the sums."""
-    return {name: tf.cast(value, tf.float64) + totals.get(name, 0.0) for name, value in sums.items()}
-
-
-def result_of(
-    splits: Mapping[str, ResolvedRequest],
-    totals: Mapping[str, Mapping[str, tf.Tensor]],
-    measure: Measure,
-    may_skip: int,
-    averaged: bool,
-) -> Evaluation:
-    """Returns the means over all examples of some splits, and those of each split.
-
-    Args:
-      splits: {name: what was read}.
-      totals: {name: the measure's sums over the whole split, float64}.
-      measure: computes loss and metrics from the sums.
-      may_skip: most examples of a split that may be skipped because their records are corrupt.
-      averaged: whether the weights were averages over the steps.
-
-    Raises:
-      DataError: no row of a split has a sample weight above 0.
-      PipelineError: the weights do not sum to a split's number of examples.
-    """
-    parts = []
-    for name, split in splits.items():
-        count, weight = split.order.num_records, float(totals[name][WEIGHT])
-        if ROWS in totals[name]:  # of weight 0 are rows that the user's weights leave out, beside padding
-            if weight <= 0:
-                raise DataError(f"the sample weights of the split {name!r} add up to {weight:g}: must be above 0")
-        elif not 0 <= count - int(weight) <= may_skip or weight == 0:
-            raise PipelineError(f"evaluation saw {weight} examples of {name!r}, which has {count}")
-        part = _means(name, count, totals[name], measure, averaged)
-        parts.append(dataclasses.replace(part, copies=split.request.images_per_record))
-    if len(parts) == 1:
-        return parts[0]
-    pooled: dict[str, tf.Tensor] = {}
-    for sums in totals.values():
-        pooled = added(pooled, sums)
-    count, text = sum(split.order.num_records for split in splits.values()), next(iter(splits.values())).request.split
-    whole = _means(text, count, pooled, measure, averaged)
-    return dataclasses.replace(whole, parts=tuple(parts), copies=parts[0].copies)
-
-
-def _means(name: str, count: int, sums: Mapping[str, tf.Tensor], measure: Measure, averaged: bool) -> Evaluation:
-    values = {key: float(value) for key, value in measure.results(sums).items()}
-    seen = int(float(sums.get(ROWS, sums[WEIGHT])))
-    skipped = 0 if ROWS in sums else count - seen
-    return Evaluation(name, seen, skipped, values.pop(LOSS), values, averaged)
-
-
 def data_spec_of(training: ResolvedRequest, no_python: str = "") -> DataSpec:
     """Returns the shapes and dtypes of a request's batches.
 
@@ -539,144 +358,3 @@ def gives_probabilities(model: keras.Model) -> bool:
     loss = keras.losses.get(model.loss)
     name = str(getattr(loss, "name", None) or getattr(loss, "__name__", ""))
     return "crossentropy" in name and not getattr(loss, "from_logits", False)
-
-
-_SEPARATOR = "/"  # between a metric's name and the number of its state
-_MOST_CHARACTERS = 300  # of an error of Keras
-
-
-class CompiledMeasure:
-    """The loss and the metrics of `model.compile`, summed exactly over all rows.
-
-    The loss is the weighted mean over rows. Keras keeps a metric's state as sums over rows, so that AUC, precision and
-    IoU are exact for the whole batch or split, not means over replicas.
-    """
-
-    def __init__(self, model: keras.Model, data: DataSpec, flag: str, class_losses: ClassLosses | None = None) -> None:
-        """Builds the metrics.
-
-        Args:
-          model: compiled.
-          data: its features and labels.
-          flag: names the model in messages.
-          class_losses: those in training; None: as the compiled loss gives them.
-
-        Raises:
-          UsageError: it is not compiled with one loss of one output, or the loss or a metric does not fit the labels.
-        """
-        if not isinstance(model.loss, str | keras.Loss) and not callable(model.loss):
-            raise UsageError(f"{flag}: compiled with loss={model.loss!r}; one loss of one output is supported")
-        shape = shape_of(model, data)
-        if not isinstance(shape, tuple) or any(isinstance(size, tuple) for size in shape):
-            raise UsageError(f"{flag}: compiled, with {len(shape)} outputs; one loss of one output is supported")
-        with _in_one_line(flag):
-            self._loss = keras.losses.get(model.loss)
-        self._data, self._class_losses = data, class_losses
-        reduction = getattr(self._loss, "reduction", "sum_over_batch_size")
-        if reduction != "sum_over_batch_size":
-            raise UsageError(f"{flag}: its loss has reduction={reduction!r}; the trainer takes means over rows")
-        outputs = keras.KerasTensor((1, *shape[1:]), "float32")
-        expected = keras.KerasTensor((1, *data.labels.shape[1:]), data.labels.dtype.name)
-        with _in_one_line(flag):
-            self._metrics = {metric.name: metric for metric in _metrics(model, expected, outputs)}
-            rows = [tf.TensorSpec((2, *some.shape[1:]), some.dtype) for some in (expected, outputs)]
-            tf.function(self._sums, autograph=False).get_concrete_function(*rows, tf.TensorSpec((2,)))
-        for name, metric in self._metrics.items():
-            if data.has_sample_weights and _is_iou(metric) and tf.as_dtype(metric.total_cm.dtype).is_integer:
-                raise UsageError(
-                    f"{flag}: its metric {name} counts in integers, which would cut off sample weights; make it with "
-                    "dtype='float32'"
-                )
-
-    def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns the sums over a replica's rows; `loss` has gradients."""
-        return self._sums(labels, model(features, training=True), weights, self._class_losses)
-
-    def row_losses(self, model: Model, features: Any, labels: Any) -> tf.Tensor:
-        """Returns the loss of each row in training, float32 (rows,)."""
-        outputs = model(features, training=True)
-        losses = self._losses(self._as_outputs(labels, outputs), outputs)
-        return self._class_losses(losses, labels) if self._class_losses else losses
-
-    def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """Returns the sums over rows in an evaluation."""
-        return self._sums(labels, model(features, training=False), weights)
-
-    def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the mean loss, and the metrics computed from their summed states."""
-        found = {LOSS: sums[LOSS] / divisor(sums[WEIGHT])}
-        for name, metric in self._metrics.items():
-            state = [tf.cast(sums[_key(name, i)], v.dtype) for i, v in enumerate(metric.variables)]
-            found[name] = tf.cast(metric.stateless_result(state), tf.float32)
-        return found
-
-    def _sums(
-        self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor, class_losses: ClassLosses | None = None
-    ) -> Sums:
-        labels = self._as_outputs(labels, outputs)
-        losses = self._losses(labels, outputs)
-        loss = tf.reduce_sum(weights * (class_losses(losses, labels) if class_losses else losses))
-        sums = {**_counts(weights, self._data), LOSS: loss}
-        row_weights = weights
-        # Several numbers per row, as of pixels or tokens, need weights of their rank. Several classes of a row (rows,
-        # classes) have one loss, and metrics that take (rows,) alone.
-        if labels.shape.rank > 2 or (labels.shape.rank == 2 and outputs.shape.rank == 3):
-            weights = of_rank(weights, labels.shape.rank)
-        for name, metric in self._metrics.items():
-            zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
-            own = _weights_of_labels(metric, labels, row_weights) if _is_iou(metric) else weights
-            state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=own)
-            sums.update({_key(name, i): tf.cast(value, tf.float32) for i, value in enumerate(state)})
-        return sums
-
-    def _losses(self, labels: Any, outputs: tf.Tensor) -> tf.Tensor:
-        # Calling the loss would divide by the replica's rows and by the replicas.
-        of_rows = self._loss.call if isinstance(self._loss, keras.Loss) else self._loss
-        each = tf.cast(of_rows(labels, outputs), tf.float32)
-        return tf.reduce_mean(tf.reshape(each, [tf.shape(outputs)[0], -1]), axis=1)
-
-    @staticmethod
-    def _as_outputs(labels: Any, outputs: tf.Tensor) -> Any:
-        """Returns labels with the axis that Keras adds if the outputs are single numbers."""
-        return labels[..., None] if outputs.shape[-1] == 1 and outputs.shape.rank == labels.shape.rank + 1 else labels
-
-
-@contextlib.contextmanager
-def _in_one_line(flag: str) -> Iterator[None]:
-    """Context in which Keras' errors about a loss or a metric become a UsageError."""
-    try:
-        yield
-    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-        reason = " ".join(str(error).split())[:_MOST_CHARACTERS]
-        raise UsageError(f"{flag}: compiled with a loss or a metric that does not work: {reason}") from None
-
-
-def _is_iou(metric: keras.Metric) -> bool:
-    """Returns whether a metric is Keras' IoU or a kind of it: MeanIoU, BinaryIoU, OneHotIoU, OneHotMeanIoU."""
-    return isinstance(metric, keras.metrics.IoU)
-
-
-def _weights_of_labels(metric: keras.metrics.IoU, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weight of each label: Keras' IoU flattens both and broadcasts nothing else.
-
-    Args:
-      metric: gives the weights its dtype.
-      labels: classes, or a number for each class along the metric's axis.
-      weights: sample weights, float32 (rows,).
-    """
-    classes = labels if metric.sparse_y_true else tf.argmax(labels, axis=metric.axis)
-    weights = tf.cast(weights, metric.total_cm.dtype)
-    return tf.broadcast_to(of_rank(weights, classes.shape.rank), tf.shape(classes))
-
-
-def _key(metric: str, number: int) -> str:
-    return f"{metric}{_SEPARATOR}{number}"
-
-
-def _metrics(model: keras.Model, labels: keras.KerasTensor, outputs: keras.KerasTensor) -> list[keras.Metric]:
-    """Returns the compiled metrics; `accuracy` becomes the kind that fits labels and outputs."""
-    compiled = getattr(model, "_compile_metrics", None)  # public nowhere
-    if compiled is None:
-        return []
-    compiled.build(labels, outputs)
-    return list(compiled.metrics)

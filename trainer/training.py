@@ -202,8 +202,9 @@ class Run(abc.ABC):
         else:
             self.state.initialize(self.strategy)
             # Each worker sets its own replicas' weights, and nothing makes them equal afterwards.
-            weights, alike = self.state.digest_of_weights, "--initialize_from must name the same file for all"
-            self.agreement.check_equal("the digest of the first weights", lambda: weights(self.strategy), alike)
+            alike = "--initialize_from must name the same file for all, and Task.initialize set the same weights"
+            digest = functools.partial(self.state.digest_of_weights, self.strategy)
+            self.agreement.check_equal("the digest of the first weights", digest, alike)
             if self.task.left_out:
                 line(self.task.left_out)
         self.summary.start(self.where, self.here, restored, self.epoch.steps)

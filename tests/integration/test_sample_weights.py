@@ -354,7 +354,8 @@ def test_what_a_task_may_not_return_is_one_line(tmp_path, folder, task, said):
 
 def measured(model, images, labels):
     """Returns what the trainer finds of rows of which the last two are padding, and what Keras finds of the others."""
-    from trainer.task import CompiledMeasure, DataSpec
+    from trainer.step.measures import CompiledMeasure
+    from trainer.task import DataSpec
 
     features, spec = (tf.TensorSpec([None, *rows.shape[1:]], rows.dtype) for rows in (images, labels))
     measure = CompiledMeasure(model, DataSpec(features, spec, ()), "--model")
@@ -423,7 +424,8 @@ def test_compiled_iou_is_that_of_the_real_rows(name, shape):
 
 def test_iou_in_integers_is_refused_beside_sample_weights():
     """They would be cut off: 0.5 is 0."""
-    from trainer.task import CompiledMeasure, DataSpec
+    from trainer.step.measures import CompiledMeasure
+    from trainer.task import DataSpec
 
     model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Dense(2, "softmax")])
     spec = DataSpec(tf.TensorSpec([None, 8, 8, 3]), tf.TensorSpec([None, 8, 8, 1], tf.int32), (), True)

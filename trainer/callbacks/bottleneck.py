@@ -122,8 +122,8 @@ class Facts:
         image, request = plan.training.first.manifest.features.get("image"), plan.training.request
         gpus = len(tf.config.list_physical_devices("GPU"))
         encoding = image.encoding if image else None
-        own = request.parse is not None, callable(request.augment)
-        return cls(strategy.num_replicas_in_sync, gpus, encoding, *own, has_unfused(model))
+        parses, augments = request.parse is not None, callable(request.augment)
+        return cls(strategy.num_replicas_in_sync, gpus, encoding, parses, augments, has_unfused(model))
 
 
 def advice(times: Times, config: TrainConfig, facts: Facts) -> list[str]:

@@ -15,7 +15,8 @@ from trainer.checkpoint.best import BestCheckpoints
 from trainer.config.steps import Period
 from trainer.loop import Action, Progress
 from trainer.step.evaluation import EvaluationStep
-from trainer.task import Evaluation, added, result_of
+from trainer.step.measures import added, result_of
+from trainer.task import Evaluation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -152,17 +152,19 @@ class RunSpec:
         given, before = self.config.model.initialize_from, stored["config"]["model"].get("initialize_from")
         began = stored.get("first_weights") and FirstWeights(**stored["first_weights"])
         here = FirstWeights.of(given) if given and is_weight_file(given) and os.path.isfile(given) else None
-        if given == before if here is None or began is None else here.sha256 == began.sha256:
+        is_same = here.sha256 == began.sha256 if here and began else given == before
+        if is_same or not (is_weight_file(given) or is_weight_file(before)):
             return
-        if is_weight_file(given) or is_weight_file(before):
+        if before is None:
             raise UsageError(
-                f"{path}: the run began with {began or before or 'weights drawn at random'}, and --initialize_from="
-                f"{given} is {here or 'something else'}; give --initialize_from={before} again (a resume does not read "
-                "the file), or another --model_dir"
-                if before
-                else f"{path}: the run did not begin with --initialize_from={given}; leave it out, or use another "
+                f"{path}: the run did not begin with --initialize_from={given}; leave it out, or use another "
                 "--model_dir"
             )
+        now = f"--initialize_from={given} is {here or 'something else'}" if given else "--initialize_from is not given"
+        raise UsageError(
+            f"{path}: the run began with {began or before}, and {now}; give --initialize_from={before} again (a resume "
+            "does not read the file), or another --model_dir"
+        )
 
     def changes(self, stored: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the training options that differ from the stored ones: `--learning_rate was 0.05, is 0.01`."""

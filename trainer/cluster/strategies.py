@@ -258,7 +258,16 @@ class Agreement:
         self._gather(0)
 
     def check_equal(self, what: str, value: Callable[[], int], advice: str) -> None:
-        """Raises DataError if the workers have different values, each 0 or more and below 2^48."""
+        """Checks that all workers have the same value.
+
+        Args:
+          what: name of the value, for the error.
+          value: returns this worker's value, from 0 to 2^48 - 1; not called if there is one worker.
+          advice: what makes the values equal, for the error.
+
+        Raises:
+          DataError: the workers have different values.
+        """
         if self._cluster.size == 1:
             return
         values = self._gather(value())

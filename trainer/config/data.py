@@ -65,7 +65,7 @@ class DataFlags:
         "evaluations and predictions take the mean over so many copies of an image: itself, and others augmented as in "
         "training",
         least=1,
-        most=1024,
+        most=request.MOST_COPIES,
         shapes_training=False,
         option=True,
         used_in="evaluation",

@@ -446,9 +446,9 @@ def defaults_of(model: str | None, optimizer: str | None = None, augment: str | 
         return of_model
     if name in _MOMENTUM and own in _MOMENTUM:
         return {**of_model, "optimizer": name}
-    if name in _MOMENTUM and own != "sgd":
-        return {**of_model, "optimizer": name, "learning_rate": round(10 * of_model["learning_rate"], 6)}
     if name in _MOMENTUM:
-        # With momentum 0.9, gradients that agree move weights 1 / (1 - 0.9) times as far (Sutskever et al. 2013).
-        return {**of_model, "optimizer": name, "learning_rate": round(0.1 * of_model["learning_rate"], 6)}
+        # With momentum 0.9, gradients that agree move weights 1 / (1 - 0.9) times as far (Sutskever et al. 2013) as by
+        # SGD. Ten times Adam's rate is the ratio of the flags' own defaults: 0.01 for momentum, 0.001 for Adam.
+        factor = 0.1 if own == "sgd" else 10
+        return {**of_model, "optimizer": name, "learning_rate": round(factor * of_model["learning_rate"], 6)}
     return {**of_model, "optimizer": name, **OPTIMIZER_DEFAULTS.get(name, {})}

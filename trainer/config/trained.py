@@ -12,10 +12,12 @@ from pipeline.commands.flags import check, check_all, check_needs, fields_with, 
 from pipeline.errors import UsageError, name_of, unknown
 from pipeline.order.views import View
 from pipeline.registry import Registry
+from pipeline.request import MOST_COPIES
 from trainer.config.meaning import check_apart, check_local, order_flag
 from trainer.run_folder import RunFolder
 
 WEIGHTS = ("raw", "ema")
+_COPIES = "take the mean over so many copies of an image: itself, and others augmented as in training (None: the run's)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +91,9 @@ class EvaluateConfig(CheckpointFlags):
     json: bool = flag(False, "print one line of JSON per checkpoint, instead of tables")
     eval_copies: int | None = flag(
         None,
-        "take the mean over so many copies of an image: itself, and others augmented as in training (None: the run's)",
+        _COPIES,
         least=1,
-        most=1024,
+        most=MOST_COPIES,
         meaning={"of_run": "eval_copies"},
     )
     where: str | None = order_flag("where", unset="the run's --eval_where", of_run="eval_where")
@@ -191,7 +193,7 @@ class ExportConfig(CheckpointFlags, _Required):
 
     @property
     def of_run(self) -> dict[str, Any]:
-        """The values of flags of `trainer.run`, by name; an exported program computes one image at a time, once."""
+        """As for `CheckpointFlags`, but without copies: an exported program computes each image once."""
         return {**super().of_run, "eval_copies": 1}
 
     @property
@@ -226,9 +228,9 @@ class PredictConfig:
     data_dir: str | None = flag(None, "folder of the run's data set, where that has moved", needs="model_dir")
     eval_copies: int | None = flag(
         None,
-        "take the mean over so many copies of an image: itself, and others augmented as in training (None: the run's)",
+        _COPIES,
         least=1,
-        most=1024,
+        most=MOST_COPIES,
         needs="model_dir",
     )
     top: int = flag(3, "classes per image, the most likely ones", least=1)

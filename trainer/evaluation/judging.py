@@ -17,7 +17,8 @@ from pipeline.errors import DataError, UsageError
 from pipeline.random_access import RandomAccess
 from pipeline.resolved import ResolvedRequest
 from trainer.inference import Trained
-from trainer.task import Evaluation, Sums, added, classes_of, gives_probabilities, result_of
+from trainer.step.measures import Sums, added, result_of
+from trainer.task import Evaluation, classes_of, gives_probabilities
 
 _TINY = 1e-30  # least probability whose logarithm is taken
 

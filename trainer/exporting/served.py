@@ -223,12 +223,12 @@ class Augmented:
         Raises:
           UsageError: the run augments nothing.
         """
-        request = dataclasses.replace(trained.split.request, eval_copies=copies)
+        dataclasses.replace(trained.split.request, eval_copies=copies)  # raises the error if nothing is augmented
         recipe = recipe_of(trained.split)
         assert recipe is not None
         self._model, self._cropping = model, cropping_of(recipe)
         order = trained.split.order
-        self._keys = [int(derive_key(Domain.AUGMENT, order.seed, 0, 0, copy)) for copy in range(1, request.eval_copies)]
+        self._keys = [int(derive_key(Domain.AUGMENT, order.seed, 0, 0, copy)) for copy in range(1, copies)]
         augmenter = augmenter_of(
             trained.split, unmixed(recipe), operations.is_compiled(), lambda epoch, keys: keys, lambda images: images
         )

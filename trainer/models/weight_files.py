@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import pathlib
-import re
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,10 @@ from numpy.typing import NDArray
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, line_of
 from trainer.config.model import IMAGENET, FirstWeights
-from trainer.runtime import file_utils
+from trainer.runtime import file_utils, legacy_h5_format, to_snake_case
 
 _MOST_OF_HEAD = 3  # layers: VGG has fc1, fc2 and predictions
+_texts = legacy_h5_format.load_attributes_from_hdf5_group  # an attribute, which is in several parts if it is long
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -152,7 +152,7 @@ def _leaves(model: Any, prefix: str = "", nested: bool = True) -> Iterator[_Leaf
     """Yields the layers of a functional or sequential model that have weights; `nested`: those of models in it, too."""
     counts = Counter[str]()
     for layer in getattr(model, "layers", ()):
-        kind = _snake_case(type(layer).__name__)
+        kind = to_snake_case(type(layer).__name__)
         name = f"{kind}_{counts[kind]}" if counts[kind] else kind
         counts[kind] += 1
         place = f"{prefix}layers/{name}"
@@ -160,12 +160,6 @@ def _leaves(model: Any, prefix: str = "", nested: bool = True) -> Iterator[_Leaf
             yield from _leaves(layer, f"{place}/")
         elif layer.weights:
             yield _Leaf(place, layer)
-
-
-def _snake_case(name: str) -> str:
-    """Returns the name of a class as Keras' files have it."""
-    name = re.sub(r"\W+", "", name)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
 
 
 def _stored(group: Any) -> dict[str, Arrays]:
@@ -206,15 +200,6 @@ def _split(
 def _legacy_names(group: Any) -> list[str] | None:
     """Returns the layers of a file in the published format; None: it is in a newer one."""
     return _texts(group, "layer_names") if {"layer_names", "layer_names0"} & set(group.attrs) else None
-
-
-def _texts(group: Any, name: str) -> list[str]:
-    """Returns an attribute, which is in several parts if it is long."""
-    parts = [name] if name in group.attrs else []
-    while f"{name}{len(parts)}" in group.attrs:
-        parts.append(f"{name}{len(parts)}")
-    values = [value for part in parts for value in group.attrs[part]]
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
 
 
 def _in_words(shapes: Sequence[tuple[int, ...]]) -> str:

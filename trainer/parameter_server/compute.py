@@ -32,10 +32,10 @@ from pipeline.resolved import ResolvedRequest
 from trainer.config import TrainConfig
 from trainer.config.steps import Period
 from trainer.step.gradients import Contribution, Gradients
+from trainer.step.measures import WEIGHT, divisor
 from trainer.step.state import TrainState
 from trainer.step.summaries import COLUMNS, histogram
 from trainer.step.train_step import Traced, clipped, is_compiled, is_skipped
-from trainer.task import WEIGHT, divisor
 
 _DECODED_TOGETHER = 256  # images
 

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from trainer.step.measures import WEIGHT, Measure, Sums
 from trainer.step.state import DECAY
 from trainer.step.train_step import AVERAGED, REGULARIZATION, TOTAL_LOSS, LoopResult
-from trainer.task import LOSS, WEIGHT, Measure, Sums
+from trainer.task import LOSS
 
 _OWN = 2  # numbers before the sums: the regularisation, the norm
 

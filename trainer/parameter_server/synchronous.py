@@ -20,9 +20,9 @@ import tensorflow as tf
 from trainer.parameter_server.compute import ColumnBatches, Compute, Sent, Transfer, is_finite, norm_of
 from trainer.parameter_server.ledger import Ledger, Row, Rows, Tally
 from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
+from trainer.step.measures import WEIGHT, divisor
 from trainer.step.state import TrainState
 from trainer.step.train_step import Traced
-from trainer.task import WEIGHT, divisor
 
 _POLL_SECONDS = 0.1
 

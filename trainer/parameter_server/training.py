@@ -39,8 +39,9 @@ from trainer.parameter_server.worker_client import WorkerClient
 from trainer.plan import Plan
 from trainer.step import train_step
 from trainer.step.evaluation import EvaluationStep
+from trainer.step.measures import Sums
 from trainer.step.state import TrainState
-from trainer.task import Evaluation, Sums
+from trainer.task import Evaluation
 from trainer.training import Batches, Run, TrainLoop
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.step.gradients import all_sum
+from trainer.step.measures import Sums
 from trainer.step.state import TrainState
-from trainer.task import Sums
 from trainer.topology import of_virtual_replicas, sum_virtual_replicas
 
 

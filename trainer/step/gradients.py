@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from pipeline.batch.batches import DeviceAugmentation
+from trainer.step.measures import Sums
 from trainer.step.state import Forward, TrainState, seeded
-from trainer.task import LOSS, Sums
+from trainer.task import LOSS
 
 
 class Contribution(NamedTuple):

@@ -19,18 +19,8 @@ from trainer import models
 from trainer.config import TrainConfig, meaning
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
-from trainer.task import (
-    WEIGHT,
-    ClassLosses,
-    CompiledMeasure,
-    DataSpec,
-    Measure,
-    RowMeasure,
-    Sums,
-    Task,
-    classes_of,
-    gives_probabilities,
-)
+from trainer.step.measures import WEIGHT, ClassLosses, CompiledMeasure, Measure, RowMeasure, Sums
+from trainer.task import DataSpec, Task, classes_of, gives_probabilities
 from trainer.topology import keep_order_of_sums
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
@@ -368,15 +358,15 @@ class Forward:
         eval_flip: bool = False,
         mean_of_copies: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Keeps the arguments.
+        """Takes a model and the values of its variables.
 
         Args:
-          model: to call.
+          model: what is called.
           trainable: values of its trainable variables.
           state: values of its other variables.
           eval_flip: whether evaluations take the mean over images and their mirror images.
-          mean_of_copies: makes the outputs for images of those for their copies, (rows, copies, ...), in evaluations;
-            None: features have no axis of copies.
+          mean_of_copies: returns the outputs for images, (rows, ...), given those for their copies, (rows, copies,
+            ...), in evaluations; None: features have no axis of copies.
         """
         self._model, self._trainable, self.state, self._eval_flip = model, trainable, state, eval_flip
         self._mean_of_copies = mean_of_copies

@@ -28,6 +28,7 @@ from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.step import clock
 from trainer.step.gradients import Gradients, all_sum, apart
+from trainer.step.measures import WEIGHT, Sums, divisor
 from trainer.step.optimizers import of_one_copy
 from trainer.step.state import (
     TrainState,
@@ -38,7 +39,7 @@ from trainer.step.state import (
     moving_averages,
 )
 from trainer.step.summaries import Summaries
-from trainer.task import LOSS, WEIGHT, Sums, divisor
+from trainer.task import LOSS
 from trainer.topology import of_virtual_replicas, sum_virtual_replicas
 
 TOTAL_LOSS, REGULARIZATION = "total_loss", "regularization"

@@ -8,15 +8,8 @@ import tensorflow as tf
 from pipeline.errors import UsageError
 from trainer.checkpoint.reader import load_first_weights
 from trainer.config.model import FirstWeights
-from trainer.task import (
-    DataSpec,
-    RowMeasure,
-    Task,
-    classes_of,
-    gives_probabilities,
-    shape_of,
-    uncalled,
-)
+from trainer.step.measures import RowMeasure
+from trainer.task import DataSpec, Task, classes_of, gives_probabilities, shape_of, uncalled
 
 
 def task(config_of, **flags):
@@ -198,6 +191,7 @@ def test_a_run_that_began_with_a_file_is_resumed_with_no_other(change, make, mak
         manager.restore()
     said = "did not begin with" if change == "added" else r"began with first\.weights\.h5 \(SHA-256 \w{12}"
     assert re.search(rf"ckpt-10: the run {said}", str(caught.value))
+    assert ("--initialize_from is not given; give" in str(caught.value)) == (change == "left out")
 
 
 def test_another_model_is_one_line(saved, make, tmp_path):

@@ -247,9 +247,7 @@ def test_a_damaged_file_is_not_to_be_converted_again(tmp_path):
     data = (tmp_path / "train.tfrec").read_bytes()
     for at_byte in (5, len(data) - 5):  # among the first records, by which labels are known, and behind them
         (tmp_path / "train.tfrec").write_bytes(data[:at_byte] + bytes([data[at_byte] ^ 1]) + data[at_byte + 1 :])
-        with pytest.raises(
-            DataError, check=at("train.tfrec", advice="copy or write the file again")
-        ):
+        with pytest.raises(DataError, check=at("train.tfrec", advice="copy or write the file again")):
             run(tmp_path)
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.parameter_server.ledger import Averages, EpochSums, Ledger, Row, Rows, Tally
-from trainer.task import LOSS, WEIGHT, RowMeasure, Task
+from trainer.step.measures import WEIGHT, RowMeasure
+from trainer.task import LOSS, Task
 
 
 @tf.function(autograph=False)

@@ -9,7 +9,8 @@ from trainer.loop import Action
 from trainer.parameter_server.ledger import Averages, EpochSums, Ledger, Row, Rows, Tally
 from trainer.parameter_server.scheduling import Finished
 from trainer.parameter_server.training import Loop
-from trainer.task import LOSS, WEIGHT, RowMeasure, Task
+from trainer.step.measures import WEIGHT, RowMeasure
+from trainer.task import LOSS, Task
 
 EPOCH = 6  # steps
 
