@@ -45,7 +45,7 @@ def inflating(pool: futures.Executor, data_dir: str, split: str, library: Any = 
     """Returns a Take that decompresses all GZIP members of a split in threads, out of memory to nowhere.
 
     Args:
-      pool: runs the threads.
+      pool: pool of the threads.
       data_dir, split: what is decompressed.
       library: zlib, or what has its interface.
     """

@@ -25,7 +25,7 @@ class Entry:
     """A contestant.
 
     Attributes:
-      module: its module in `feeds`.
+      module: module of `feeds`.
       options: its own.
       shared: contestants of the same text have one folder, which the first of them prepares; empty: its own.
     """

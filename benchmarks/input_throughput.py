@@ -238,7 +238,7 @@ def _print(what: str, measured: Sequence[Result], of: str, unit: str, size: int 
       of: the one to compare with.
       unit: name of what is counted.
       size: bytes of a unit, to print bytes per second; 0: not.
-      cores: how many the machine has, to print the cost of a unit on one; 0: units per second of processor time.
+      cores: cores of the machine, to print the cost of a unit on one; 0: units per second of processor time instead.
     """
     print(f"{what}:", flush=True)
     base = next((result.rounds for result in measured if result.name == of), [])

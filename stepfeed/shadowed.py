@@ -47,7 +47,7 @@ def check_for(name: str, *packages: str) -> None:
 
     Args:
       name: the package that is imported. If `python -m` runs a module of it, an error is one line on stderr.
-      packages: what it needs.
+      packages: packages to check.
 
     Raises:
       ImportError: see `check`.

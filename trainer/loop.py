@@ -68,7 +68,7 @@ class Progress:
       spent: time of the updates that this process has made.
       compiling: the part of it spent on updates that were traced and compiled: the first, and the first with each set
         of summaries.
-      result: what the last inner loop returned.
+      result: result of the last inner loop.
     """
 
     step: int
@@ -175,7 +175,7 @@ def train(
       inner_loop: runs the updates.
       start_step, last_step: global steps at the beginning and at the end.
       steps_per_loop: most updates of an inner loop.
-      actions: what may be due after an inner loop, in the order in which it is done.
+      actions: actions in the order in which they are done.
       agree: called after every inner loop and its actions with the numbers of the actions due by this worker's clock;
         returns whether to stop, and the numbers due by any worker's clock: the same on all workers.
       watch: called after every inner loop, before the actions.

@@ -167,8 +167,8 @@ def resumed(whole: Outcome, alike: Outcome, rest: Outcome, epoch: int, steps: in
       whole: the run that saved its state in this epoch, and continued.
       alike: a run without interruption with the second sitting's ranks.
       rest: the second sitting.
-      epoch: when the state was saved.
-      steps: how many the first sitting made.
+      epoch: epoch in which the state was saved.
+      steps: steps of the first sitting.
     """
     if trouble := _trouble(rest):
         return Verdict(False, trouble, rest.error or rest.hung)

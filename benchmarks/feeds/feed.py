@@ -20,7 +20,7 @@ class Setting:
       rows: rows of a batch.
       augmented: as the CIFAR-10 tutorial does, or as nearly as the contestant offers; else uint8 as stored. Photographs
         are cropped and flipped anyway, and augmented by RandAugment and normalised.
-      cores: how many the machine has.
+      cores: cores of the machine.
       options: the contestant's own.
     """
 

@@ -76,7 +76,7 @@ class Evaluations(Callback):
       evaluator: evaluates.
       best: ranks the results and keeps the best states; None: they are not ranked.
       output: prints the lines.
-      period: when to evaluate, besides at the end.
+      period: period of the evaluations, besides that at the end.
       last_step: step at which training ends.
       tell: is told of each evaluation, before it is ranked.
     """

@@ -60,7 +60,7 @@ class Beat:
       host: name of the machine.
       devices: devices that the process computes on: `CPU:0`; empty: not known yet.
       exit_code: code that the process ends with, in its last beat.
-      error: what ended it, in a line.
+      error: error that ended it, in a line.
     """
 
     pid: int
@@ -123,7 +123,7 @@ class Heartbeat(Callback):
 
         Args:
           folder: the run's folder.
-          name: what this process is called: `worker-1`.
+          name: name of this process: `worker-1`.
           is_chief: whether this process has locked the folder, and makes the one for heartbeats in it.
         """
         path = folder.heartbeats / f"{name}.json"

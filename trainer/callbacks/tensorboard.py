@@ -46,7 +46,7 @@ class TrainScalars(Callback):
     """Passes the numbers of a step to `write`, with the speed since the last time, as in the log line.
 
     Args:
-      period: when to write.
+      period: period of writing.
       rows: rows per step.
       rate: returns the learning rate of a global step, int64 scalar.
       write: takes a global step and values by tag.
@@ -101,7 +101,7 @@ class Shown(Protocol):
 
     Attributes:
       graphs: graphs of the step by name, once they have been traced.
-      state: what it trains.
+      state: state that it trains.
     """
 
     graphs: dict[str, Traced]
@@ -116,7 +116,7 @@ class TensorBoard(Callback):
       steps_per_epoch: T.
       start_step: global step of the state that training begins with.
       is_chief: whether this worker writes.
-      stepper: makes the steps, of which graph, histograms and images are written.
+      stepper: stepper whose graph, histograms and images are written.
       read_histograms: returns those of this moment; None: they are in the result of a step.
 
     Attributes:
@@ -239,7 +239,7 @@ class EventFile:
     value.
 
     Attributes:
-      folder: where the file is.
+      folder: folder of the file.
       writes: False: nothing is written.
       is_first: whether the folder has no file of an earlier process.
     """
@@ -248,7 +248,7 @@ class EventFile:
         """Looks for earlier files.
 
         Args:
-          folder: where the file is written.
+          folder: folder for the file.
           start_step: global step of the state that training begins with.
           writes: see the class.
         """

@@ -144,7 +144,7 @@ class BestCheckpoints:
 
     Attributes:
       ranking: orders the evaluations.
-      folder: where the best checkpoints are.
+      folder: folder of the checkpoints.
     """
 
     def __init__(

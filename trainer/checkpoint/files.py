@@ -51,7 +51,7 @@ class CheckpointFiles:
     kill, and completes a save of which only the index is left to add.
 
     Attributes:
-      folder: where the files are.
+      folder: folder of the files.
       max_to_keep, steps_per_epoch, period: see `kept`.
     """
 

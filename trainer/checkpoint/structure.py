@@ -118,7 +118,7 @@ def _parts(whole: Any, prefix: str, counts: collections.Counter[str], seen: set[
 
     Args:
       whole: the model or the layer.
-      prefix: what the names of its layers begin with.
+      prefix: prefix of the names of its layers.
       counts: how many names Keras has made so far, by kind.
       seen: the ids of layers that were yielded: a layer may be shared.
     """

@@ -105,7 +105,7 @@ def tell_the_rest(seat: Seat, error: PipelineError, told: Collection[int], timeo
 
     Args:
       seat: place of the chief among those that meet.
-      error: what ended the others; if it asks for a rerun, nobody is told.
+      error: error that ended the others; if it asks for a rerun, nobody is told.
       told: the ranks of those that know.
       timeout: as for `explaining`.
     """
@@ -555,7 +555,7 @@ def taken(name: str, writer: asyncio.StreamWriter, first: asyncio.StreamWriter, 
     """Returns the error for a second process with the same task; a restart helps if the first one's machine is gone.
 
     Args:
-      name: what messages call the task.
+      name: name of the task.
       writer: stream to the second process.
       first: stream to the first process.
       source: where the task comes from, for messages.

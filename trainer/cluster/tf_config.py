@@ -141,7 +141,7 @@ def parse_jobs(
     Args:
       text: the content.
       known: the jobs that may be in it.
-      strategy: what uses them, for messages.
+      strategy: strategy that uses them, for messages.
       source: where the text comes from, for messages.
 
     Raises:

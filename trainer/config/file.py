@@ -119,7 +119,7 @@ def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]
 
     Args:
       path: the file.
-      tree: its parsed content, or a group in it.
+      tree: tree of its content, or of a group.
       seen: {flag that another group gives: its line}; flags of this group are added.
     """
     from yaml import MappingNode  # noqa: PLC0415, as in `_loader`

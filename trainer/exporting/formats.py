@@ -182,8 +182,8 @@ def readme_of(name: str, model: Served, formats: Sequence[str], batch: int, upri
 
     Args:
       name: the model and its step, in words.
-      model: what was exported.
-      formats: names of the formats that were written.
+      model: model that was exported.
+      formats: formats of the files.
       batch: images that a StableHLO program takes.
       upright: whether photographs must be turned as their EXIF data say, as the training's were.
     """

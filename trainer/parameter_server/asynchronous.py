@@ -124,7 +124,7 @@ class AsyncScheduler:
         """Makes the scheduler of a job.
 
         Args:
-          graph: what a worker runs for a block.
+          graph: graph of a block.
           closures: where it is run.
           columns: each worker's.
           num_workers: workers in the job.

@@ -24,7 +24,7 @@ class Row(NamedTuple):
     Attributes:
       penalty: the regularisation.
       norm: norm of the gradient, before it is clipped.
-      sums: what the measure sums, flat, one after the other.
+      sums: sums of the measure, flat, one after the other.
     """
 
     penalty: float

@@ -167,7 +167,7 @@ class WorkerLines:
 
         Args:
           coordinator: connected to the workers.
-          period: how often a worker has a line, in its own steps.
+          period: period of a worker's lines, in its own steps.
         """
         self._coordinator, self._period = coordinator, period
         self._counts: collections.Counter[tuple[int, int]] = collections.Counter()

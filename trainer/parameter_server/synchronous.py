@@ -53,7 +53,7 @@ class Synchronous:
     """The graphs of a share, run by workers, and of an update, run by the chief.
 
     Attributes:
-      batches: makes the batch of a share.
+      batches: batches of shares.
       rows: packs a share's results.
     """
 
@@ -173,7 +173,7 @@ class SyncScheduler:
         """Makes the scheduler of a job.
 
         Args:
-          graph: what workers run for a share, and the chief for an update.
+          graph: graph of shares and updates.
           closures: where shares are computed.
           columns: each worker's.
           num_workers: N, in the job.

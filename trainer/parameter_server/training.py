@@ -287,12 +287,12 @@ class Loop:
     """Follows a scheduler: the workers make steps without pause, up to those at which all of them have to be done.
 
     Attributes:
-      scheduler: gives the workers their steps.
+      scheduler: scheduler of the workers' steps.
       rows: unpacks the results of steps.
       averages: over them.
       epoch: the sums over their epoch.
       ledger: records which steps were applied.
-      tally: how often each step of the training was applied.
+      tally: tally of all steps of the training.
       actions: what is done between steps, in order. Workers continue during those that only look at a step's numbers.
         Before one that `pauses`, exactly the steps before it are applied.
       settle: called at every pause with the number of applied steps.

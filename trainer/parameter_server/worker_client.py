@@ -102,7 +102,7 @@ class WorkerClient(Client):
 
         Args:
           roles: the processes, of which this one is not the chief.
-          description: what shapes this process's run, which the chief compares with its own.
+          description: description of this process, which the chief compares with its own.
           join_timeout: seconds to wait for the others.
           silence: seconds without a sign of life after which another process is lost, and to serve after a signal.
           interrupt: says whether a signal came.

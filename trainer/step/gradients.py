@@ -20,7 +20,7 @@ class Contribution(NamedTuple):
       gradients: those of the rows' part of the mean loss, times the loss scale; float32, per trainable variable.
       state: new values of the floating-point variables that are not trained, divided by the number of units, so that
         their sum is the mean.
-      sums: what the measure sums, over the rows.
+      sums: sums of the measure over the rows.
       penalty: the regularisation terms divided by the number of units, float32 scalar.
     """
 
@@ -37,7 +37,7 @@ class Gradients:
     Attributes:
       train_state: the model and its measure.
       units: number of replicas, or virtual replicas, whose contributions are summed.
-      seed: what dropout draws from.
+      seed: seed of dropout.
       compiled: whether XLA compiles it.
       augment: augments rows that have crossed the bus as uint8; None: the input augments.
       forms: the contribution with its shapes, once `flat_of` has been traced.
@@ -63,7 +63,7 @@ class Gradients:
         Args:
           unit: its number, int64 scalar.
           weight: sum of the sample weights of the whole step, float32 scalar, at least 1.
-          values: what `TrainState.values` returns.
+          values: values of the variables, as returned by `TrainState.values`.
           rows: (features, labels, weights).
           step: global step before the update, int64 scalar; None: the state's.
         """

@@ -445,7 +445,7 @@ def epoch_sums(before: tf.Tensor, sums: Sums, penalty: tf.Tensor, begins: tf.Ten
 
     Args:
       before: sums after the previous update; if they have another length, such as 0, the sums start again.
-      sums: what the measure sums, over all rows of the update.
+      sums: sums of the measure over all rows of the update.
       penalty: the update's regularisation.
       begins: whether the update is the first of its epoch, bool scalar.
 

@@ -112,7 +112,7 @@ class Traced(NamedTuple):
     Attributes:
       graph: a step, or a part of one.
       scope: name that its nodes are grouped under; empty: they stand alone.
-      device: where the nodes that name none run; empty: in this process.
+      device: device of the nodes that name none; empty: of this process.
     """
 
     graph: tf.Graph
@@ -143,7 +143,7 @@ class _Summed(NamedTuple):
     Attributes:
       gradients: gradients of the mean loss, one per trainable variable, before clipping, times the loss scale.
       statistics: new values of the floating-point variables that are not trained.
-      sums: what the measure sums.
+      sums: sums of the measure.
       penalty: regularisation, float32 scalar.
       exchanged: this replica's part of `LoopResult.exchanged`.
     """
@@ -586,7 +586,7 @@ def create(
     """Returns the step that the flags ask for.
 
     Args:
-      strategy: its replicas compute.
+      strategy: strategy whose replicas compute.
       state: created in its scope.
       config: the run's flags.
       training: the request for training data; None: the step neither augments nor knows the length of an epoch.

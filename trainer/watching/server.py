@@ -255,7 +255,7 @@ def serve(site: Site, listener: socket.socket, host: str, token: str | None) -> 
     """Serves the site until the process is told to end.
 
     Args:
-      site: what to serve.
+      site: site to serve.
       listener: a bound socket.
       host: address that it is bound to.
       token: as for `Guard`.

@@ -95,8 +95,8 @@ class WorkerReading:
       name: `worker 1`.
       rows: the first of each global batch, and the one after its last; under a schedule, of each unit.
       shards: how many files it opens.
-      records: how many records it reads in the epoch.
-      seen: how many of them it has read so far.
+      records: records that it reads in the epoch.
+      seen: records of them so far.
       bins: for each shard in the epoch's order, or each group of them where there are many: the share that the worker
         reads, and the part of that share whose rows have been read so far.
     """
@@ -124,7 +124,7 @@ class DataReading:
       files: number of its files.
       group: files in a group, where there are many; else 1.
       shards: names of the files in the epoch's order; of groups, of the first in each.
-      workers: what each worker reads, by rank.
+      workers: workers in their order.
     """
 
     name: str
@@ -200,7 +200,7 @@ class Snapshot:
       data_note: why that is not known, or is as it is.
       flags: values as text, by name.
       changes: flags that resumes have changed.
-      events: what has happened, in order.
+      events: events in their order.
       images, images_step: how many augmented images are in TensorBoard's files, and of which step.
       problems: files that are missing, half written or damaged, and how.
     """

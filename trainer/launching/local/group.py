@@ -34,7 +34,7 @@ class Cause:
     """The failure that made a group fail.
 
     Attributes:
-      task: what the process was: `worker 1`.
+      task: task whose process it was.
       pid: id of that process.
       exit_status: how it ended.
       step: the last that it reported.

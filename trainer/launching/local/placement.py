@@ -182,7 +182,7 @@ class Placement:
       command: program that each runs, with its arguments.
       shares: the GPUs of each worker's slot.
       has_gpus: whether this machine has any, so that processes without a share must be kept from them.
-      folder: where logs, heartbeats and the status go.
+      folder: folder for logs, heartbeats and the status.
     """
 
     job: Job

@@ -242,7 +242,7 @@ class Process:
           task: what it is.
           command: program to run, with its arguments.
           environment: variables to add.
-          folder: where its output and its heartbeat go.
+          folder: folder for its output and its heartbeat.
           guardian: ends it where the launcher cannot.
           silent_timeout: seconds.
         """

@@ -24,7 +24,7 @@ class Records:
     """Restarts, steps and errors of each process, over all restarts of the group.
 
     Attributes:
-      restarts: how often the group was started again.
+      restarts: restarts of the group.
       error: the first cause of its last failure.
       best: the highest step that was made; None: none was.
     """
@@ -148,9 +148,9 @@ class Reporter:
     """Writes and shows the report about once per second, and at once when the state changes.
 
     Args:
-      records: what is reported.
+      records: records of the job.
       screen: shows the table.
-      folder: where the file is written.
+      folder: folder for the file.
       lost: slots that are given up.
       beside: looks after what runs beside the job.
     """
@@ -199,7 +199,7 @@ class Slot:
     """A place for a worker, with its GPUs.
 
     Attributes:
-      failures: how often its worker has failed since the slot was last lost.
+      failures: failures of its worker, since the slot was last lost.
       at_start: how many of these failures came after the worker's last step.
       delay: seconds that it waits once it is lost.
       retry_at: when a lost one may be tried again; infinity: not before the others have made a step; minus infinity: it

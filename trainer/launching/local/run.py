@@ -31,7 +31,7 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
     """Runs a job to its end.
 
     Args:
-      job: what to run.
+      job: job to run.
       program: what runs the trainer; for tests.
 
     Raises:

@@ -32,7 +32,7 @@ class ProcessReport:
     Attributes:
       name: `worker 1`, as before its lines.
       role: worker, chief or ps.
-      index: its number among those of its role, as in TF_CONFIG.
+      index: index in its role, as in TF_CONFIG.
       slot: its place on this machine, which it keeps while the number of workers changes.
       gpus: GPUs that it may use, as CUDA_VISIBLE_DEVICES names them.
       pid: process id of the newest process; null: there was none.
@@ -82,7 +82,7 @@ class JobReport:
       num_workers: workers of the group that runs now.
       elastic: the fewest and the most workers; null: their number is fixed.
       lost: slots that are given up, and tried again later.
-      restarts: how often the group of all processes was started again.
+      restarts: restarts of the group of all processes.
       max_restarts: most of its restarts without a new checkpoint in between.
       error: the first cause of the last failure; null: there was none.
       processes: those that run now, or ran at the end.

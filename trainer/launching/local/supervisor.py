@@ -75,7 +75,7 @@ class Outcome:
 
     Attributes:
       kind: done; failed; stopped by a signal; or ended to grow.
-      cause: what made it fail; None: it did not.
+      cause: cause of a failure.
     """
 
     kind: Literal["done", "failed", "stopped", "grow"]
@@ -230,7 +230,7 @@ class Supervisor:
     """Runs a job to its end.
 
     Args:
-      job: what to run.
+      job: job to run.
       pool: the slots of its workers.
       records: restarts, steps and errors of each process.
       reporter: shows and writes the job's state.
