@@ -1,4 +1,4 @@
-"""The lines of docs/clusters.md, which the tests of clusters run as they stand."""
+"""The lines of docs/clusters.md and docs/training_clusters.md, which the tests of clusters run as they stand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import yaml
 
 from tests import forked
 
-_PAGE = forked.ROOT / "docs" / "clusters.md"
+_TEXT = "".join(
+    (forked.ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("clusters.md", "training_clusters.md")
+)
 _BLOCK = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
 _MANIFEST = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _OF_THE_TEST = ("--dataset=", "--source=", "--data_dir=")
@@ -35,10 +37,10 @@ def command(having: str, replaced: Mapping[str, str]) -> list[str]:
 
 def commands() -> list[str]:
     """Returns all commands, one per line."""
-    return "".join(_BLOCK.findall(_PAGE.read_text(encoding="utf-8"))).replace("\\\n", " ").splitlines()
+    return "".join(_BLOCK.findall(_TEXT)).replace("\\\n", " ").splitlines()
 
 
 def manifests() -> list[dict[str, Any]]:
     """Returns the Kubernetes manifests."""
-    texts = _MANIFEST.findall(_PAGE.read_text(encoding="utf-8"))
+    texts = _MANIFEST.findall(_TEXT)
     return [manifest for text in texts for manifest in yaml.safe_load_all(text)]

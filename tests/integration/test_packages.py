@@ -144,7 +144,8 @@ def test_the_version_is_the_same_everywhere():
     assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
     newest = re.findall(r"^## \[([0-9.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
     assert newest == VERSION
-    assert set(re.findall(r"/stepfeed-\w+:([0-9.]+)", (ROOT / "docs/clusters.md").read_text())) == {VERSION}
+    for page in ("docs/clusters.md", "docs/training_clusters.md"):
+        assert set(re.findall(r"/stepfeed-\w+:([0-9.]+)", (ROOT / page).read_text())) == {VERSION}
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")

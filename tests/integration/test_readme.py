@@ -25,6 +25,7 @@ PAGES = (
     "README.md",
     "docs/augment_libraries.md",
     "docs/augmentation.md",
+    "docs/bottlenecks.md",
     "docs/copies.md",
     "docs/feeding.md",
     "docs/reading.md",

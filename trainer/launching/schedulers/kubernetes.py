@@ -96,7 +96,7 @@ _Plain.add_representer(str, _text)
 
 def _check(job: Job, flags: KubernetesFlags) -> None:
     if not flags.image:
-        raise UsageError("--image is missing: --target=kubernetes needs a container image, see docs/clusters.md")
+        raise UsageError("--image is missing: --target=kubernetes needs a container image; docs/training_clusters.md")
     if flags.ttl is not None and flags.kind == "trainjob":
         raise UsageError(f"--ttl={flags.ttl} with --kind=trainjob: a TrainJob has no time to live; leave --ttl out")
     _check_folders(job, flags)
