@@ -257,7 +257,8 @@ def test_the_towers_of_cifar10_are_ported_in_two_commands(folder):
 @pytest.mark.slow
 def test_the_commands_of_the_classic_programs_run(folder):
     """With less data and fewer steps."""
-    lines = re.findall(r"^    stepfeed ((?:train|launch) (?:.*\\\n)*.*)$", page_text("classics.md"), re.MULTILINE)
+    text = page_text("classics.md") + page_text("classics_book.md")
+    lines = re.findall(r"^    stepfeed ((?:train|launch) (?:.*\\\n)*.*)$", text, re.MULTILINE)
     assert len(lines) == 4
     write_dataset(folder / "cifar10", (300, 220), (32, 32, 3), (64,))
     for line in lines:

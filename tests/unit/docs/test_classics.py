@@ -1,4 +1,4 @@
-"""docs/classics.md: its commands have flags that there are, and so has each row."""
+"""docs/classics.md and docs/classics_book.md: their commands have flags that there are, and so has each row."""
 
 import pathlib
 import re
@@ -10,7 +10,8 @@ from pipeline.commands.flags import flags_of
 from trainer import config
 from trainer.config import TrainConfig
 
-TEXT = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "classics.md").read_text(encoding="utf-8")
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
+TEXT = "\n".join((DOCS / page).read_text(encoding="utf-8") for page in ("classics.md", "classics_book.md"))
 OTHERS = {"config", "dump_config", "dataset", "target", "continuous"}  # of all commands, convert, launch, evaluate
 KNOWN = {*flags_of(TrainConfig), "task_id", *OTHERS}
 
