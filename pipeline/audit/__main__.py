@@ -22,6 +22,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     description = "Prove that every record is seen once, and show which worker reads what."
     config = commandline.parse(COMMAND, description, AuditConfig, argv)
+    # Before a run's own values are filled in: what it trained with may stand beside its logs.
+    for name in ("augment", "resize") if config.observed is not None else ():
+        if (given := getattr(config.order, name)) is not None:
+            raise UsageError(f"--{name}={given} with --observed: the logs have the order, not the pixels; leave it out")
     # Not in the config: a misspelt --global_batch_size would be named as missing, too.
     if config.order.global_batch_size is None and config.observed is None and config.model_dir is None:
         for source in sources_of(parse_sources(str(config.data_dir), "DATA_DIR"), "train"):

@@ -39,20 +39,11 @@ class AuditConfig:
     list_all: bool = flag(False, "list every worker and every shard")
 
     def __post_init__(self) -> None:
-        check_all(
-            self._check_data, lambda: check_ending("png", self.png, ".png"), self._check_epoch, self._check_observed
-        )
+        check_all(self._check_data, lambda: check_ending("png", self.png, ".png"), self._check_epoch)
 
     def _check_data(self) -> None:
         if self.data_dir is None and self.model_dir is None:
             raise UsageError("DATA_DIR is missing (or give --model_dir); see --help")
-
-    def _check_observed(self) -> None:
-        for name in ("augment", "resize") if self.observed is not None else ():
-            if (given := getattr(self.order, name)) is not None:
-                raise UsageError(
-                    f"--{name}={given} with --observed: the logs have the order, not the pixels; leave it out"
-                )
 
     def _check_epoch(self) -> None:
         if not 0 <= self.epoch < LAST_EPOCH:
