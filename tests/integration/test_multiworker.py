@@ -163,7 +163,7 @@ def test_a_worker_whose_model_fails_ends_the_others_with_its_words(rank, start_i
 @pytest.mark.slow
 def test_a_worker_with_another_copy_of_the_package_is_told(digits, tmp_path):
     copy = tmp_path / "copy"
-    for package in ("pipeline", "trainer"):
+    for package in ("pipeline", "trainer", "stepfeed"):
         shutil.copytree(forked.ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
     gradients = copy / "trainer" / "step" / "train_step.py"
     said = r"trainer\.run: worker 1 \(localhost:\d+\) has another trainer/step/train_step\.py; start .*\n"
