@@ -310,15 +310,16 @@ os._exit(0)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("virtual", [[], ["--virtual_replicas=4"]], ids=["classic", "virtual"])
-def test_batches_copied_in_groups_train_to_the_same_weights(virtual, train, digits, tmp_path):
+def test_batches_copied_in_groups_train_to_the_same_weights(virtual, digits, tmp_path):
     """On logical devices, to which batches are copied as to GPUs."""
     flags = ["--eval_split=none", "--augment=shift", "--strategy=mirrored", "--num_replicas=2", "--augment_on=both"]
     folders = tmp_path / "groups", tmp_path / "host"
-    program = [f"--data_dir={digits}", "--model=softmax_regression", f"--model_dir={folders[0]}", *flags, *virtual]
-    done = forked.run(["-c", IN_GROUPS, *program])
+    common = [f"--data_dir={digits}", "--model=softmax_regression", *flags, *virtual]
+    done = forked.run(["-c", IN_GROUPS, *common, f"--model_dir={folders[0]}"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "in groups of 64 64"
-    train(*flags, *virtual, f"--model_dir={folders[1]}", "--train_steps=12")
+    done = forked.run(["-m", "trainer.run", *common, f"--model_dir={folders[1]}", "--train_steps=12"])
+    assert done.returncode == 0, done.stderr
     assert checkpoint_bytes(folders[0], 12) == checkpoint_bytes(folders[1], 12)
 
 
