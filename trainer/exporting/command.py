@@ -95,12 +95,13 @@ def _write_all(
             kind.write(model, path, config.stablehlo_batch)
         files[name] = File(path, batches(kind))
     modules = trained.config.model.modules
+    helps = "; a parser that draws in evaluations, too, must draw in training alone" if trained.parses else ""
     what, count = "a probability" if model.class_names else "an output", len(next(iter(expected.values())))
     for name, difference in largest_differences(files, expected, model, modules):
         if not difference <= tolerance:  # NaN is no less
             raise DataError(
                 f"--format={name}: {what} of the reloaded file differs by {difference:.2g} from the trained "
-                f"model's, more than --tolerance={tolerance:g}; nothing is exported"
+                f"model's, more than --tolerance={tolerance:g}; nothing is exported{helps}"
             )
         compared = f"reloaded, on {count_of(count, 'example')} of {trained.split.request.split}"
         print(f"{name}: {compared}: largest difference {difference:.2g} (allowed {tolerance:g})", flush=True)

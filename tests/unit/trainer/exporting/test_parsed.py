@@ -16,7 +16,8 @@ from tests import parsing_tasks as tasks
 from trainer import Predictor, evaluate, export, inference, predict, run
 from trainer.checkpoint import reader
 from trainer.config.trained import CheckpointFlags
-from trainer.exporting import reading
+from trainer.exporting import answers, reading
+from trainer.exporting.inputs import Record, RecordFile
 from trainer.exporting.parsed import parsed
 
 STEPS, COUNTS = 6, {"train": (16,), "test": (5, 6)}
@@ -85,18 +86,26 @@ def test_predictions_are_those_of_the_model_and_of_the_evaluation_and_need_no_la
 
 
 @pytest.mark.slow
-def test_a_record_counts_as_the_first_of_the_first_epoch(data, tmp_path):
+def test_a_record_counts_as_the_first_of_the_first_epoch(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # as trainer.export sets it, and pytest takes it back
     folder = train(data, tmp_path / "run", tasks.Drawn)
     trained, examples = built(folder), stored_tests()
     key = derive_key(Domain.AUGMENT, trained.split.order.seed, 0, 0)
     x = np.stack([one["x"] for one in examples]) + np.asarray(uniform(tf.constant([key], tf.uint64), 0))
     found = Predictor.of_run(folder).probabilities(encoded(examples, "x"))
     np.testing.assert_allclose(found, softmax(trained.model(x)), atol=1e-6)
+    # An evaluation draws by the key of each record, so the program is not what was evaluated.
+    with pytest.raises(
+        DataError, match="^--format=saved_model: a probability of .* differs by .*draw in training alone"
+    ):
+        export.main([f"--model_dir={folder}", f"--output={tmp_path}/out"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_outputs_by_name_a_table_and_features_are_in_the_program(data, tmp_path):
     trained, examples = built(train(data, tmp_path / "run", tasks.Several)), stored_tests()
-    x = np.stack([one["x"] for one in examples])
+    stored = np.stack([one["x"] for one in examples])
+    x = stored + np.array([1, 0, 0, 0], np.float32)
     scale = np.array([{0: 1.0, 1: 2.0, 2: 4.0}[int(value % 3)] for value in x[:, 0]], np.float32)
     wanted = trained.model({"x": x, "scale": scale}, training=False)
     model = parsed(trained)
@@ -163,6 +172,13 @@ def test_what_is_wrong_with_records_is_one_error(data, classes, tmp_path):
     assert isinstance(no_records, UsageError)
     assert str(no_records).startswith(f"{file}: is neither a TFRecord file nor a data set, but tests.")
     assert str(said(good, "--split=test")).startswith("--split=test: is of a data set")
+    for name, records in (("0", good), ("1", [*good, {"label": 1}])):
+        foreign.write(tmp_path / "two" / f"train-0000{name}-of-00002", records)
+    index.main([str(tmp_path / "two")])
+    with pytest.raises(DataError) as error:
+        predict.main([str(classes), str(tmp_path / "two"), "--split=train[1:]"])
+    second = str(tmp_path / "two" / "train-00001-of-00002")
+    assert (error.value.path, error.value.record, error.value.offset) == (second, 2, 2 * size)
     with pytest.raises(UsageError, match=r"^--split is missing: .* has test, train; give one"):
         predict.main([str(classes), str(data)])
     with pytest.raises(UsageError, match="^--split=tset: unknown 'tset'"):
@@ -172,7 +188,8 @@ def test_what_is_wrong_with_records_is_one_error(data, classes, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_exported_is_said(data, tmp_path):
+def test_what_cannot_be_exported_is_said(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # as above
     folder = train(data, tmp_path / "python", tasks.CallsPython)
     expected = softmax(built(folder).model(2 * np.stack([one["x"] for one in stored_tests()])))
     np.testing.assert_allclose(
@@ -188,3 +205,22 @@ def test_what_cannot_be_exported_is_said(data, tmp_path):
     folder = train(data, tmp_path / "sized", tasks.OfOneSize)
     with pytest.raises(UsageError, match=r"^Task\.parse: the function fails on .*; predictions and exports parse any"):
         Predictor.of_run(folder)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_of_a_task_that_parses_gives_its_own_probabilities(data, tmp_path):
+    folder, examples = tmp_path / "run", stored_tests()
+    flags = ("--model=tests.parsing_tasks:compiled", "--global_batch_size=8", f"--train_steps={STEPS}")
+    run.main([f"--data_dir={data}", f"--model_dir={folder}", "--task=tests.parsing_tasks:Parses", *flags])
+    expected = built(folder).model(np.stack([one["x"] for one in examples]))
+    np.testing.assert_allclose(Predictor.of_run(folder).probabilities(encoded(examples, "x")), expected, atol=1e-6)
+
+
+def test_arrays_of_another_shape_are_refused_and_leave_no_file(tmp_path):
+    of = RecordFile("a.tfrec", 0, tmp_path / "a.tfrec", "")
+    first, second = ([Record(of, number, 0, b"")] for number in (0, 1))
+    with answers.ArrayFile(tmp_path / "all.npz") as file:
+        file.add(first, {"boxes": np.zeros((1, 2, 4)), "texts": np.array([b"a"], object)})
+        with pytest.raises(UsageError, match=r"^the output 'boxes' is \(3, 4\) from a.tfrec, record 1 on"):
+            file.add(second, {"boxes": np.zeros((1, 3, 4))})
+    assert list(tmp_path.iterdir()) == []
