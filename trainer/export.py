@@ -18,8 +18,9 @@ from trainer.config.trained import FORMATS, ExportConfig
 COMMAND = "trainer.export"
 _DESCRIPTION = (
     f"Exports a checkpoint of {name_of('trainer.run')}, with the preprocessing inside: raw uint8 images in, "
-    "probabilities and class names out. Each file is reloaded in another process, and compared with the "
-    "trained model on real examples."
+    "probabilities and class names out. If the run's task parses records, the program takes these, with the features "
+    "that the parser reads; those that only labels are made of may be missing. Each file is reloaded in another "
+    "process, and compared with the trained model on real examples."
 )
 
 

@@ -24,7 +24,7 @@ from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
 from trainer.config.trained import CheckpointFlags
 from trainer.step import state
-from trainer.step.state import TrainState
+from trainer.step.state import Forward, TrainState
 from trainer.task import DataSpec, Task, data_spec_of
 
 
@@ -75,6 +75,16 @@ class Trained:
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes by their numbers."""
         return self.state.task.data.class_names
+
+    @property
+    def parses(self) -> bool:
+        """Whether the task parses records, so that the model takes what it returns instead of images."""
+        return self.split.request.parse is not None
+
+    def forward(self) -> Forward:
+        """Returns the model as evaluations call it, a function of features, with the weights that it has now."""
+        kinds = self.model.trainable_variables, self.model.non_trainable_variables
+        return self.state.evaluating(*([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds))
 
     def __str__(self) -> str:
         """Name and checkpoint, for messages."""

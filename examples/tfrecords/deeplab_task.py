@@ -1,4 +1,4 @@
-"""Segmentation as a task of the trainer: an image and its mask are mirrored together."""
+"""Segmentation as a task of the trainer: an image and its mask are mirrored by the same keys, so alike."""
 
 import functools
 
@@ -24,10 +24,10 @@ class Segmentation(Task):
     @staticmethod
     def parse(records, keys, training):
         found = tf.io.parse_example(records, dict.fromkeys((IMAGE, MASK), tf.io.FixedLenFeature([], tf.string)))
-        shape = tf.TensorSpec([SIZE, SIZE, 4], tf.float32)
-        both = tf.map_fn(lambda files: _decoded(*files), (found[IMAGE], found[MASK]), fn_output_signature=shape)
-        both = mirrored()(both, keys, training)
-        return both[..., :3] / 255, tf.cast(both[..., 3], tf.int64)
+        images = tf.map_fn(_image, found[IMAGE], fn_output_signature=tf.TensorSpec([SIZE, SIZE, 3], tf.float32))
+        masks = tf.map_fn(_mask, found[MASK], fn_output_signature=tf.TensorSpec([SIZE, SIZE, 1], tf.uint8))
+        images, masks = (mirrored()(each, keys, training) for each in (images, masks))
+        return images / 255, tf.cast(masks[..., 0], tf.int64)
 
     def build_model(self):
         convolutions = [keras.layers.Conv2D(8, 3, padding="same", activation="relu"), keras.layers.Conv2D(CLASSES, 1)]
@@ -39,11 +39,10 @@ class Segmentation(Task):
     def metrics(self, labels, outputs):
         return {"accuracy": tf.reduce_mean(tf.cast(labels == tf.argmax(outputs, axis=-1), tf.float32), axis=[1, 2])}
 
-    def after_train(self, model, evaluation):
-        model.save("voc.keras")
+
+def _image(file):
+    return tf.image.resize(tf.io.decode_jpeg(file, channels=3), (SIZE, SIZE))
 
 
-def _decoded(image, mask):
-    image = tf.image.resize(tf.io.decode_jpeg(image, channels=3), (SIZE, SIZE))
-    mask = tf.image.resize(tf.io.decode_png(mask, channels=1), (SIZE, SIZE), method="nearest")
-    return tf.concat([image, tf.cast(mask, tf.float32)], axis=-1)
+def _mask(file):
+    return tf.image.resize(tf.io.decode_png(file, channels=1), (SIZE, SIZE), method="nearest")

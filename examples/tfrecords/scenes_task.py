@@ -38,9 +38,6 @@ class Scenes(Task):
     def metrics(self, labels, outputs):
         return {"accuracy": tf.reduce_mean(tf.cast((labels > 0.5) == (outputs > 0), tf.float32), axis=-1)}
 
-    def after_train(self, model, evaluation):
-        model.save("scenes.keras")
-
 
 def _decoded(file):
     return tf.image.resize(tf.io.decode_jpeg(file, channels=3), (SIZE, SIZE)) / 255

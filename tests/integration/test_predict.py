@@ -15,7 +15,7 @@ from pipeline import RandomAccess, images
 from pipeline.errors import DataError, UsageError
 from tests import forked
 from trainer import Predictor
-from trainer.predict import image_files
+from trainer.exporting.inputs import image_files
 
 COUNT = 60
 
@@ -220,11 +220,11 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--model_dir=RUN"], 2, "IMAGE is missing"),
+        (["--model_dir=RUN"], 2, "INPUT is missing"),
         (["a.png"], 2, "--model_dir or --exported is missing"),
         (["a.png", "--model_dir=RUN", "--exported=E"], 2, "--model_dir and --exported: give one"),
         (["a.png", "--exported=E", "--weights=raw"], 2, "--weights=raw: is of a run, not of --exported"),
-        (["a.png", "--model_dir=RUN", "--output=x.txt"], 2, "--output=x.txt: must end with .jsonl or .csv"),
+        (["a.png", "--model_dir=RUN", "--output=x.txt"], 2, "--output=x.txt: must end with .jsonl, .csv or .npz"),
         (["nowhere.png", "--model_dir=RUN"], 1, "nowhere.png: cannot be read: No such file or directory"),
         (["EMPTY", "--model_dir=RUN"], 1, "EMPTY: no images"),
         (["RUN/logs", "--model_dir=RUN"], 1, "RUN/logs: no images, but 1 file not named like an image (.png, "),

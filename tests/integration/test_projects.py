@@ -5,7 +5,9 @@ import pathlib
 import re
 import shlex
 import shutil
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from tests import foreign, forked
@@ -15,6 +17,70 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples" / "tfrecords"
 PAGE = (ROOT / "docs" / "projects.md").read_text(encoding="utf-8")
 STEPS = 60
+
+
+class Parsed(NamedTuple):
+    """A project whose task parses records: its files, records and labels, and what its predictions are."""
+
+    data: str
+    files: str
+    records: int
+    task: str
+    labels: list[str]
+    output: str
+    said: str
+
+
+PARSED = {
+    "channels": Parsed(
+        "channels",
+        "validation/*",
+        20,
+        "channels_task:Channels",
+        ["label"],
+        "probabilities",
+        r"^channels:validation, record 19: [0-9] 0\.\d+, [0-9] 0\.\d+, [0-9] 0\.\d+$",
+    ),
+    "deeplab": Parsed(
+        "voc",
+        "val-*",
+        11,
+        "deeplab_task:Segmentation",
+        ["image/segmentation/class/encoded", "image/segmentation/class/format"],
+        "outputs",
+        "^11 records: masks.npz$",
+    ),
+    "scenes": Parsed("scenes", "val-*", 13, "scenes_task:Scenes", ["classes"], "outputs", "^13 records: scenes.npz$"),
+}
+BY_HAND = """
+import glob, pathlib
+import numpy as np
+import tensorflow as tf
+from trainer import Predictor, inference, lazy_imports
+from trainer.checkpoint import reader
+from trainer.config.trained import CheckpointFlags
+
+records = [one.numpy() for one in tf.data.TFRecordDataset(sorted(glob.glob("{data}/{files}")))]
+task = lazy_imports.load_task("{task}")
+features, _ = task.parse(tf.constant(records), tf.zeros(len(records), tf.uint64), False)
+model = inference.build(reader.read(pathlib.Path("{data}-run/ckpt-20")), CheckpointFlags("{data}-run")).model
+wanted = model(features, training=False)
+wanted = tf.nn.softmax(wanted) if "{output}" == "probabilities" else wanted
+unlabelled = []
+for record in records:
+    example = tf.train.Example.FromString(record)
+    for name in {labels}:
+        del example.features.feature[name]
+    unlabelled.append(example.SerializeToString())
+program = tf.saved_model.load("{exported}/saved_model")
+np.savez(
+    "by_hand.npz",
+    wanted=wanted,
+    of_run=Predictor.of_run("{data}-run").outputs(records)["{output}"],
+    of_program=program.serve(records)["{output}"],
+    without_labels=program.serve(unlabelled)["{output}"],
+)
+"""
 MAKERS = {
     "imagenet": lambda folder: foreign.tf_slim(folder / "imagenet", {"train": [30, 21, 17], "validation": [12, 8]}),
     "flowers": lambda folder: foreign.flowers(folder / "flowers", 24, 5, in_folders=True),
@@ -84,10 +150,43 @@ def test_a_project_trains_before_and_after(project, tmp_path):
             after = (tmp_path / "submission.csv").read_text()
             assert [line.split(",")[0] for line in after.splitlines()] == [n.split(",")[0] for n in before.splitlines()]
             assert len(after.splitlines()) in (6, 7)
-    if "predict" in found:
+    if project in PARSED:
+        assert (tmp_path / next(tmp_path.glob("*.keras"))).stat().st_size  # of the script
+        assert re.search(PARSED[project].said, found["predict"], re.MULTILINE)
+    elif "predict" in found:
         assert found["predict"].count("photo.jpg: ") == 1
     else:
-        assert before or (tmp_path / next(tmp_path.glob("*.keras"))).stat().st_size
+        assert before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("project", PARSED)
+def test_a_task_that_parses_records_predicts_and_is_exported(project, tmp_path):
+    make(project, tmp_path)
+    for words in commands(project):
+        run(tmp_path, "-m", "stepfeed", *words)
+    about = PARSED[project]
+    exported, data = f"{about.data}-model", about.data
+    run(tmp_path, "-c", BY_HAND.format(**about._asdict(), exported=exported))
+    with np.load(tmp_path / "by_hand.npz") as file:
+        by_hand = dict(file)
+    assert len(by_hand["wanted"]) == about.records
+    for name in ("of_run", "of_program", "without_labels"):
+        np.testing.assert_allclose(by_hand[name], by_hand["wanted"], atol=2e-5)
+    shutil.copy(next(tmp_path.glob(f"{data}/{about.files}")), tmp_path / exported / "records.tfrecord")
+    program = re.search(r"```python\n(.*?)```", (tmp_path / exported / "README.md").read_text(), re.DOTALL)[1]
+    assert f"'{about.output}': array(" in run(tmp_path / exported, "-c", program)
+    for model in (f"{data}-run", exported):
+        run(tmp_path, "-m", "stepfeed", "predict", model, data, "--split=validation", "--output=out.npz")
+        with np.load(tmp_path / "out.npz") as found:
+            assert found["record"].tolist() == list(range(about.records))
+            np.testing.assert_allclose(found[about.output], by_hand["wanted"], atol=2e-5)
+    (tmp_path / f"{project}_task.py").unlink()
+    for command, more in (("predict", [data, "--split=validation", "--output=o.npz"]), ("export", ["--output=out"])):
+        refused = forked.run(["-m", "stepfeed", command, f"{data}-run", *more], cwd=tmp_path)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert f"No module named '{project}_task'" in refused.stderr
+    run(tmp_path, "-m", "stepfeed", "predict", exported, data, "--split=validation", "--output=out.npz")
 
 
 @pytest.mark.slow

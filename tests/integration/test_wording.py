@@ -188,6 +188,9 @@ CASES = {
         "a folder without images": "{tmp}/files --model_dir={tmp}/trained",
         "an image that cannot be read": "{tmp}/file --model_dir={tmp}/trained",
         "an output of another name": "{tmp}/photo.png --model_dir={tmp}/trained --output={tmp}/said.txt",
+        "records": "{tmp}/files/one.rec --model_dir={tmp}/trained",
+        "a data set": "{tmp}/made --split=train --model_dir={tmp}/trained",
+        "a split of images": "{tmp}/photo.png --split=train --model_dir={tmp}/trained",
     },
     "pipeline.inspect": {
         "a data set": "{tmp}/made",

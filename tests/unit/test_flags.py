@@ -276,7 +276,8 @@ SEEN: dict[str, dict[str, str]] = {
         "tolerance": "integration/test_export.py::test_a_file_that_gives_other_numbers_is_not_exported",
     },
     "trainer.predict": {
-        "images": "integration/test_predict.py::test_most_digits_are_read",
+        "inputs": "integration/test_predict.py::test_most_digits_are_read",
+        "split": "unit/trainer/exporting/test_parsed.py::test_the_command_answers_records_of_files_and_of_splits",
         "model_dir": "integration/test_predict.py::test_most_digits_are_read",
         "exported": "integration/test_predict.py::test_an_exported_file_says_what_the_run_says",
         "checkpoint": "integration/test_predict.py::test_the_checkpoint_and_the_weights_are_those_of_the_flags",
@@ -550,7 +551,7 @@ def test_the_named_tests_exist_and_pass_the_flag(what):
         path = TESTS / file
         if not path.is_file() or test not in definitions(path):
             wrong.append(f"{flag}: there is no test {named!r}")
-        elif (flag == "data_dir" and what.startswith(("pipeline.", "beam_jobs.validate"))) or flag == "images":
+        elif (flag == "data_dir" and what.startswith(("pipeline.", "beam_jobs.validate"))) or flag == "inputs":
             continue  # given by its place, without a name
         elif not passes(path, test, flag):
             wrong.append(f"{flag}: {named} has neither --{flag} nor an argument {flag}=")

@@ -121,7 +121,8 @@ class EvaluateConfig(CheckpointFlags):
 
 
 EXPORT = "export.json"  # describes the exported files, beside them
-_OUTPUTS = (".jsonl", ".csv")  # of predictions
+ARRAYS = ".npz"
+_OUTPUTS = (".jsonl", ".csv", ARRAYS)  # of predictions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,8 @@ class Format:
     """A kind of exported file.
 
     Attributes:
-      write: writes a `Served` model to a path; its third argument is the number of rows of a batch, for static shapes.
+      write: writes a `Served` model, or a `Parsed` one if it holds parsers, to a path; its third argument is the number
+        of rows of a batch, for static shapes.
       file: its name in the folder of the export.
       installed: what to install beside Python to use it, for README.md.
       imported: and what to import.
@@ -137,6 +139,7 @@ class Format:
       libraries: modules that it needs in addition to TensorFlow.
       any_size: whether it takes images of any size; else of the model's size alone.
       is_static: whether it takes batches of one number of rows alone.
+      holds_parser: whether it can hold the parser of a task that parses records.
     """
 
     write: Callable[[Any, pathlib.Path, int], None]
@@ -147,12 +150,14 @@ class Format:
     libraries: tuple[str, ...] = ()
     any_size: bool = False
     is_static: bool = False
+    holds_parser: bool = False
 
     def rows(self, batch: int) -> int | None:
         """Returns the number of rows that it takes; None: any number."""
         return batch if self.is_static else None
 
 
+_FORMATS = "saved_model,keras"
 FORMATS: Registry[Format] = Registry("trainer.exporting.formats", Format)
 
 
@@ -165,7 +170,11 @@ class _Required:
 class ExportConfig(CheckpointFlags, _Required):
     """What is exported, and how it is compared with the model. Data flags default to those of the run."""
 
-    format: str = flag("saved_model,keras", "of saved_model, keras, onnx and stablehlo, with commas between")
+    format: str | None = flag(
+        None,
+        "of saved_model, keras, onnx and stablehlo, with commas between; only saved_model holds a task's parser",
+        unset=_FORMATS,
+    )
     stablehlo_batch: int = flag(1, "images that the StableHLO program takes: its shapes are static", least=1)
     examples: int = flag(200, "of the split, on which each file is compared with the trained model", least=1)
     tolerance: float | None = flag(
@@ -199,18 +208,19 @@ class ExportConfig(CheckpointFlags, _Required):
     @property
     def formats(self) -> list[str]:
         """The formats, each once, in the given order."""
-        return list(dict.fromkeys(name.strip() for name in self.format.split(",")))
+        return list(dict.fromkeys(name.strip() for name in (self.format or _FORMATS).split(",")))
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictConfig:
-    """Which model is asked, about which images, and where the answers go."""
+    """Which model is asked, about which images or records, and where the answers go."""
 
-    images: list[str] = flag(
-        text="image files, and folders of them; the first may be the run (or the export) instead",
+    inputs: list[str] = flag(
+        text="image files, and folders of them; TFRecord files, and folders of data sets, if the run's task parses "
+        "records; the first may be the run (or the export) instead",
         positional=True,
         repeated=True,
-        metavar="IMAGE",
+        metavar="INPUT",
     )
     model_dir: str | None = flag(None, f"folder of a run of {name_of('trainer.run')}; it may be training")
     exported: str | None = flag(
@@ -233,23 +243,30 @@ class PredictConfig:
         most=MOST_COPIES,
         needs="model_dir",
     )
-    top: int = flag(3, "classes per image, the most likely ones", least=1)
-    output: str | None = flag(None, "file for the answers: FILE.jsonl or FILE.csv (None: they are printed)")
-    batch_size: int = flag(64, "images that are computed at once", least=1)
+    split: str | None = flag(
+        None, "split of the data sets, or a part of one, such as test[:100]", unset="the only one that they have"
+    )
+    top: int = flag(3, "classes per image or record, the most likely ones", least=1)
+    output: str | None = flag(
+        None,
+        "file for the answers: FILE.jsonl or FILE.csv for classes; FILE.npz for all outputs for records, of any shape "
+        "(None: classes are printed)",
+    )
+    batch_size: int = flag(64, "images or records that are computed at once", least=1)
 
     def __post_init__(self) -> None:
-        """Takes the model from the images if it is the first of them; checks the values, alone and together."""
-        if self.model_dir is None and self.exported is None and self.images:
-            first, *others = self.images
+        """Takes the model from the inputs if it is the first of them; checks the values, alone and together."""
+        if self.model_dir is None and self.exported is None and self.inputs:
+            first, *others = self.inputs
             kind = "exported" if os.path.isfile(os.path.join(first, EXPORT)) else "model_dir"
             if kind == "exported" or RunFolder(pathlib.Path(first)).has_checkpoints():
                 object.__setattr__(self, kind, first)
-                object.__setattr__(self, "images", others)
-        check_all(lambda: check(self), self._check_images, self._check_model, self._check_output)
+                object.__setattr__(self, "inputs", others)
+        check_all(lambda: check(self), self._check_inputs, self._check_model, self._check_output)
 
-    def _check_images(self) -> None:
-        if not self.images:
-            raise UsageError("IMAGE is missing: give image files, or folders of them")
+    def _check_inputs(self) -> None:
+        if not self.inputs:
+            raise UsageError("INPUT is missing: give image files, or folders of them; TFRecords to a task that parses")
 
     def _check_model(self) -> None:
         if (self.model_dir is None) == (self.exported is None):
@@ -260,4 +277,4 @@ class PredictConfig:
 
     def _check_output(self) -> None:
         if self.output is not None and not self.output.endswith(_OUTPUTS):
-            raise UsageError(f"--output={self.output}: must end with {' or '.join(_OUTPUTS)}")
+            raise UsageError(f"--output={self.output}: must end with {', '.join(_OUTPUTS[:-1])} or {ARRAYS}")

@@ -137,15 +137,11 @@ class _Pass:
 
 def _step(trained: Trained) -> Step:
     """Returns a function of (features, labels, weights): the measure's sums, and the model's outputs as logits."""
-    model, measure = trained.model, trained.state.measure
-    as_probabilities = gives_probabilities(model)
+    measure, as_probabilities = trained.state.measure, gives_probabilities(trained.model)
 
     @tf.function(autograph=False)
     def step(features: Any, labels: Any, weights: tf.Tensor) -> tuple[Sums, Any]:
-        kinds = model.trainable_variables, model.non_trainable_variables
-        trainable, fixed = ([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds)
-        forward = trained.state.evaluating(trainable, fixed)
-        outputs: list[Any] = []
+        forward, outputs = trained.forward(), list[Any]()
 
         def call(features: Any, training: bool = False) -> Any:
             outputs.append(forward(features, training=training))

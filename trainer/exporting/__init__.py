@@ -1,1 +1,1 @@
-"""A trained model in files that need none of our code: raw images in, probabilities and class names out."""
+"""A trained model in files that need none of our code: raw images, or records, in, probabilities and names out."""

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,15 +28,18 @@ from pipeline.decode.records import ExampleParser
 from pipeline.errors import DataError, UsageError, named, root_cause
 from pipeline.manifest.manifest import UPRIGHT
 from trainer.cluster import failures
-from trainer.config.trained import EXPORT, FORMATS, ExportConfig
+from trainer.config.trained import EXPORT, FORMATS, ExportConfig, Format
 from trainer.exporting import reading
 from trainer.exporting.formats import README, readme_of
+from trainer.exporting.parsed import Parsed, parsed, parser_of, row_bytes
 from trainer.exporting.served import Served, served
 from trainer.inference import Trained, build_first
-from trainer.step.state import Forward
 from trainer.task import gives_probabilities
 
 _TOLERANCE = 1e-4
+_MOST_OUTPUT = 256 << 20  # 256 MiB of outputs for the examples
+_ROWS = 32  # of a batch of records
+_NO_PYTHON = "an exported program runs without it"
 _ROUGH_TOLERANCE = 0.02  # of models that compute in less than float32, and of JPEGs that are decoded in part
 
 
@@ -52,104 +55,137 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
     """
     with failures.in_one_line(1):
         trained = build_first(found, config, print)
-        _check(config, trained)
-        model = served(trained)
+        formats = _formats(config, trained)
+        model = parsed(trained, _NO_PYTHON) if trained.parses else served(trained)
         print(trained)
         if (copies := trained.record.config().data.eval_copies) > 1:
             print(f"note: exported programs take no mean over copies of an image (--eval_copies={copies} of the run)")
-        height, width, channels = model.core_shape
-        fitted = f" of any size, fitted to {height}x{width}" if model.fitting else f" of {height}x{width}x{channels}"
-        outputs = f"probabilities, class and class_name of {len(model.class_names)} classes"
-        print(f"in: uint8 images{fitted}; out: {outputs}")
+        print(model.in_words)
         output = pathlib.Path(config.output)
         with named(f"--output={output}", "cannot be written"):
             output.parent.mkdir(parents=True, exist_ok=True)
             partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
         try:
-            _write_all(config, trained, model, partial)
+            _write_all(config, formats, trained, model, partial)
             with named(f"--output={output}", "cannot be written"):
                 partial.chmod(0o777 & ~_umask())
                 partial.rename(output)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        print(f"exported: {', '.join(str(output / FORMATS[name].file) for name in config.formats)}")
+        print(f"exported: {', '.join(str(output / FORMATS[name].file) for name in formats)}")
 
 
-def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pathlib.Path) -> None:
+def _write_all(
+    config: ExportConfig, formats: Sequence[str], trained: Trained, model: Served | Parsed, folder: pathlib.Path
+) -> None:
     """Writes each format, compares it with the model, and writes the description of all."""
-    stored = stored_images(trained, config.examples)
-    expected = trained_probabilities(trained, config.examples)
+    batches: Callable[[Format], list[NDArray]]
+    if isinstance(model, Parsed):
+        stored, expected = parsed_examples(trained, config.examples, model)
+        batches = lambda kind: stored  # noqa: E731
+    else:
+        images = stored_images(trained, config.examples)
+        expected = {"probabilities": trained_probabilities(trained, config.examples)}
+        batches = lambda kind: batches_of(model, images, kind.any_size, kind.rows(config.stablehlo_batch))  # noqa: E731
     tolerance, differences, files = config.tolerance or _tolerance(trained, model), {}, {}
-    for name in config.formats:
+    for name in formats:
         kind = FORMATS[name]
         path = folder / kind.file
         with named(f"--output={config.output}", "cannot be written"), quiet.logs():
             kind.write(model, path, config.stablehlo_batch)
-        batches = batches_of(model, stored, kind.any_size, kind.rows(config.stablehlo_batch))
-        files[name] = File(path, batches)
+        files[name] = File(path, batches(kind))
     modules = trained.config.model.modules
+    helps = "; a parser that draws in evaluations, too, must draw in training alone" if trained.parses else ""
+    what, count = "a probability" if model.class_names else "an output", len(next(iter(expected.values())))
     for name, difference in largest_differences(files, expected, model, modules):
         if not difference <= tolerance:  # NaN is no less
             raise DataError(
-                f"--format={name}: a probability of the reloaded file differs by {difference:.2g} from the trained "
-                f"model's, more than --tolerance={tolerance:g}; nothing is exported"
+                f"--format={name}: {what} of the reloaded file differs by {difference:.2g} from the trained "
+                f"model's, more than --tolerance={tolerance:g}; nothing is exported{helps}"
             )
-        compared = f"reloaded, on {count_of(len(expected), 'example')} of {trained.split.request.split}"
+        compared = f"reloaded, on {count_of(count, 'example')} of {trained.split.request.split}"
         print(f"{name}: {compared}: largest difference {difference:.2g} (allowed {tolerance:g})", flush=True)
         differences[name] = difference
     about = _about(config, trained, model, differences)
     name = f"{trained.name} at step {trained.record.step}"
     with named(f"--output={config.output}", "cannot be written"):
         (folder / EXPORT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        rule = trained.split.manifest.pixel_rule
-        upright = rule is not None and rule.orientation == UPRIGHT
-        said = readme_of(name, model, config.formats, config.stablehlo_batch, upright)
+        if isinstance(model, Parsed):
+            said = model.readme(name)
+        else:
+            rule = trained.split.manifest.pixel_rule
+            upright = rule is not None and rule.orientation == UPRIGHT
+            said = readme_of(name, model, formats, config.stablehlo_batch, upright)
         (folder / README).write_text(said, encoding="utf-8")
 
 
-def _tolerance(trained: Trained, model: Served) -> float:
-    """Returns how far the probabilities of a file may be from those of the model.
+def _tolerance(trained: Trained, model: Served | Parsed) -> float:
+    """Returns how far the outputs of a file may be from those of the model.
 
     If a recipe crops JPEGs, the input decodes that part of each alone, and at its border libjpeg interpolates colours
     without their neighbours. An exported model gets an image that was decoded as a whole.
     """
-    is_jpeg = trained.split.manifest.features["image"].encoding in ("jpeg", "any")
-    in_part = is_jpeg and model.fitting is not None and not trained.split.request.size
+    in_part = False
+    if isinstance(model, Served):
+        is_jpeg = trained.split.manifest.features["image"].encoding in ("jpeg", "any")
+        in_part = is_jpeg and model.fitting is not None and not trained.split.request.size
     return _ROUGH_TOLERANCE if in_part or trained.config.model.precision != "float32" else _TOLERANCE
 
 
-def _check(config: ExportConfig, trained: Trained) -> None:
-    """Raises UsageError for what is known not to work."""
+def _formats(config: ExportConfig, trained: Trained) -> list[str]:
+    """Returns the formats to write.
+
+    Raises:
+      UsageError: one is known not to work.
+    """
+    if trained.parses:
+        for name in config.formats if config.format else ():
+            if not FORMATS[name].holds_parser:
+                raise UsageError(
+                    f"--format={name}: cannot hold the parser of --task={trained.config.model.task}; give saved_model, "
+                    "whose signature serve_features takes what the parser returns"
+                )
+        return [name for name in config.formats if FORMATS[name].holds_parser]
     if "onnx" in config.formats and trained.config.model.precision == "bfloat16":
         raise UsageError(
             "--format=onnx: the model computes in bfloat16 (--precision), in which ONNX Runtime has no convolution; "
             "leave onnx out, or train in float32 or float16"
         )
+    return config.formats
 
 
-def _about(config: ExportConfig, trained: Trained, model: Served, differences: dict[str, float]) -> dict[str, Any]:
-    kinds, batch = {name: FORMATS[name] for name in differences}, config.stablehlo_batch
+def _about(
+    config: ExportConfig, trained: Trained, model: Served | Parsed, differences: dict[str, float]
+) -> dict[str, Any]:
+    files = {n: {"file": FORMATS[n].file, "largest_difference": found} for n, found in differences.items()}
+    if isinstance(model, Parsed):
+        takes: dict[str, Any] = {
+            "records": {
+                "needs": list(model.needs),  # features that each must have
+                "outputs": {n: [spec.dtype.name, *spec.shape[1:].as_list()] for n, spec in model.specs.items()},
+            }
+        }
+    else:
+        takes = {
+            "image_size": model.core_shape[:2],  # height, width: what the model gets
+            "preprocessing": {
+                "resize": trained.config.data.resize,
+                "distort": trained.config.data.augment,
+                "fits": model.fitting is not None,  # whether images of other sizes are cut and stretched to it
+                "pixel_rule": dataclasses.asdict(trained.pixel_rule),  # how files become images
+            },
+        }
+        for name, file in files.items():
+            kind = FORMATS[name]
+            file["images"] = model.spec(kind.any_size, kind.rows(config.stablehlo_batch)).shape.as_list()
     return {
         "model": trained.name,
         "step": trained.record.step,
         "weights": "ema" if trained.averaged else "raw",
         "dataset": trained.split.manifest.dataset,
-        "image_size": model.core_shape[:2],  # height, width: what the model gets
-        "preprocessing": {
-            "resize": trained.config.data.resize,
-            "distort": trained.config.data.augment,
-            "fits": model.fitting is not None,  # whether images of other sizes are cut and stretched to it
-            "pixel_rule": dataclasses.asdict(trained.pixel_rule),  # how files become images
-        },
+        **takes,
         "class_names": list(model.class_names),
-        "files": {
-            name: {
-                "file": kinds[name].file,
-                "images": model.spec(kinds[name].any_size, kinds[name].rows(batch)).shape.as_list(),
-                "largest_difference": difference,
-            }
-            for name, difference in differences.items()
-        },
+        "files": files,
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
 
@@ -196,13 +232,13 @@ def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bo
 
 
 def largest_differences(
-    files: Mapping[str, File], expected: NDArray, served: Served, modules: Sequence[str]
+    files: Mapping[str, File], expected: Mapping[str, NDArray], served: Served | Parsed, modules: Sequence[str]
 ) -> Iterator[tuple[str, float]]:
-    """Yields each format with the largest difference between its file's probabilities and the expected ones.
+    """Yields each format with the largest difference between its file's outputs and the expected ones.
 
     Args:
       files: by format; one process reads all of them, in this order.
-      expected: float32 (n, classes).
+      expected: outputs by name, (n, ...) each. Differences of those that exceed 1 are relative to the largest.
       served: whose class names they give.
       modules: of the user, whose layers they may have.
 
@@ -220,15 +256,23 @@ def largest_differences(
                 yield kind, _largest_difference(kind, dict(found), expected, served)
 
 
-def _largest_difference(kind: str, found: Mapping[str, NDArray], expected: NDArray, served: Served) -> float:
-    probabilities = found["probabilities"][: len(expected)]
-    classes = probabilities.argmax(axis=1)
-    names = np.array(served.class_names)[classes]
-    if not np.array_equal(found["class"][: len(expected)], classes) or not np.array_equal(
-        found.get("class_name", names)[: len(expected)], names
-    ):
-        raise DataError(f"--format={kind}: the reloaded file gives other classes than its probabilities say")
-    return float(np.abs(probabilities - expected).max())
+def _largest_difference(
+    kind: str, found: Mapping[str, NDArray], expected: Mapping[str, NDArray], served: Served | Parsed
+) -> float:
+    differences = []
+    for name, wanted in expected.items():
+        given = found[name][: len(wanted)]
+        largest = max(1.0, float(np.abs(wanted).max(initial=0.0)))
+        differences.append(float(np.abs(given.astype(np.float64) - wanted).max(initial=0.0)) / largest)
+    if "probabilities" in expected:
+        count = len(expected["probabilities"])
+        classes = found["probabilities"][:count].argmax(axis=1)
+        names = np.array(served.class_names)[classes]
+        if not np.array_equal(found["class"][:count], classes) or not np.array_equal(
+            found.get("class_name", names)[:count], names
+        ):
+            raise DataError(f"--format={kind}: the reloaded file gives other classes than its probabilities say")
+    return float(np.max(differences))  # NaN if one is
 
 
 def _read(files: Mapping[str, File], scratch: pathlib.Path, classes: int, modules: Sequence[str]) -> str:
@@ -270,18 +314,44 @@ def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
 
 def trained_probabilities(trained: Trained, count: int) -> NDArray[np.float32]:
     """Returns the trained model's probabilities for the first images of the split, fed as the run feeds them."""
-    model, is_done = trained.model, gives_probabilities(trained.model)
+    is_done = gives_probabilities(trained.model)
 
     @tf.function(autograph=False)
     def probabilities(features: Any) -> tf.Tensor:
-        kinds = model.trainable_variables, model.non_trainable_variables
-        trainable, fixed = ([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds)
-        forward = Forward(model, trainable, fixed, trained.state.eval_flip)
-        outputs = forward(features)
+        outputs = trained.forward()(features)
         return outputs if is_done else tf.nn.softmax(outputs)
 
     rows = _real_rows(make_dataset(trained.split.request), lambda batch: probabilities(batch[0]), count)
     return np.stack(list(rows))
+
+
+def parsed_examples(
+    trained: Trained, count: int, model: Parsed
+) -> tuple[list[NDArray[np.object_]], dict[str, NDArray]]:
+    """Returns the first records of the split, in batches, and the model's outputs for them, fed as the run feeds them.
+
+    Args:
+      trained: the model.
+      count: number of records; fewer if the outputs are large, such as masks.
+      model: the same, as it is served.
+    """
+    specs = {name: spec for name, spec in model.specs.items() if name not in ("class", "class_name")}
+    count = min(count, max(1, _MOST_OUTPUT // sum(row_bytes(spec) for spec in specs.values())))
+    parse, compute = parser_of(trained), tf.function(model.outputs, autograph=False)
+
+    def with_records(records: tf.Tensor, keys: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        return parse(records, keys), records
+
+    records, found = list[bytes](), list[dict[str, NDArray]]()
+    for features, given, real in make_dataset(dataclasses.replace(trained.split.request, parse=with_records)):
+        rows = real.numpy() > 0  # neither padding nor skipped
+        records += given.numpy()[rows].tolist()
+        outputs = compute(features)
+        found.append({name: outputs[name].numpy()[rows] for name in specs})
+        if len(records) >= count:
+            break
+    batches = [np.array(records[i : min(i + _ROWS, count)], object) for i in range(0, min(count, len(records)), _ROWS)]
+    return batches, {name: np.concatenate([one[name] for one in found])[:count] for name in specs}
 
 
 def _real_rows(batches: Any, values: Any, count: int) -> Iterator[Any]:

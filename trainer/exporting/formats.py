@@ -15,6 +15,7 @@ from pipeline.lazily import keras, tf
 from trainer.config.trained import FORMATS
 
 if TYPE_CHECKING:
+    from trainer.exporting.parsed import Parsed
     from trainer.exporting.served import Served
 
 _OPSET = 17  # of 2022: what most ONNX runtimes of today read
@@ -34,16 +35,14 @@ print(said["class_name"]{name}, said["probabilities"]{best}.max())
     program='model = tf.saved_model.load("{file}")\nsaid = model.serve(pixels)\n'
     + _SAID.format(name=".numpy()[0].decode()", best=".numpy()"),
     any_size=True,
+    holds_parser=True,
 )
-def _write_saved_model(served: Served, path: pathlib.Path, batch: int) -> None:
+def _write_saved_model(served: Served | Parsed, path: pathlib.Path, batch: int) -> None:
     """Writes TensorFlow's SavedModel; `assets.extra/class_names.txt` in it has a name per line, for other programs."""
     del batch
-    fitting = served.fitting
-    archive = keras.export.ExportArchive()
-    archive.track(served.core)
-    serve = (lambda images: served.outputs(fitting.fit(images))) if fitting else served.outputs
-    archive.add_endpoint("serve", serve, input_signature=[served.spec(any_size=True)])
-    archive.write_out(str(path), verbose=False)
+    served.save(path)
+    if not served.class_names:
+        return
     extra = path / "assets.extra"  # where TensorFlow Serving expects what is not its own
     extra.mkdir()
     lines = [" ".join(name.splitlines()) for name in served.class_names]  # a name of two lines would move all others

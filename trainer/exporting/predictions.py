@@ -1,39 +1,35 @@
-"""Predictions for images, by the model in a run's checkpoint or in an exported file."""
+"""Predictions for images or serialized records, by the model in a run's checkpoint or in an exported file."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import functools
-import io
 import itertools
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from pipeline import images
 from pipeline.commands import commandline
-from pipeline.commands.text import count_of, printable
+from pipeline.commands.text import printable
 from pipeline.decode.images import decode_file
-from pipeline.errors import DataError, UsageError, line_of, named, reason_of, root_cause, to_run
-from pipeline.files import write
+from pipeline.errors import DataError, UsageError, line_of, location, reason_of, root_cause, to_run
 from pipeline.files.reading import content_of
 from pipeline.images import BadImageError
 from pipeline.manifest import PixelRule
 from pipeline.manifest.manifest import FAST, UPRIGHT
 from pipeline.order.sharding import whole_number
 from trainer.checkpoint import files
-from trainer.cluster import failures
-from trainer.config.trained import EXPORT, CheckpointFlags, PredictConfig
-from trainer.exporting import reading
+from trainer.config.trained import EXPORT, CheckpointFlags
+from trainer.exporting import inputs, reading
+from trainer.exporting.inputs import Record, RecordFile
+from trainer.exporting.parsed import parsed
 from trainer.exporting.served import Augmented, Served, served
 from trainer.inference import Trained, build_first
 
@@ -41,21 +37,26 @@ from trainer.inference import Trained, build_first
 _READ = {"saved_model": reading.saved_model, "keras": reading.keras, "onnx": reading.onnx}  # the readers by format
 _AGAIN = f"export the run again ({to_run('trainer.export')})"
 _RULE = PixelRule()  # of data sets that are converted today
-_BATCH = 64  # files that `predict` reads at a time
+_OF_TENSORFLOW = tf.errors.OpError, UnicodeDecodeError  # the latter for messages with bytes of a record in them
+NOT_CLASSES = "its outputs are not one number per class"
+_BATCH = 64  # files or records that `predict` reads at a time
 
 
 class Predictor:
-    """A model that is ready to classify images.
+    """A model that is ready to classify images; or to answer for serialized records, if the run's task parses these.
 
         from trainer import Predictor
 
         predictor = Predictor.of_run("run")  # or .of_export("exported")
         print(predictor.predict(["photo.png"])[0])
 
+        parsing = Predictor.of_run("run-of-a-task-that-parses")
+        print(parsing.outputs(list_of_serialized_examples))  # {name: array}
+
     Attributes:
       name: what it is, in one line.
-      class_names: names by class number.
-      image_shape: (height, width, channels) that the model gets.
+      class_names: names by class number; of a model of records empty if its outputs are not one number per class.
+      image_shape: (height, width, channels) that the model gets; None: it takes records.
       pixel_rule: how files become pixels: turned upright or not, and by which DCT, as in training.
     """
 
@@ -63,8 +64,8 @@ class Predictor:
         self,
         name: str,
         class_names: Sequence[str],
-        image_shape: tuple[int, int, int],
-        probabilities: Callable[[NDArray[np.uint8]], NDArray[np.float32]],
+        image_shape: tuple[int, int, int] | None,
+        compute: Callable[[NDArray[Any]], Any],
         fit: Callable[[NDArray[np.uint8]], NDArray[np.uint8]] | None = None,
         pixel_rule: PixelRule = _RULE,
     ) -> None:
@@ -73,15 +74,16 @@ class Predictor:
         Args:
           name: what it is.
           class_names: names by class number.
-          image_shape: (height, width, channels) that the model gets.
-          probabilities: returns float32 (n, classes) for uint8 (n, height, width, channels).
+          image_shape: (height, width, channels) that the model gets; None: it takes records.
+          compute: returns the probabilities, float32 (n, classes), of images, uint8 (n, height, width, channels); or
+            the outputs by name, (n, ...) each, for records, bytes (n,).
           fit: brings an image of any size to that of the model, as the run's input did; None: images are stretched, as
             `beam_jobs.convert --resize` does it.
           pixel_rule: how files become pixels, as in the data set that the model was trained on.
         """
         self.name, self.class_names, self.image_shape = name, tuple(class_names), image_shape
         self.pixel_rule = pixel_rule
-        self._probabilities, self._fit = probabilities, fit
+        self._compute, self._fit = compute, fit
 
     @classmethod
     def of_run(
@@ -104,7 +106,7 @@ class Predictor:
             others augmented by the run's recipe; None: the run's --eval_copies.
 
         Raises:
-          PipelineError: there is no such checkpoint, or its model is not one of images and classes.
+          PipelineError: there is no such checkpoint, or its model takes images and gives no classes.
         """
         if eval_copies is not None:
             eval_copies = whole_number("eval_copies", eval_copies, 1)
@@ -115,6 +117,10 @@ class Predictor:
     @classmethod
     def of_trained(cls, trained: Trained, eval_copies: int | None = None) -> Predictor:
         """Returns the model of a checkpoint; `eval_copies` as for `of_run`."""
+        if trained.parses:
+            dataclasses.replace(trained.split.request, eval_copies=eval_copies or 1)  # which refuses copies of records
+            of_records = parsed(trained)
+            return cls(str(trained), of_records.class_names, None, of_records.answers)
         model = served(trained)
         if (copies := eval_copies or trained.config.data.eval_copies) > 1:
             return cls._of_copies(trained, Augmented(trained, model, copies), model)
@@ -157,6 +163,8 @@ class Predictor:
           UsageError: the file does not fit: it is a StableHLO program, or takes images that are cut already.
         """
         about, kind, file = _exported(pathlib.Path(path))
+        if "records" in about:
+            return cls._of_program(file, about["class_names"])
         if kind == "onnx":
             commandline.require("onnxruntime")
         _, height, width, channels = about["files"][kind]["images"]
@@ -184,16 +192,29 @@ class Predictor:
         rule = PixelRule(**about["preprocessing"].get("pixel_rule", {}))  # earlier exports say nothing of it
         return cls(str(file), about["class_names"], shape, probabilities, fit, rule)
 
-    def probabilities(self, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
-        """Returns the probabilities of images: float32 (n, classes).
+    @classmethod
+    def _of_program(cls, file: pathlib.Path, class_names: Sequence[str]) -> Predictor:
+        try:
+            return cls(str(file), class_names, None, reading.program(str(file)))
+        except Exception as error:  # whatever a damaged file leads to
+            raise DataError(f"cannot be loaded: {line_of(error)}", path=file) from None
+
+    def probabilities(self, pictures: Sequence[NDArray[np.uint8]] | Sequence[bytes]) -> NDArray[np.float32]:
+        """Returns the probabilities of images, or of records: float32 (n, classes).
 
         Args:
-          pictures: uint8 (height, width, channels) each, of any size; with the channels of `image_shape`.
+          pictures: uint8 (height, width, channels) each, of any size; with the channels of `image_shape`. Serialized
+            records if the model takes these.
 
         Raises:
-          UsageError: one has another type, or other channels.
-          DataError: an exported file cannot be loaded and run.
+          UsageError: one has another type, or other channels; or the model's outputs are not one number per class.
+          DataError: an exported file cannot be loaded and run, or a record cannot be parsed.
         """
+        if self.image_shape is None:
+            if not self.class_names:
+                raise UsageError(f"{self.name}: {NOT_CLASSES}; call outputs")
+            found: NDArray[np.float32] = self.outputs(cast(Sequence[bytes], pictures))["probabilities"]
+            return found
         channels = self.image_shape[2]
         for number, picture in enumerate(pictures):
             wanted = f"pictures[{number}]: must be uint8 of shape (height, width, {channels})"
@@ -201,7 +222,40 @@ class Predictor:
                 raise UsageError(f"{wanted}, not {type(picture).__name__}; files are for `predict`, by their paths")
             if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != channels or not picture.size:
                 raise UsageError(f"{wanted}, not {picture.dtype} of shape {picture.shape}")
-        return self._of_fitted([self._fitted(picture) for picture in pictures])
+        return self._of_fitted([self._fitted(picture) for picture in cast(Sequence[NDArray[np.uint8]], pictures)])
+
+    def outputs(self, records: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+        """Returns the model's outputs by name, (n, ...) each, for n serialized records.
+
+        They are `probabilities`, float32 (n, classes), `class`, int64 (n,), and `class_name`, bytes (n,), if the model
+        gives a number per class. Others are as the model gives them: by the keys of a dict, or the names that Keras has
+        for several; one alone is `outputs`.
+
+        Raises:
+          UsageError: the model takes images, or a record is not bytes.
+          DataError: a record cannot be parsed.
+        """
+        if self.image_shape is not None:
+            raise UsageError(f"{self.name}: takes images, not records; call probabilities")
+        for number, record in enumerate(records):
+            if not isinstance(record, bytes):
+                raise UsageError(f"records[{number}]: must be the bytes of a record, not {type(record).__name__}")
+        return self._of_records(records, lambda number, reason: DataError(reason, path=f"records[{number}]"))
+
+    def _of_records(
+        self, records: Sequence[bytes], error_of: Callable[[int, str], DataError]
+    ) -> dict[str, NDArray[Any]]:
+        """Returns the outputs for records; `error_of` makes the error for one of them, given its number."""
+        try:
+            found: dict[str, NDArray[Any]] = self._compute(np.array(records, object))
+            return found
+        except _OF_TENSORFLOW as error:
+            for number, record in enumerate(records):
+                try:
+                    self._compute(np.array([record], object))
+                except _OF_TENSORFLOW as own:
+                    raise error_of(number, _cause(own)) from None
+            raise DataError(f"{self.name}: {_cause(error)}") from None
 
     def _of_fitted(self, fitted: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         """Returns the probabilities of fitted images; those of one size are computed at once."""
@@ -210,23 +264,34 @@ class Predictor:
         for number, picture in enumerate(fitted):
             by_shape.setdefault(picture.shape, []).append(number)
         for numbers in by_shape.values():
-            found[numbers] = self._probabilities(np.stack([fitted[number] for number in numbers]))
+            found[numbers] = self._compute(np.stack([fitted[number] for number in numbers]))
         return found
 
-    def predict(self, paths: Iterable[str | os.PathLike[str]], top: int = 3) -> list[Prediction]:
-        """Returns the predictions for image files, in their order.
+    def predict(
+        self, paths: Iterable[str | os.PathLike[str]], top: int = 3, split: str | None = None
+    ) -> list[Prediction]:
+        """Returns the predictions for image files, or for the records of TFRecord files and data sets, in their order.
 
         Args:
-          paths: of the files; a `Prediction` says why one cannot be read.
+          paths: of the files, or for a model of records of data sets, too. A `Prediction` says why an image cannot be
+            read.
           top: how many of the most likely classes to return for each.
+          split: split of the data sets, or a part of one; None: they have only one.
 
         Raises:
-          DataError: an exported file cannot be loaded and run.
+          DataError: an exported file cannot be loaded and run, or a record cannot be read.
+          UsageError: the model's outputs are not one number per class.
         """
-        return [one for batch in self.batches([os.fspath(path) for path in paths], top, _BATCH) for one in batch]
+        given = [os.fspath(path) for path in paths]
+        if self.image_shape is not None:
+            return [one for batch in self.batches(given, top, _BATCH) for one in batch]
+        if not self.class_names:
+            raise UsageError(f"{self.name}: {NOT_CLASSES}; call outputs")
+        batches = self.record_batches(inputs.record_files(given, split), _BATCH)
+        return [one for records, outputs in batches for one in self.of_outputs(records, outputs, top)]
 
     def batches(self, paths: Sequence[str], top: int, size: int) -> Iterator[list[Prediction]]:
-        """Yields the predictions of `size` files at a time."""
+        """Yields the predictions for `size` image files at a time."""
         for start in range(0, len(paths), size):
             read = [(path, self._read(path)) for path in paths[start : start + size]]
             answers = iter(self._of_fitted([picture for _, picture in read if isinstance(picture, np.ndarray)]))
@@ -237,10 +302,29 @@ class Predictor:
                 for path, picture in read
             ]
 
+    def record_batches(
+        self, files: Iterable[RecordFile], size: int
+    ) -> Iterator[tuple[list[Record], dict[str, NDArray[Any]]]]:
+        """Yields `size` records at a time, with the outputs by name for them.
+
+        Raises:
+          DataError: a record is cut, corrupt, or cannot be parsed.
+        """
+        left = itertools.chain.from_iterable(file.records() for file in files)
+        while records := list(itertools.islice(left, size)):
+            found = self._of_records([one.content for one in records], lambda number, why: records[number].error(why))
+            yield records, found
+
+    def of_outputs(self, records: Sequence[Record], outputs: Mapping[str, NDArray[Any]], top: int) -> list[Prediction]:
+        """Returns the predictions for records, given the outputs for them."""
+        pairs = zip(records, outputs["probabilities"], strict=True)
+        return [Prediction(one.of.name, self._best(row, top), record=one.number) for one, row in pairs]
+
     def _read(self, path: str) -> NDArray[np.uint8] | str:
         """Returns the image of a file as the model takes it; or why it cannot be read."""
         try:
             # Fitted at once: a batch of photographs as they are would need gigabytes.
+            assert self.image_shape is not None
             return self._fitted(pixels_of(content_of(path), self.image_shape[2], self.pixel_rule))
         except OSError as error:
             return reason_of(error)
@@ -248,11 +332,21 @@ class Predictor:
             return str(error)
 
     def _fitted(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return self._fit(picture) if self._fit else images.resized(picture, self.image_shape[:2])
+        if self._fit:
+            return self._fit(picture)
+        assert self.image_shape is not None
+        return images.resized(picture, self.image_shape[:2])
 
     def _best(self, probabilities: NDArray[np.float32], top: int) -> tuple[tuple[int, str, float], ...]:
         order = np.argsort(-probabilities, kind="stable")[:top]
         return tuple((int(n), self.class_names[n], float(probabilities[n])) for n in order)
+
+
+def _cause(error: Exception) -> str:
+    """Returns the line of an error of `_OF_TENSORFLOW` that says what happened."""
+    if isinstance(error, UnicodeDecodeError):
+        return printable(root_cause(error.object.decode(errors="backslashreplace"))[1])
+    return root_cause(str(getattr(error, "message", error)))[1]
 
 
 def pixels_of(file: bytes, channels: int, rule: PixelRule) -> NDArray[np.uint8]:
@@ -280,97 +374,24 @@ def pixels_of(file: bytes, channels: int, rule: PixelRule) -> NDArray[np.uint8]:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The classes that a model gives an image.
+    """The classes that a model gives an image or a record.
 
     Attributes:
-      path: of its file.
+      path: path of its file; of a record of a data set `folder:split`.
       best: (number, name, probability) of the most likely classes, the best first; empty if the file cannot be read.
       problem: why it cannot be read; None: it was.
+      record: number of the record in that file or split; None: it is an image.
     """
 
     path: str
     best: tuple[tuple[int, str, float], ...]
     problem: str | None = None
+    record: int | None = None
 
     def __str__(self) -> str:
-        """As a line: `photo.png: cat 0.983, dog 0.012`."""
+        """As a line: `photo.png: cat 0.983, dog 0.012`, or `voc:test, record 7: cat 0.983, dog 0.012`."""
         said = self.problem or ", ".join(f"{name} {probability:.3f}" for _, name, probability in self.best)
-        return printable(f"{self.path}: {said}")
-
-
-def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Path]) -> None:
-    """Prints or writes the predictions that the flags ask for.
-
-    Args:
-      config: the flags.
-      paths: of the image files.
-      found: the checkpoints to choose from; none with --exported.
-
-    Raises:
-      PipelineError: whatever a user can cause. If some files cannot be read, the others have been answered before.
-    """
-    with failures.in_one_line(1):
-        if config.exported is not None:
-            predictor = Predictor.of_export(config.exported)
-        else:
-            assert config.model_dir is not None
-            flags = CheckpointFlags(config.model_dir, config.checkpoint, config.weights, config.data_dir)
-            trained = build_first(found, flags, lambda line: print(line, file=sys.stderr))
-            predictor = Predictor.of_trained(trained, config.eval_copies)
-        print(predictor.name, file=sys.stderr, flush=True)
-        bad = _printed(predictor, config, paths) if config.output is None else _written(predictor, config, paths)
-        if bad:
-            raise DataError(f"{len(bad):,} of {count_of(len(paths), 'image')} cannot be read, the first {bad[0]}")
-
-
-def _printed(predictor: Predictor, config: PredictConfig, paths: Sequence[str]) -> list[Prediction]:
-    """Prints a line for each image; returns the predictions of files that cannot be read."""
-    bad = []
-    for batch in predictor.batches(paths, config.top, config.batch_size):
-        print(*batch, sep="\n", flush=True)
-        bad += [one for one in batch if one.problem]
-    return bad
-
-
-def _written(predictor: Predictor, config: PredictConfig, paths: Sequence[str]) -> list[Prediction]:
-    """Writes the predictions to --output, which is replaced as a whole or stays as it was; returns as `_printed`."""
-    assert config.output is not None
-    output, bad = pathlib.Path(config.output), list[Prediction]()
-    classes = min(config.top, len(predictor.class_names))
-    with named(f"--output={output}", "cannot be written"):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tqdm(total=len(paths), unit=" images", disable=None) as bar, write.replaced(output) as file:
-            line = _jsonl_line if output.suffix == ".jsonl" else functools.partial(_csv_line, classes)
-            if output.suffix == ".csv":
-                columns = (f"{name}_{number}" for number in range(1, classes + 1) for name in ("class", "probability"))
-                file.write(_csv(["file", *columns, "problem"]))
-            for batch in predictor.batches(paths, config.top, config.batch_size):
-                file.writelines(line(one) for one in batch)
-                bad += [one for one in batch if one.problem]
-                bar.update(len(batch))
-    print(f"{count_of(len(paths), 'image')}: {output}")
-    return bad
-
-
-def _jsonl_line(one: Prediction) -> bytes:
-    content: dict[str, Any] = {"file": one.path}
-    if one.problem:
-        content["problem"] = one.problem
-    else:
-        top = [{"class": n, "class_name": name, "probability": round(p, 6)} for n, name, p in one.best]
-        content |= {**top[0], "top": top}
-    return f"{json.dumps(content)}\n".encode()
-
-
-def _csv_line(classes: int, one: Prediction) -> bytes:
-    cells = [cell for _, name, probability in one.best for cell in (name, f"{probability:.6f}")]
-    return _csv([one.path, *cells, *[""] * (2 * classes - len(cells)), one.problem or ""])
-
-
-def _csv(cells: Sequence[str]) -> bytes:
-    row = io.StringIO()
-    csv.writer(row, lineterminator="\n").writerow(cells)
-    return row.getvalue().encode("utf-8", "backslashreplace")  # a file's name need not be valid text
+        return printable(f"{location(self.path, self.record, None)}: {said}")
 
 
 def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
@@ -383,7 +404,7 @@ def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
     try:
         about = json.loads(content_of(folder / EXPORT))
         made = {name: folder / file["file"] for name, file in about["files"].items()}
-        _ = about["preprocessing"]["fits"], about["image_size"]
+        _ = about["class_names"], "records" in about or (about["preprocessing"]["fits"], about["image_size"])
     except OSError:
         raise DataError(f"is not an export: there is no {EXPORT} in it", path=path, advice=_AGAIN) from None
     except (ValueError, LookupError, TypeError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,24 @@ Answers = Iterator[dict[str, Any]]
 
 def saved_model(path: str, batches: Batches, classes: int) -> Answers:
     """Yields the outputs of a SavedModel for each batch."""
+    del classes
+    answer = program(path)
+    for batch in batches:
+        yield answer(batch)
+
+
+def program(path: str) -> Callable[[np.ndarray[Any, Any]], dict[str, Any]]:
+    """Returns the function of a SavedModel from a batch, of images or of records, to its outputs."""
     import tensorflow as tf
 
-    del classes
-    signature = tf.saved_model.load(path).signatures["serving_default"]
-    for images in batches:
-        yield {name: value.numpy() for name, value in signature(images=tf.constant(images)).items()}
+    model = tf.saved_model.load(path)
+    (name,) = model.signatures["serving_default"].structured_input_signature[1]
+
+    def answer(batch: np.ndarray[Any, Any]) -> dict[str, Any]:
+        found = model.signatures["serving_default"](**{name: tf.constant(batch)})
+        return {output: value.numpy() for output, value in found.items()}
+
+    return answer
 
 
 def keras(path: str, batches: Batches, classes: int) -> Answers:
@@ -72,7 +84,7 @@ def stablehlo(path: str, batches: Batches, classes: int) -> Answers:
 
 def answer(kind: str, path: str, folder: str, classes: int) -> None:
     """Reads one file, and writes its answers once they are complete."""
-    with np.load(os.path.join(folder, f"{kind}.images.npz")) as stored:
+    with np.load(os.path.join(folder, f"{kind}.images.npz"), allow_pickle=True) as stored:  # for records, bytes
         batches = [stored[name] for name in stored.files]
     read = {"saved_model": saved_model, "keras": keras, "onnx": onnx, "stablehlo": stablehlo}[kind]
     found = list(read(path, batches, classes))

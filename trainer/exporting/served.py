@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -190,6 +191,23 @@ class Served:
         _, height, width, channels = self.core.input_shape
         return height, width, channels
 
+    @property
+    def in_words(self) -> str:
+        """What it takes and gives, as a line."""
+        height, width, channels = self.core_shape
+        fitted = f" of any size, fitted to {height}x{width}" if self.fitting else f" of {height}x{width}x{channels}"
+        outputs = f"probabilities, class and class_name of {len(self.class_names)} classes"
+        return f"in: uint8 images{fitted}; out: {outputs}"
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes a SavedModel."""
+        fitting = self.fitting
+        archive = keras.export.ExportArchive()
+        archive.track(self.core)
+        serve = (lambda images: self.outputs(fitting.fit(images))) if fitting else self.outputs
+        archive.add_endpoint("serve", serve, input_signature=[self.spec(any_size=True)])
+        archive.write_out(str(path), verbose=False)
+
     def spec(self, any_size: bool, rows: int | None = None) -> tf.TensorSpec:
         """Returns the specification of the images: of any size if that is wanted and the model fits them."""
         shape = (None, None, self.core_shape[2]) if any_size and self.fitting else self.core_shape
@@ -275,8 +293,6 @@ def served(trained: Trained) -> Served:
       UsageError: its outputs are not classes, or its inputs no images.
     """
     request, data = trained.split.request, trained.state.task.data
-    if request.parse is not None:
-        raise UsageError(f"--task={trained.config.model.task}: parses records itself, so it has no images to serve")
     names = classes_of(trained.model, data)
     if not data.are_classes:
         raise UsageError(
@@ -297,7 +313,7 @@ def served(trained: Trained) -> Served:
     images = keras.Input(shape, dtype="uint8", name="images")
     measured = trained.split.statistics
     pixels = preprocess(recipe, images, ImageStatistics(measured.image_mean, measured.image_std))
-    return Served(keras.Model(images, _probabilities(trained, pixels)), fitting, _told_apart(names))
+    return Served(keras.Model(images, _probabilities(trained, pixels)), fitting, told_apart(names))
 
 
 def _probabilities(trained: Trained, pixels: keras.KerasTensor) -> keras.KerasTensor:
@@ -315,7 +331,7 @@ def _probabilities(trained: Trained, pixels: keras.KerasTensor) -> keras.KerasTe
     return keras.layers.Softmax(dtype="float32", name="probabilities")(outputs)
 
 
-def _told_apart(names: Sequence[str]) -> tuple[str, ...]:
+def told_apart(names: Sequence[str]) -> tuple[str, ...]:
     """Returns the names; the class number is added to a name that several classes have."""
     return tuple(name if list(names).count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names))
 

@@ -33,7 +33,7 @@ def test_files_and_predictors_give_what_the_trained_model_gives(make_trained, tm
         np.savez(tmp_path / f"{name}.images.npz", *command.batches_of(model, images, False, None))
         reading.main(str(tmp_path), "5", "", name, str(path))
         with np.load(tmp_path / f"{name}.answers.npz") as found:
-            assert command._largest_difference(name, dict(found), expected, model) < 1e-6
+            assert command._largest_difference(name, dict(found), {"probabilities": expected}, model) < 1e-6
             assert found["class_name"].tolist() == [model.class_names[i] for i in expected.argmax(1)]
     lines = (path / "assets.extra" / "class_names.txt").read_text().splitlines()
     assert lines == ["of two lines", *named.class_names[1:]]
@@ -67,7 +67,7 @@ def test_onnx_has_no_convolution_in_bfloat16(make_trained, tmp_path):
     trained = make_trained(precision="bfloat16")
     assert command._tolerance(trained, served(trained)) == 0.02
     with pytest.raises(UsageError) as error:
-        command._check(ExportConfig(output=str(tmp_path / "out"), model_dir="run", format="keras,onnx"), trained)
+        command._formats(ExportConfig(output=str(tmp_path / "out"), model_dir="run", format="keras,onnx"), trained)
     assert str(error.value).startswith("--format=onnx: ")
 
 
@@ -76,7 +76,7 @@ def test_a_file_that_takes_too_long_is_one_line(tmp_path, monkeypatch):
     files = {"keras": command.File(tmp_path / "model.keras", [np.zeros((1, 2, 2, 1), np.uint8)])}
     served = SimpleNamespace(class_names=("ape", "bee"))
     with pytest.raises(DataError) as error:
-        list(command.largest_differences(files, np.zeros((1, 2), np.float32), served, []))
+        list(command.largest_differences(files, {"probabilities": np.zeros((1, 2), np.float32)}, served, []))
     assert str(error.value).startswith("--format=keras: ")
     assert "0.02 s" in str(error.value)
 
@@ -91,7 +91,7 @@ def test_a_file_that_fails_on_the_images_is_named_with_the_line_that_says_why(tm
     files = {"saved_model": command.File(tmp_path / "saved_model", [np.zeros((1, 2, 2, 1), np.uint8)])}
     served = SimpleNamespace(class_names=("ape", "bee"))
     with pytest.raises(DataError) as error:
-        list(command.largest_differences(files, np.zeros((1, 2), np.float32), served, []))
+        list(command.largest_differences(files, {"probabilities": np.zeros((1, 2), np.float32)}, served, []))
     assert str(error.value).startswith("--format=saved_model: ")
     assert str(error.value).endswith("layer 3 : Tensor had NaN values")  # one line of TensorFlow's many
 
@@ -114,8 +114,9 @@ def test_images_of_any_size_go_one_by_one_or_are_fitted():
 
 
 def test_other_classes_than_the_probabilities_say_are_an_error():
-    served, expected = SimpleNamespace(class_names=("ape", "bee")), np.array([[0.9, 0.1], [0.25, 0.75]])
-    right = {"probabilities": np.add(expected, [[0.0, 0.0], [0.125, -0.125]]), "class": np.array([0, 1])}
+    served, probabilities = SimpleNamespace(class_names=("ape", "bee")), np.array([[0.9, 0.1], [0.25, 0.75]])
+    expected = {"probabilities": probabilities}
+    right = {"probabilities": np.add(probabilities, [[0.0, 0.0], [0.125, -0.125]]), "class": np.array([0, 1])}
     assert command._largest_difference("onnx", right, expected, served) == 0.125
     for wrong in ({"class": np.array([1, 1])}, {"class_name": np.array(["ape", "ape"])}):
         with pytest.raises(DataError):

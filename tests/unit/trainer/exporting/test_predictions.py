@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import DataError, UsageError
 from trainer.config.trained import PredictConfig
-from trainer.exporting import predictions
+from trainer.exporting import answers
 from trainer.exporting.predictions import Prediction, Predictor
 
 NAMES = ("dark", "grey", "light")
@@ -91,7 +91,7 @@ def written(files, tmp_path, monkeypatch):
     def written(name, paths, **options):
         output = None if name is None else str(tmp_path / "out" / name)
         config = PredictConfig(paths, exported="exported", output=output, batch_size=2, **options)
-        predictions.run(config, paths, [])
+        answers.run(config, paths, [])
         return output and (tmp_path / "out" / name).read_text()
 
     return written

@@ -13,7 +13,7 @@ from pipeline.request import Request
 from tests.datasets import encoded
 from trainer import models
 from trainer.config.model import MODELS, ModelFlags
-from trainer.exporting.served import _told_apart, fitting_of, preprocess, without_own_layers
+from trainer.exporting.served import fitting_of, preprocess, told_apart, without_own_layers
 
 
 def request(**options):
@@ -47,8 +47,8 @@ def test_images_that_have_the_models_size_are_not_fitted():
     assert fitting_of(request(augment="shift"), make_recipe("shift"), 1) is None
 
 
-def test_classes_of_one_name_are_told_apart_by_their_numbers():
-    assert _told_apart(["a", "b", "a"]) == ("a (0)", "b", "a (2)")
+def test_classes_of_one_name_aretold_apart_by_their_numbers():
+    assert told_apart(["a", "b", "a"]) == ("a (0)", "b", "a (2)")
 
 
 @pytest.mark.parametrize("dtype", ["uint8", pytest.param("float32", marks=pytest.mark.slow)])

@@ -1,0 +1,232 @@
+"""What `trainer.predict` does once its flags are checked: it asks a model, and prints or writes the answers."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import io
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import IO, Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, UsageError, named
+from pipeline.files import write
+from trainer.cluster import failures
+from trainer.config.trained import ARRAYS, CheckpointFlags, PredictConfig
+from trainer.exporting import inputs
+from trainer.exporting.inputs import Record, RecordFile
+from trainer.exporting.predictions import NOT_CLASSES, Prediction, Predictor
+from trainer.inference import build_first
+
+FILE, RECORD, CLASS_NAMES = "file", "record", "class_names"  # arrays beside those of the outputs
+
+
+def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Path]) -> None:
+    """Prints or writes the predictions that the flags ask for.
+
+    Args:
+      config: the flags.
+      paths: of the image files; none if records are given.
+      found: the checkpoints to choose from; none with --exported.
+
+    Raises:
+      PipelineError: whatever a user can cause. If some files cannot be read, the others have been answered before.
+    """
+    with failures.in_one_line(1):
+        if config.exported is not None:
+            predictor = Predictor.of_export(config.exported)
+        else:
+            assert config.model_dir is not None
+            flags = CheckpointFlags(config.model_dir, config.checkpoint, config.weights, config.data_dir)
+            trained = build_first(found, flags, lambda line: print(line, file=sys.stderr))
+            predictor = Predictor.of_trained(trained, config.eval_copies)
+        _check(predictor, config, are_records=not paths)
+        records = [] if paths else inputs.record_files(config.inputs, config.split)
+        print(predictor.name, file=sys.stderr, flush=True)
+        if records:
+            _answer_records(predictor, config, records)
+            return
+        batches = predictor.batches(paths, config.top, config.batch_size)
+        bad = _told(predictor, config, batches, len(paths))
+        if bad:
+            raise DataError(f"{len(bad):,} of {count_of(len(paths), 'image')} cannot be read, the first {bad[0]}")
+
+
+def _check(predictor: Predictor, config: PredictConfig, are_records: bool) -> None:
+    """Raises UsageError if the model takes other inputs, or --output has no room for what it gives."""
+    first, is_arrays = config.inputs[0], config.output is not None and config.output.endswith(ARRAYS)
+    if predictor.image_shape is not None:
+        if are_records:
+            raise UsageError(f"{first}: has records, but {predictor.name} takes images; give image files")
+        if is_arrays or config.split is not None:
+            flag = f"--split={config.split}" if config.split is not None else f"--output={config.output}"
+            raise UsageError(f"{flag}: is for records, but {predictor.name} takes images; leave it out")
+        return
+    if not are_records:
+        raise UsageError(
+            f"{first}: is neither a TFRecord file nor a data set, but {predictor.name} takes records, which its task "
+            "parses; give TFRecord files, or the folder of a data set and --split"
+        )
+    if not predictor.class_names and not is_arrays:
+        raise UsageError(f"{predictor.name}: {NOT_CLASSES}; give --output=FILE{ARRAYS}, which gets all as arrays")
+
+
+def _answer_records(predictor: Predictor, config: PredictConfig, files: Sequence[RecordFile]) -> None:
+    batches = predictor.record_batches(files, config.batch_size)
+    if config.output is None or not config.output.endswith(ARRAYS):
+        answers = (predictor.of_outputs(records, outputs, config.top) for records, outputs in batches)
+        _told(predictor, config, answers, None)
+        return
+    output = pathlib.Path(config.output)
+    with named(f"--output={output}", "cannot be written"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tqdm(unit=" records", disable=None) as bar, ArrayFile(output) as file:
+            for records, outputs in batches:
+                file.add(records, outputs)
+                bar.update(len(records))
+            file.write(predictor.class_names)
+    print(f"{count_of(file.rows, 'record')}: {output}")
+
+
+def _told(
+    predictor: Predictor,
+    config: PredictConfig,
+    batches: Iterable[list[Prediction]],
+    images: int | None,
+) -> list[Prediction]:
+    """Prints a line for each prediction, or writes them to --output; returns those of files that cannot be read.
+
+    The file is replaced as a whole or stays as it was. `images` is their number; None: the predictions are of records.
+    """
+    bad, what = list[Prediction](), "record" if images is None else "image"
+    if config.output is None:
+        for batch in batches:
+            print(*batch, sep="\n", flush=True)
+            bad += [one for one in batch if one.problem]
+        return bad
+    output, count = pathlib.Path(config.output), 0
+    classes = min(config.top, len(predictor.class_names))
+    with named(f"--output={output}", "cannot be written"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tqdm(total=images, unit=f" {what}s", disable=None) as bar, write.replaced(output) as file:
+            line = _jsonl_line if output.suffix == ".jsonl" else functools.partial(_csv_line, classes)
+            if output.suffix == ".csv":
+                columns = (f"{name}_{number}" for number in range(1, classes + 1) for name in ("class", "probability"))
+                file.write(_csv(["file", *columns, "problem"] if images is not None else ["file", "record", *columns]))
+            for batch in batches:
+                file.writelines(line(one) for one in batch)
+                bad += [one for one in batch if one.problem]
+                count += len(batch)
+                bar.update(len(batch))
+    print(f"{count_of(count, what)}: {output}")
+    return bad
+
+
+def _jsonl_line(one: Prediction) -> bytes:
+    content: dict[str, Any] = {"file": one.path} | ({} if one.record is None else {"record": one.record})
+    if one.problem:
+        content["problem"] = one.problem
+    else:
+        top = [{"class": n, "class_name": name, "probability": round(p, 6)} for n, name, p in one.best]
+        content |= {**top[0], "top": top}
+    return f"{json.dumps(content)}\n".encode()
+
+
+def _csv_line(classes: int, one: Prediction) -> bytes:
+    cells = [cell for _, name, probability in one.best for cell in (name, f"{probability:.6f}")]
+    if one.record is not None:
+        return _csv([one.path, str(one.record), *cells])
+    return _csv([one.path, *cells, *[""] * (2 * classes - len(cells)), one.problem or ""])
+
+
+def _csv(cells: Sequence[str]) -> bytes:
+    row = io.StringIO()
+    csv.writer(row, lineterminator="\n").writerow(cells)
+    return row.getvalue().encode("utf-8", "backslashreplace")  # a file's name need not be valid text
+
+
+class _Column(NamedTuple):
+    """The rows of an output so far: their bytes, and the type and shape of each."""
+
+    content: IO[bytes]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class ArrayFile:
+    """An .npz file with an array for each output of a model, whose first axis is that of the records.
+
+    `record` has their numbers, and `file` says in which file or split. `class_names` has the names by class number.
+
+    Attributes:
+      rows: number of records so far.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Begins a file, which `write` makes."""
+        self.rows = 0
+        self._path, self._files, self._numbers = path, list[str](), list[int]()
+        self._columns, self._open = dict[str, _Column](), contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._open.close()
+
+    def add(self, records: Sequence[Record], outputs: Mapping[str, NDArray[Any]]) -> None:
+        """Adds the outputs for some records, (rows, ...) each; texts are left out, as of class names.
+
+        Raises:
+          UsageError: an output has another shape than for the records before.
+        """
+        for name, values in outputs.items():
+            if values.dtype == object:
+                continue
+            if name not in self._columns:
+                made = tempfile.TemporaryFile(dir=self._path.parent)  # noqa: SIM115, closed with the stack
+                content = self._open.enter_context(made)
+                self._columns[name] = _Column(content, values.dtype, values.shape[1:])
+            column = self._columns[name]
+            if column.shape != values.shape[1:]:
+                place = f"{records[0].of.name}, record {records[0].number}"
+                raise UsageError(
+                    f"the output {name!r} is {values.shape[1:]} from {place} on, and {column.shape} before; an array "
+                    "has one shape: give files of records with outputs of one shape"
+                )
+            column.content.write(np.ascontiguousarray(values).data)
+        self._files += [record.of.name for record in records]
+        self._numbers += [record.number for record in records]
+        self.rows += len(records)
+
+    def write(self, class_names: Sequence[str]) -> None:
+        """Writes the file, which is replaced as a whole or stays as it was."""
+        with write.replaced(self._path) as file, zipfile.ZipFile(file, "w") as arrays:
+            small = {FILE: np.array(self._files, str), RECORD: np.array(self._numbers, np.int64)}
+            if class_names:
+                small[CLASS_NAMES] = np.array(class_names)
+            for name, values in small.items():
+                with arrays.open(f"{name}.npy", "w") as entry:
+                    np.lib.format.write_array(entry, values, allow_pickle=False)
+            for name, column in self._columns.items():
+                column.content.seek(0)
+                with arrays.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    head = {
+                        "descr": np.lib.format.dtype_to_descr(column.dtype),
+                        "fortran_order": False,
+                        "shape": (self.rows, *column.shape),
+                    }
+                    np.lib.format.write_array_header_2_0(entry, head)
+                    shutil.copyfileobj(column.content, entry)

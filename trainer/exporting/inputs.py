@@ -1,0 +1,184 @@
+"""What `trainer.predict` is given: image files and folders of them, or TFRecord files and splits of data sets."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from pipeline import manifest as manifests
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, UsageError, named, to_run
+from pipeline.files.paths import StoragePath, folder
+from pipeline.files.reading import opened
+from pipeline.files.remote import is_url
+from pipeline.manifest.naming import MANIFEST
+from pipeline.manifest.splits import select
+from pipeline.read.shards import check_present
+from pipeline.records import framing
+from pipeline.records.stream import records_of
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jp2", ".avif", ".heic", ".heif", ".ppm")
+
+
+def image_files(given: Sequence[str]) -> list[str]:
+    """Returns the given files, and those in given folders whose names end like an image's, sorted.
+
+    Raises:
+      DataError: there is no such file or folder, it cannot be listed, or there is no image.
+    """
+    found, others = list[str](), list[str]()
+    for path in given:
+        with named(path, "cannot be read"):
+            if not os.path.isdir(path):
+                os.stat(path)
+                found.append(path)
+                continue
+            inside = sorted(
+                os.path.join(place, name)
+                for place, _, names in os.walk(path, onerror=_refuse)
+                for name in names
+                if not name.startswith(".")
+            )
+        chosen = [name for name in inside if name.lower().endswith(ENDINGS)]
+        found, others = found + chosen, others + [name for name in inside if name not in set(chosen)]
+    if others:
+        skipped = f"{count_of(len(others), 'file')} not named like an image ({', '.join(ENDINGS[:3])}, ...)"
+        if not found:
+            records = f"; {others[0]} has records: give such files, or {to_run('pipeline.index')} the folder"
+            is_records = _start_of(others[0]) is not None
+            raise DataError(f"{' '.join(given)}: no images, but {skipped}{records if is_records else ''}")
+        print(f"skipped {skipped}", file=sys.stderr)
+    if not found:
+        raise DataError(f"{' '.join(given)}: no images")
+    return found
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordFile:
+    """Records `start` to `stop` - 1 of a file.
+
+    Attributes:
+      name: what the records are numbered in: the file, or `folder:split` of a data set.
+      first: number there of the record `start`.
+      file: the file.
+      compression: its compression: `GZIP`, `ZLIB`, or empty.
+      start, stop: range of the records; a stop of None is the end.
+    """
+
+    name: str
+    first: int
+    file: StoragePath
+    compression: str
+    start: int = 0
+    stop: int | None = None
+
+    def records(self) -> Iterator[Record]:
+        """Yields the records.
+
+        Raises:
+          DataError: the file cannot be read, or a record is cut or corrupt.
+        """
+        found = itertools.islice(records_of(self.file, self.compression), self.start, self.stop)
+        for number, (offset, content) in enumerate(found):
+            yield Record(self, number, offset, content)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A serialized record.
+
+    Attributes:
+      of: the file that has it.
+      index: its number among those of `of`, from 0.
+      offset: bytes from the beginning of the file, before compression.
+      content: its bytes.
+    """
+
+    of: RecordFile
+    index: int
+    offset: int
+    content: bytes
+
+    @property
+    def number(self) -> int:
+        """Its number in the file or split that was given."""
+        return self.of.first + self.index
+
+    def error(self, reason: str) -> DataError:
+        """Returns the error for a record that a model cannot take."""
+        record, packed = self.of.start + self.index, bool(self.of.compression)
+        return DataError(reason, path=self.of.file, record=record, offset=self.offset, decompressed=packed)
+
+
+def are_records(given: Sequence[str]) -> bool:
+    """Returns whether one of the given paths is a data set or a TFRecord file."""
+    return any(_is_data_set(path) or _start_of(path) is not None for path in given)
+
+
+def record_files(given: Sequence[str], split: str | None = None) -> list[RecordFile]:
+    """Returns the files of records at some paths.
+
+    Args:
+      given: TFRecord files, compressed or not, and folders of data sets, or URLs of these.
+      split: split of the data sets, or a part of one; None: they have only one.
+
+    Raises:
+      DataError: a file is not there, or not one of records; or a data set is invalid.
+      UsageError: there is no such split, or none is given and there are several.
+    """
+    found = list[RecordFile]()
+    for path in given:
+        if _is_data_set(path):
+            found += _of_data_set(path, split)
+            continue
+        with named(path, "cannot be read"):
+            os.stat(path)
+        if os.path.isdir(path):
+            advice = f"give the TFRecord files in it, or {to_run('pipeline.index')} it"
+            raise DataError("is a folder, not a data set", path=path, advice=advice)
+        start = _start_of(path)
+        if start is None:
+            raise DataError("is not a TFRecord file", path=path)
+        found.append(RecordFile(path, 0, folder(path), framing.packing_of(start[: framing.HEADER]) or ""))
+    if split is not None and not any(map(_is_data_set, given)):
+        raise UsageError(f"--split={split}: is of a data set, not of TFRecord files; leave it out, or give its folder")
+    return found
+
+
+def _of_data_set(path: str, split: str | None) -> Iterator[RecordFile]:
+    manifest = manifests.load(path)
+    if split is None and len(manifest.splits) > 1:
+        names = list(manifest.splits)
+        has = f"{path} has {', '.join(names)}"
+        raise UsageError(f"--split is missing: {has}; give one, or a part of one, such as {names[0]}[:100]")
+    try:
+        selection = select(manifest, split or next(iter(manifest.splits)))
+    except UsageError as error:
+        raise UsageError(f"--split={split}: {error.reason if error.argument == 'split' else error}") from None
+    check_present(path, [segment.shard for segment in selection.segments])
+    first = 0
+    for part in selection.segments:
+        file = folder(path) / part.shard.file
+        yield RecordFile(f"{path}:{selection.text}", first, file, part.shard.compression, part.start, part.stop)
+        first += part.num_examples
+
+
+def _is_data_set(path: str) -> bool:
+    return is_url(path) or os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def _start_of(path: str) -> bytes | None:
+    """Returns the first bytes of a file of records; None: it is another one, or cannot be read."""
+    try:
+        with opened(path) as file:
+            start = file.read(framing.START)
+    except OSError:
+        return None
+    return start if framing.begins_file(start) else None

@@ -1,0 +1,292 @@
+"""The model of a task that parses records, as it is served: serialized records in, the model's outputs out, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.decode.user import Supervised
+from pipeline.errors import UsageError
+from pipeline.graph_calls import UserFunction
+from pipeline.order.hashing import Domain, derive_key
+from trainer.exporting.served import told_apart
+from trainer.inference import Trained
+from trainer.task import classes_of, gives_probabilities
+
+Outputs = dict[str, tf.Tensor]  # by name, (rows, ...) each
+FEATURES, OUTPUTS = "features", "outputs"  # names of a single tensor
+_RECORDS = tf.TensorSpec([None], tf.string, name="records")
+_ANY_ROWS = "predictions and exports parse any number of records: shapes begin with -1, or tf.shape(records)[0]"
+_README = """\
+# {name}
+
+`saved_model` takes serialized examples (`tf.train.Example`), as they are in TFRecord files, and gives {outputs}.
+The parser of the training is inside. {needs}
+
+The signature `serve_features` takes what the parser returns as features: {features}.
+`export.json` says how far the program is from the trained model.
+
+## saved_model
+
+`pip install tensorflow`, then in this folder, with a TFRecord file:
+
+```python
+import tensorflow as tf
+
+model = tf.saved_model.load("saved_model")
+for records in tf.data.TFRecordDataset("records.tfrecord").batch(32):
+    said = model.serve(records)
+    print({{name: value.numpy() for name, value in said.items()}})
+```
+"""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Parsed:
+    """A model of serialized records.
+
+    Attributes:
+      outputs: function from features to outputs.
+      serve: function from records, string (rows,), to outputs.
+      serve_features: function from the tensors of the features to outputs; its arguments have the features' names.
+      class_names: names by class number, no two alike; empty: the outputs are not one number per class.
+      needs: features that every record must have, as far as the graph tells.
+      held: variables and tables that the functions use.
+    """
+
+    outputs: Callable[[Any], Outputs]
+    serve: Any
+    serve_features: Any
+    class_names: tuple[str, ...]
+    needs: tuple[str, ...]
+    held: Sequence[Any]
+
+    @property
+    def specs(self) -> dict[str, tf.TensorSpec]:
+        """The outputs by name, (None, ...) each."""
+        traced = self.serve.get_concrete_function()
+        return {name: tf.TensorSpec.from_tensor(value) for name, value in traced.structured_outputs.items()}
+
+    @property
+    def in_words(self) -> str:
+        """What it takes and gives, as a line."""
+        needs = f" with {', '.join(self.needs)}" if self.needs else ""
+        return f"in: serialized examples{needs}, or features; out: {self._outputs_in_words()}"
+
+    def _outputs_in_words(self, quote: str = "") -> str:
+        return ", ".join(f"{quote}{name}{quote} ({kind_of_row(spec)})" for name, spec in self.specs.items())
+
+    def answers(self, records: Any) -> dict[str, Any]:
+        """Returns the outputs by name, as NumPy arrays, for records, bytes (rows,).
+
+        Raises:
+          tf.errors.OpError: a record cannot be parsed.
+        """
+        return {name: value.numpy() for name, value in self.serve(tf.constant(records, tf.string)).items()}
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes a SavedModel."""
+        program = tf.Module()
+        program.held, program.serve, program.serve_features = self.held, self.serve, self.serve_features
+        signatures = {"serving_default": self.serve, "serve_features": self.serve_features}
+        tf.saved_model.save(program, str(path), signatures=signatures)
+
+    def readme(self, name: str) -> str:
+        """Returns the content of README.md; `name` is that of the model and its step."""
+        specs = self.serve_features.input_signature
+        features = ", ".join(f"`{spec.name}` ({kind_of_row(spec)})" for spec in specs)
+        needs = "Records need the features that it reads"
+        if self.needs:
+            needs = f"Each record needs {' and '.join(f'`{one}`' for one in self.needs)}"
+        return _README.format(name=name, outputs=self._outputs_in_words("`"), features=features, needs=f"{needs}.")
+
+
+def row_bytes(spec: tf.TensorSpec) -> int:
+    """Returns the bytes of a row of a tensor, sides of unknown length taken as 1."""
+    size: int = spec.dtype.size * math.prod(side or 1 for side in spec.shape[1:].as_list())
+    return size
+
+
+def kind_of_row(spec: tf.TensorSpec) -> str:
+    """Returns the type and shape of a row of a tensor in words, such as `float32 32x32x4`, `float32 ?x4`, `int64`."""
+    return f"{spec.dtype.name} {'x'.join('?' if side is None else str(side) for side in spec.shape[1:])}".rstrip()
+
+
+def parsed(trained: Trained, no_python: str = "") -> Parsed:
+    """Returns the model of a task that parses records, as it is served.
+
+    A feature that only the labels, or sample weights, are made of may be missing in a record, if the task parses it by
+    `tf.io.parse_example` outside of loops and of functions of TensorFlow, as most do.
+
+    Args:
+      trained: the model.
+      no_python: reason why the parser may not call Python; "": it may.
+
+    Raises:
+      UsageError: the parser needs batches of one size, or calls Python where it may not.
+    """
+    traced = _traced(trained, no_python)
+    graph, needs = _without_unused(traced)
+    names = told_apart(classes_of(trained.model, trained.state.task.data) or ())
+    answer = functools.partial(_outputs, trained, names)
+
+    def serve(records: tf.Tensor) -> Outputs:
+        return answer(_features(traced, graph, records))
+
+    given = named(traced.structured_outputs, FEATURES)
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype, name) for name, tensor in given.items()]
+
+    def serve_features(*tensors: tf.Tensor) -> Outputs:
+        return answer(tf.nest.pack_sequence_as(traced.structured_outputs, tensors))
+
+    return Parsed(
+        answer,
+        tf.function(serve, autograph=False, input_signature=[_RECORDS]),
+        tf.function(serve_features, autograph=False, input_signature=specs),
+        names,
+        needs,
+        [*(v.value for v in trained.model.variables), *traced.graph.variables, *_tables(traced)],
+    )
+
+
+def parser_of(trained: Trained) -> Callable[..., Any]:
+    """Returns the task's parser in an evaluation, unchecked: (records, keys) -> features."""
+    assert trained.split.request.parse is not None
+    user = UserFunction.of("Task.parse", trained.split.request.parse)
+
+    def parse(records: tf.Tensor, keys: tf.Tensor) -> Any:
+        found = Supervised.of(user.unchecked(records, *([keys] if user.takes_keys else []), training=False))
+        assert found is not None  # `data_spec_of` has refused others
+        return found.x
+
+    return parse
+
+
+def _traced(trained: Trained, no_python: str) -> Any:
+    """Returns a concrete function from records to features: the task's parser in an evaluation.
+
+    Each record counts as record 0 of epoch 0, so that its answer depends on no other record.
+    """
+    assert trained.split.request.parse is not None
+    checked = UserFunction.of("Task.parse", trained.split.request.parse, no_python=no_python)
+    key = int(derive_key(Domain.AUGMENT, trained.split.order.seed, 0, 0))
+    keys_of = lambda records: tf.fill(tf.shape(records), tf.constant(key, tf.uint64))  # noqa: E731
+    try:
+        tf.function(
+            lambda records: checked(records, lambda: keys_of(records), training=False), autograph=False
+        ).get_concrete_function(_RECORDS)
+    except UsageError as error:
+        raise (error.advised(_ANY_ROWS) if error.__cause__ else error) from None
+    # Traced without the checks, whose graph is a function inside the graph, in which `_without_unused` finds nothing.
+    parse = parser_of(trained)
+    return tf.function(lambda records: parse(records, keys_of(records)), autograph=False).get_concrete_function(
+        _RECORDS
+    )
+
+
+def _without_unused(traced: Any) -> tuple[Any, tuple[str, ...]]:
+    """Returns the part of a graph that its outputs need, and the features that it requires.
+
+    TensorFlow's op that parses examples fails for each missing feature, also if nothing uses it, as the label's. Those
+    that nothing uses get a default, which makes them optional.
+    """
+    whole = traced.graph.as_graph_def()
+    nodes = {node.name: node for node in whole.node}
+    kept, used, left = dict[str, Any](), set[tuple[str, int]](), [tensor.name for tensor in traced.outputs]
+    while left:
+        text = left.pop()
+        name, _, index = text.removeprefix("^").partition(":")
+        if not text.startswith("^"):
+            used.add((name, int(index or 0)))
+        if name not in kept:
+            kept[name] = nodes[name]
+            left += nodes[name].input
+    graph, needs = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library), list[str]()
+    for node in [node for node in kept.values() if node.op == "ParseExampleV2"]:
+        needs += _relaxed(node, nodes, used, kept)
+    graph.node.extend(kept.values())
+    return graph, tuple(dict.fromkeys(needs))
+
+
+def _relaxed(node: Any, nodes: Mapping[str, Any], used: set[tuple[str, int]], kept: dict[str, Any]) -> list[str]:
+    """Gives defaults to the unused features of a node that parses examples; returns the others that have none.
+
+    Args:
+      node: a ParseExampleV2, of inputs (serialized, names, sparse keys, dense keys, ragged keys, defaults ...), and of
+        outputs (3 for each sparse feature, then one for each dense one, ...).
+      nodes: all nodes by name.
+      used: (node, output) of the tensors that are used.
+      kept: nodes of the new graph by name; defaults are added.
+    """
+    constants = [nodes[text.partition(":")[0]] for text in node.input[3:]]
+    features = tf.make_ndarray(constants[0].attr["value"].tensor).tolist()
+    shapes, types = node.attr["dense_shapes"].list.shape, node.attr["Tdense"].list.type
+    needs = []
+    for number, (feature, default) in enumerate(zip(features, constants[2:], strict=True)):
+        if default.op != "Const" or tf.make_ndarray(default.attr["value"].tensor).size:
+            continue
+        if (node.name, 3 * node.attr["num_sparse"].i + number) in used:
+            needs.append(feature.decode(errors="backslashreplace"))
+            continue
+        shape, dtype = tf.TensorShape(shapes[number]), tf.dtypes.as_dtype(types[number])
+        zeros = np.full(shape.as_list(), b"") if dtype == tf.string else np.zeros(shape.as_list())
+        made = tf.compat.v1.NodeDef(name=f"{node.name}/default_{number}", op="Const")
+        made.attr["dtype"].type = dtype.as_datatype_enum
+        made.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(zeros, dtype))
+        kept[made.name] = made
+        node.input[5 + number] = made.name
+    return needs
+
+
+def _features(traced: Any, graph: Any, records: tf.Tensor) -> Any:
+    """Returns the features of records, by the part of a graph that `_without_unused` returned."""
+    captured = map(tf.compat.v1.get_default_graph().capture, traced.captured_inputs)  # variables and tables
+    given = {inner.name: value for inner, value in zip(traced.inputs, [records, *captured], strict=True)}
+    wanted = [tensor.name for tensor in traced.outputs]
+    found = tf.graph_util.import_graph_def(graph, input_map=given, return_elements=wanted, name="parse")
+    for tensor, known in zip(found, traced.outputs, strict=True):
+        tensor.set_shape(known.shape)
+    return tf.nest.pack_sequence_as(traced.structured_outputs, found, expand_composites=True)
+
+
+def _tables(traced: Any) -> list[Any]:
+    """Returns the tables that a function uses; TensorFlow keeps only their handles."""
+    handles = {id(handle) for handle in traced.captured_inputs}
+    resource = tf.saved_model.experimental.TrackableResource
+    return [one for one in gc.get_objects() if isinstance(one, resource) and id(one.resource_handle) in handles]
+
+
+def _outputs(trained: Trained, names: Sequence[str], features: Any) -> Outputs:
+    """Returns the outputs for features: of classes as for images, others as they are."""
+    outputs = trained.forward()(features)
+    if not names:
+        return named(outputs, OUTPUTS, getattr(trained.model, "output_names", None) or ())
+    probabilities = tf.cast(outputs if gives_probabilities(trained.model) else tf.nn.softmax(outputs), tf.float32)
+    numbers = tf.argmax(probabilities, axis=-1)
+    return {"probabilities": probabilities, "class": numbers, "class_name": tf.gather(tf.constant(names), numbers)}
+
+
+def named(structure: Any, one: str, known: Sequence[str] = ()) -> dict[str, tf.Tensor]:
+    """Returns the tensors of a structure by name, in the order of `tf.nest.flatten`.
+
+    Args:
+      structure: a tensor, which is called `one`; a dict, whose keys are the names; or another one, of which `known` are
+        the names, or else `one` with a number.
+      one: the name.
+      known: names; none if their number is not that of the tensors.
+    """
+    flat = tf.nest.flatten(structure)
+    if isinstance(structure, Mapping) and len(structure) == len(flat):
+        return {str(key): structure[key] for key in sorted(structure)}
+    if len(flat) == 1:
+        return {one: flat[0]}
+    names = known if len(known) == len(flat) else [f"{one}_{number}" for number in range(len(flat))]
+    return dict(zip(names, flat, strict=True))
