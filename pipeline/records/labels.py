@@ -198,8 +198,7 @@ class SeenLabels:
             raise DataError(f"{self._what} {problem}", path=file, advice=self._advice)
 
     def class_names(self, source: object) -> tuple[str, ...]:
-        """Returns the texts, ordered by `in_order`, or "0" to the highest number. Prints names that only differ in
-        case.
+        """Returns the texts, ordered by `in_order`, or "0" to the highest number; prints names that differ in case.
 
         Raises:
           DataError: no label was added, or two texts look alike.

@@ -1,8 +1,8 @@
-"""A small process that ends a launcher's processes when the launcher itself is gone, killed with SIGKILL for example.
+"""A small process that ends a launcher's processes when the launcher itself is gone, for example by SIGKILL.
 
-It reads from a pipe which processes there are. The pipe ends with the launcher, whatever happens to it. The system then
-asks them to save and end (`process.py` has it send SIGTERM; twice would mean: without saving), and the guardian kills
-after a while what is left of their groups. It runs as a separate program, with nothing but the standard library.
+It learns about the processes from a pipe, which closes with the launcher, whatever happens to it. The system then asks
+them to save and end (`process.py` makes it send SIGTERM; a second one would mean: without saving), and after a while
+the guardian kills what is left of their process groups. It runs as a separate program with only the standard library.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _POLL = 0.05  # seconds
 
 
 class Guardian:
-    """The launcher's side: a context manager that starts the guardian, and ends it once there is nobody to guard."""
+    """The launcher's side: a context manager that starts the guardian, and ends it once there is nothing to guard."""
 
     def __init__(self, grace: float) -> None:
-        """Makes the guardian; entering its context starts it.
+        """Creates the guardian, which starts when its context is entered.
 
         Args:
           grace: seconds that processes have to save and end.
@@ -34,7 +34,7 @@ class Guardian:
         self._tell(f"+{pid}")
 
     def release(self, pid: int) -> None:
-        """Forgets a process, which has ended with its group."""
+        """Forgets a process that has ended with its group."""
         self._tell(f"-{pid}")
 
     def _tell(self, line: str) -> None:
