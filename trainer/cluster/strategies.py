@@ -264,7 +264,7 @@ class Agreement:
         Args:
           what: name of the value, for the error.
           value: function that returns this worker's value, from 0 to 2^48 - 1; not called for a single worker.
-          advice: how to make the values equal, for the error.
+          advice: advice on making the values equal, for the error.
 
         Raises:
           DataError: the workers have different values.
